@@ -1,0 +1,50 @@
+# Two commands from a bare clone: `make demo` and `make test`.
+#
+# Everything is installed into .venv from the package registry; nothing else is fetched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_OUTPUT ?= results/demo
+DEMO_FLAGS ?=
+# A machine can have more cores than it lends; two suffice for everything here.
+PYTEST_WORKERS ?= 2
+
+.PHONY: demo test lint types fast-tests slow-tests readme clean
+
+demo: $(VENV)/.demo
+	$(BIN)/tscompress run recipes/demo.yaml --output $(DEMO_OUTPUT) --force $(DEMO_FLAGS)
+
+test: lint types fast-tests readme
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+fast-tests: $(VENV)/.dev
+	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow and not network and not gpu"
+
+slow-tests: $(VENV)/.dev
+	$(BIN)/pytest -m "slow and not network and not gpu"
+
+# The Python snippet of the README, run as it stands there.
+readme: $(VENV)/.dev
+	$(BIN)/python tests/run_readme.py README.md
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet -e ".[eval]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet -e ".[dev]"
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache dist

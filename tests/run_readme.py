@@ -1,0 +1,35 @@
+"""Run every Python block of a Markdown file, in order, in an empty directory.
+
+python tests/run_readme.py README.md
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+
+def python_blocks(text: str) -> list[str]:
+    """The fenced blocks marked ``python``."""
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def main() -> None:
+    path = Path(sys.argv[1]).resolve()
+    blocks = python_blocks(path.read_text(encoding="utf-8"))
+    if not blocks:
+        raise SystemExit(f"{path} has no Python block")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        for number, block in enumerate(blocks, start=1):
+            print(f"--- block {number} of {path.name}")
+            exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+        os.chdir(path.parent)
+
+
+if __name__ == "__main__":
+    main()

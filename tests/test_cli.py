@@ -1,0 +1,458 @@
+"""The command: exit codes, one line for each failure, and JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import tiny_recipe
+from safetensors import safe_open
+
+from tscompress import api, cli
+from tscompress._version import __version__
+from tscompress.errors import PlanError
+from tscompress.loading import load
+from tscompress.plan import Plan
+from tscompress.pretraining import Bucket, Stage
+
+CALIBRATE = ("--calibration-series", "6")
+PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command as its entry point does."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["tscompress", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        code = exit_.value.code
+        captured = capsys.readouterr()
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def bolt(checkpoints: dict[str, Path]) -> Path:
+    return checkpoints["chronos-bolt"]
+
+
+def assert_refused(outcome: Outcome, code: int, text: str) -> None:
+    assert outcome.code == code
+    assert outcome.out == ""
+    lines = outcome.err.splitlines()
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("error: ")
+    assert text in lines[0]
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if
+            p.is_file()}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Around the commands
+# --------------------------------------------------------------------------------------------------
+
+
+def test_version_and_help(command: Command) -> None:
+    assert command("--version") == Outcome(0, f"tscompress {__version__}\n", "")
+    for arguments in (["--help"], ["compress", "--help"]):
+        outcome = command(*arguments)
+        assert outcome.code == 0
+        assert "Usage: tscompress" in outcome.out
+        assert outcome.err == ""
+    assert "tscompress profile reference/bolt" in command("--help").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compres",),
+        ("compress",),
+        ("compress", "reference/bolt"),
+        ("compress", "x", "--output", "y", "--rank", "three"),
+        ("compress", "x", "--output", "y", "--rank", "3", "--calibration-series", "0"),
+        ("evaluate", "x", "--max-series", "0"),
+        ("bench", "x", "--horizon", "-1"),
+        ("diff", "one"),
+        ("--nonsense",),
+    ],
+)
+def test_usage_errors_exit_with_2(command: Command, arguments: tuple[str, ...]) -> None:
+    outcome = command(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Error" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_debug_lets_the_traceback_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    arguments = ["diff", str(tmp_path / "none.json"), str(tmp_path / "none.json")]
+    assert_refused(command(*arguments), 2, "there is no plan at")
+    monkeypatch.setattr(sys, "argv", ["tscompress", "--debug", *arguments])
+    with pytest.raises(PlanError, match="there is no plan at"):
+        cli.main()
+    assert_refused(command(*arguments), 2, "there is no plan at")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "stopped; nothing half-written was kept."),
+        (OSError(28, "No space left on device", "out"), 1,
+         "error: No space left on device: out"),
+        (RuntimeError("first\nsecond"), 1,
+         "error: unexpected RuntimeError: first; see --debug"),
+        (ZeroDivisionError(), 1, "error: unexpected ZeroDivisionError: ; see --debug"),
+    ],
+)  # fmt: skip
+def test_what_happens_on_the_way(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException, code: int, line: str,
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(api, "compress_loaded_", fail)
+    outcome = command("compress", bolt, "--output", tmp_path / "out", "--rank", 3)
+    assert (outcome.code, outcome.out, outcome.err.strip()) == (code, "", line)
+    assert not (tmp_path / "out").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# Compress
+# --------------------------------------------------------------------------------------------------
+
+
+def test_compress_evaluate_bench_and_diff(
+    command: Command, checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "small"
+    outcome = command("compress", checkpoint, "--output", output, "--rank", 3, *CALIBRATE)
+    assert outcome.code == 0, outcome.err
+    assert f"saved and loaded back bit-equal: {output}" in outcome.out
+    assert {path.name for path in output.iterdir()} == PLAN_FILES
+    assert set(load(output).plan.ranks.values()) == {3}  # type: ignore[union-attr]
+
+    data = ("--dataset", "monash_m3_yearly", "--max-series", 2)
+    scores = command("evaluate", output, "--against", checkpoint, *data, "--json",
+                     "--output", tmp_path / "scores")  # fmt: skip
+    assert scores.code == 0, scores.err
+    assert scores.json["against"]["model"] == checkpoint.name
+    assert scores.json == json.loads((tmp_path / "scores" / "scores.json").read_text())
+    assert (tmp_path / "scores" / "scores.csv").exists()
+
+    timing = ("--repeats", 2, "--warmup", 0, "--no-memory", "--context-length", 32,
+              "--horizon", 4, "--batch-size", 2)  # fmt: skip
+    bench = command("bench", output, "--against", checkpoint, *timing, "--json")
+    assert bench.code == 0, bench.err
+    assert len(bench.json["models"]) == 2
+    table = command("bench", output, *timing)
+    assert (table.code, "small" in table.out) == (0, True)
+
+    other = tmp_path / "smaller"
+    command("compress", checkpoint, "--output", other, "--rank", 2, "--method", "svd")
+    diff = command("diff", output, other / "plan.json", "--json")
+    assert diff.code == 0
+    changes = diff.json["changes"]
+    assert changes
+    assert all(line.endswith("3 -> 2") for line in changes)
+    assert "the same rank" in command("diff", output, output).out
+
+
+def test_json_is_one_object_and_nothing_else(command: Command, bolt: Path, tmp_path: Path) -> None:
+    outcome = command("compress", bolt, "--output", tmp_path / "out", "--rank", 3, "--json",
+                      *CALIBRATE)  # fmt: skip
+    assert outcome.code == 0
+    assert set(outcome.json) == {"output", "plan"}
+    assert Plan.parse(outcome.json["plan"]) == load(tmp_path / "out").plan
+
+
+def test_a_path_in_brackets_is_shown_as_it_is(command: Command, bolt: Path, tmp_path: Path) -> None:
+    output = tmp_path / ("long-" * 30 + "[bold]")
+    outcome = command("compress", bolt, "--output", output, "--rank", 3, "--method", "svd")
+    assert f"saved and loaded back bit-equal: {output}\n" in outcome.out
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing(
+    command: Command, bolt: Path, tmp_path: Path
+) -> None:
+    arguments = ("compress", bolt, "--output", tmp_path / "out", "--rank", 3, *CALIBRATE)
+    outcome = command(*arguments, "--dry-run", "--json")
+    assert outcome.code == 0
+    assert list(tmp_path.iterdir()) == []
+    command(*arguments)
+    assert Plan.parse(outcome.json) == load(tmp_path / "out").plan
+
+
+def test_an_edited_plan_is_obeyed(command: Command, bolt: Path, tmp_path: Path) -> None:
+    command("compress", bolt, "--output", tmp_path / "first", "--rank", 3, *CALIBRATE)
+    content = json.loads((tmp_path / "first" / "plan.json").read_text())
+    content["projections"][0]["rank"] = 1
+    content["projections"][1]["rank"] = None
+    (tmp_path / "edited.json").write_text(json.dumps(content))
+    outcome = command("compress", bolt, "--output", tmp_path / "second", "--plan",
+                      tmp_path / "edited.json", *CALIBRATE)  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert load(tmp_path / "second").plan == Plan.parse(content)
+    assert not (tmp_path / "second" / "recipe.yaml").exists()
+    first, second = (content["projections"][index]["name"] for index in (0, 1))
+    diff = command("diff", tmp_path / "first", tmp_path / "second", "--json").json["changes"]
+    assert diff == [f"{first}: 3 -> 1", f"{second}: 3 -> dense"]
+
+    content["projections"][0]["rank"] = 10_000
+    (tmp_path / "edited.json").write_text(json.dumps(content))
+    outcome = command("compress", bolt, "--output", tmp_path / "third", "--plan",
+                      tmp_path / "edited.json")  # fmt: skip
+    assert_refused(outcome, 2, "rank 10000 of")
+
+
+def test_a_recipe_says_everything_but_model_and_output(
+    command: Command, bolt: Path, tmp_path: Path
+) -> None:
+    recipe = {
+        "model": "another/model",
+        "output": "elsewhere",
+        "method": "svd",
+        "schedule": {"kind": "rank", "rank": 2},
+        "exclude": ["*decoder*"],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    outcome = command("compress", bolt, "--output", tmp_path / "out", "--recipe",
+                      tmp_path / "recipe.yaml")  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    plan = load(tmp_path / "out").plan
+    assert plan is not None
+    assert plan.method == "svd"
+    assert set(plan.ranks.values()) == {2}
+    assert not any("decoder" in name for name in plan.ranks)
+    # What is kept next to the weights says what was done, not what was asked elsewhere.
+    kept = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    assert (kept["model"], kept["output"]) == (str(bolt), str(tmp_path / "out"))
+
+
+def test_an_existing_output_is_left_alone(command: Command, bolt: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("precious")
+    (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=1))
+    before = snapshot(tmp_path)
+    for arguments in (
+        ("compress", bolt, "--rank", 3),
+        ("evaluate", bolt),
+        ("pretrain", tmp_path / "recipe.yaml"),
+        ("profile", bolt),
+    ):
+        outcome = command(*arguments, "--output", tmp_path / "out")
+        assert_refused(outcome, 2, "exists already; choose another output or pass --force")
+        assert snapshot(tmp_path) == before
+    outcome = command("compress", bolt, "--rank", 3, "--output", tmp_path / "out", "--force",
+                      "--method", "svd")  # fmt: skip
+    assert outcome.code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "none was given; give exactly one of rank, epsilon, energy, schedule and budget"),
+        (["--rank", 3, "--budget", 0.5], "rank and budget were given; give exactly one"),
+        (["--rank", 0], "rank: "),
+        (["--rank", -1], "rank: "),
+        (["--budget", 0], "budget: "),
+        (["--budget", 1.5], "budget: "),
+        (["--budget", "nan"], "budget: "),
+        (["--epsilon", -0.1], "epsilon: "),
+        (["--energy", 2], "energy: "),
+        (["--schedule", "5"], "schedule '5' is not D0,ALPHA such as 5,0.35"),
+        (["--schedule", "a,b"], "is not D0,ALPHA"),
+        (["--schedule", "1,2,3"], "is not D0,ALPHA"),
+        (["--rank", 3, "--powers-of-two"], "powers_of_two rounds a power law"),
+        (["--rank", 3, "--method", "magic"], "method"),
+        (
+            ["--rank", 10_000, "--method", "svd"],
+            "the plan keeps every layer dense, so there is nothing to save",
+        ),
+        (["--rank", 3, "--plan", "plan.json"], "there is no plan at 'plan.json'"),
+        (["--rank", 3, "--series", "none.csv"], "there is no file 'none.csv'"),
+        (["--recipe", "none.yaml"], "there is no recipe at 'none.yaml'"),
+        (["--rank", 3, "--device", "tpu9"], "'tpu9' is not a device"),
+        (["--rank", 3, "--revision", "main"], "a revision goes with a Hub id only"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    options: list[object], text: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    outcome = command("compress", bolt, "--output", "out", *options)
+    assert_refused(outcome, 1 if "no file" in text else 2, text)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--rank", 3),
+        ("--method", "svd"),
+        ("--exclude", "*decoder*"),
+        ("--feed-forward",),
+        ("--powers-of-two",),
+        ("--calibration-series", 5),
+        ("--plan", "plan.json"),
+    ],
+)
+def test_no_option_is_taken_and_ignored(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    option: tuple[object, ...],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    command("compress", bolt, "--output", "first", "--rank", 3, *CALIBRATE)
+    Path("first/plan.json").rename("plan.json")
+    Path("recipe.yaml").write_text(
+        "model: x\noutput: y\nmethod: svd\nschedule: {kind: rank, rank: 2}\n"
+    )
+    outcome = command("compress", bolt, "--output", "out", "--recipe", "recipe.yaml", *option)
+    assert_refused(outcome, 2, f"--recipe says everything; {option[0]} cannot go with it")
+    if option[0] in ("--plan", "--calibration-series"):
+        return
+    outcome = command("compress", bolt, "--output", "out", "--plan", "plan.json", *option)
+    assert_refused(outcome, 2, f"--plan says every rank; {option[0]} cannot go with it")
+    assert not Path("out").exists()
+
+
+def test_models_that_cannot_be_read(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for arguments, text in (
+        (("profile", tmp_path / "none"), "there is no directory"),
+        (("compress", tmp_path / "empty", "--output", tmp_path / "out", "--rank", 3),
+         "has no config.json"),
+        (("evaluate", tmp_path / "empty"), "has no config.json"),
+        (("bench", "reference/none"), "there is no 'reference/none'; shipped:"),
+    ):  # fmt: skip
+        assert_refused(command(*arguments), 1, text)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_evaluation_series_are_refused(command: Command, bolt: Path, tmp_path: Path) -> None:
+    from tscompress.suites import load_suite
+
+    (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=2)
+    records = [json.dumps({"target": np.asarray(values).tolist()}) for values in dataset.series]
+    (tmp_path / "series.jsonl").write_text("\n".join(records))
+    outcome = command("compress", bolt, "--output", tmp_path / "out", "--rank", 3, "--series",
+                      tmp_path / "series.jsonl")  # fmt: skip
+    assert_refused(outcome, 1, "2 of 2 series belong to the evaluation suite")
+
+
+def test_own_series_calibrate(command: Command, bolt: Path, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).normal(size=(60, 4)).cumsum(axis=0)
+    np.savetxt(tmp_path / "series.csv", table, delimiter=",", header="a,b,c,d", comments="")
+    command("compress", bolt, "--output", tmp_path / "own", "--rank", 3, "--series",
+            tmp_path / "series.csv")  # fmt: skip
+    record = json.loads((tmp_path / "own" / "provenance.json").read_text())["calibration"]
+    assert (record["source"], record["series"]) == (str(tmp_path / "series.csv"), 4)
+    kept = yaml.safe_load((tmp_path / "own" / "recipe.yaml").read_text())
+    assert kept["calibration"]["source"] == str(tmp_path / "series.csv")
+    assert_refused(
+        command("compress", bolt, "--output", tmp_path / "svd", "--rank", 3, "--method", "svd",
+                "--series", tmp_path / "series.csv"),
+        2,
+        "svd does not calibrate; --series cannot go with it",
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Profile, pretrain
+# --------------------------------------------------------------------------------------------------
+
+
+def test_profile(command: Command, bolt: Path, tmp_path: Path) -> None:
+    outcome = command("profile", bolt, "--weights-only", "-e", 0.1, "-e", 0.01, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["epsilons"] == [0.1, 0.01]
+    shown = command("profile", bolt, "--weights-only", "--output", tmp_path / "profile")
+    assert shown.code == 0, shown.err
+    assert (tmp_path / "profile" / "profile.json").exists()
+    assert_refused(command("profile", bolt, "--weights-only", "-e", 0), 2, "epsilon")
+
+
+def tiny_yaml(steps: int) -> str:
+    bucket = Bucket(context_length=32, horizon=8, batch_size=2)
+    recipe = tiny_recipe("chronos-bolt", stages=(Stage(steps=steps, buckets=(bucket,)),))
+    return yaml.safe_dump(recipe.model_dump(mode="json"))
+
+
+def test_pretrain(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=2))
+    outcome = command("pretrain", tmp_path / "recipe.yaml", "--output", tmp_path / "a", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json == {"model": str(tmp_path / "a" / "model")}
+    assert load(tmp_path / "a" / "model").family == "chronos-bolt"
+    shown = command("pretrain", tmp_path / "recipe.yaml", "--output", tmp_path / "b")
+    assert "step 2/2  loss" in shown.out
+    assert f"saved {tmp_path / 'b' / 'model'}" in shown.out
+    (tmp_path / "recipe.yaml").write_text("family: gpt\n")
+    outcome = command("pretrain", tmp_path / "recipe.yaml", "--output", tmp_path / "c")
+    assert_refused(outcome, 2, "family: ")
+
+
+def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=100_000))
+    arguments = ["pretrain", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-c", "from tscompress.cli import main; main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline().startswith("step 20/100000")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode in (0, 130)
+    assert "Traceback" not in err
+    assert "everything is saved. Go on with --resume" in out
+    with safe_open(tmp_path / "out" / "checkpoint" / "state.safetensors", "pt") as reader:
+        done = int(reader.metadata()["step"])
+    assert done >= 20
+    # The same run, cut short, goes on where it stopped.
+    (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=done + 3))
+    outcome = command(*arguments, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert f"step {done + 3}/{done + 3}" in outcome.out

@@ -1,0 +1,606 @@
+"""The walk on tiny checkpoints of every family: calibrate, plan, operate, save, load again."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chronos import BaseChronosPipeline
+from safetensors.torch import load_file, save_file
+
+import tscompress
+from tscompress.calibration import (
+    CalibrationConfig,
+    Moment,
+    calibration_batches,
+    collect_moments,
+    run_teacher_forced,
+)
+from tscompress.errors import (
+    CorruptCheckpointError,
+    FactorizationError,
+    OutputExistsError,
+    PlanError,
+    UsageError,
+    VerificationError,
+)
+from tscompress.linalg import break_even_rank
+from tscompress.loading import LoadedModel, load
+from tscompress.low_rank import LowRankLinear
+from tscompress.plan import Plan, ProjectionPlan
+from tscompress.planning import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    PowerLawSchedule,
+    RankSchedule,
+    make_plan,
+)
+from tscompress.surgery import apply_plan_
+
+CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+
+
+def predict(loaded: LoadedModel) -> torch.Tensor:
+    """Forecasts of two series, with fixed random numbers for the sampled family."""
+    series = torch.sin(torch.arange(40.0) / torch.tensor([[3.0], [5.0]])) + 2
+    inputs = series[:, None, :] if loaded.family == "chronos-2" else series
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        forecast = loaded.forecaster.predict(inputs, prediction_length=8)
+    return torch.stack(forecast) if isinstance(forecast, list) else forecast
+
+
+def planned(loaded: LoadedModel, schedule: object, **options: object) -> Plan:
+    return make_plan(loaded.model, loaded.architecture, "svd", schedule, **options)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------
+# Architectures
+# --------------------------------------------------------------------------------------------------
+
+
+def test_every_attention_linear_is_found_once(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    names = [name for _, _, name in loaded.architecture.attention_projections()]
+    expected = {
+        name
+        for name, module in loaded.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name.rsplit(".", 1)[-1] in "qkvo"
+    }
+    assert len(names) == len(set(names))
+    assert set(names) == expected
+
+
+def test_cross_attention_counts_after_the_encoder(checkpoints: dict[str, Path]) -> None:
+    blocks = load(checkpoints["chronos-t5"]).architecture.attention
+    assert {(b.kind, b.depth) for b in blocks} == {
+        ("encoder", 0), ("encoder", 1), ("decoder", 0), ("decoder", 1), ("cross", 2), ("cross", 3),
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Calibration
+# --------------------------------------------------------------------------------------------------
+
+
+def test_moments_count_only_valid_positions(checkpoints: dict[str, Path]) -> None:
+    """Left padding changes neither the second moment nor the count."""
+    loaded = load(checkpoints["chronos-bolt"])
+    name = "encoder.block.1.layer.0.SelfAttention.q"
+    series = [np.sin(np.arange(52) / 3).astype(np.float32) + 2]
+    (short,) = calibration_batches(loaded, CALIBRATION, series)
+    padding = torch.full((1, 16), torch.nan)
+    padded = type(short)(torch.cat([padding, short.context], dim=1), short.target)
+    alone = collect_moments(loaded, [short], [name])[name]
+    with_padding = collect_moments(loaded, [padded], [name])[name]
+    assert with_padding.count == alone.count
+    torch.testing.assert_close(with_padding.second, alone.second, rtol=1e-4, atol=1e-6)
+
+
+def test_moments_equal_a_direct_computation(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-t5"])
+    batches = calibration_batches(loaded, CALIBRATION)
+    name = "decoder.block.0.layer.1.EncDecAttention.k"
+    seen: list[torch.Tensor] = []
+    masks: list[torch.Tensor] = []
+    module = loaded.model.get_submodule(name)
+    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    encoder = loaded.model.get_submodule("encoder").register_forward_pre_hook(
+        lambda _, args, kwargs: masks.append(kwargs["attention_mask"].clone()), with_kwargs=True
+    )
+    for batch in batches:
+        run_teacher_forced(loaded, batch)
+    handle.remove()
+    encoder.remove()
+    rows = torch.cat([x[m > 0] for x, m in zip(seen, masks, strict=True)]).double()
+    moment = collect_moments(loaded, batches, [name])[name]
+    assert moment.count == len(rows) < sum(x.shape[0] * x.shape[1] for x in seen)
+    torch.testing.assert_close(moment.second, rows.T @ rows / len(rows))
+
+
+def test_padded_targets_do_not_count_in_the_decoder(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-t5"])
+    name = "decoder.block.0.layer.0.SelfAttention.q"
+    (batch,) = calibration_batches(
+        loaded, CALIBRATION, [np.sin(np.arange(52) / 3).astype(np.float32) + 2]
+    )
+    steps = batch.target.shape[1]
+    padding = torch.full((1, 3), torch.nan)
+    padded = type(batch)(batch.context, torch.cat([batch.target, padding], dim=1))
+    moments = collect_moments(loaded, [batch], [name])[name]
+    # The last observed value is fed to the first padded position; only that one is real.
+    assert collect_moments(loaded, [padded], [name])[name].count == moments.count + 1 == steps + 1
+
+
+def test_projections_of_one_input_share_their_moment(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    names = [name for _, _, name in loaded.architecture.attention_projections()]
+    moments = collect_moments(loaded, calibration_batches(loaded, CALIBRATION), names)
+    for block in loaded.architecture.attention:
+        q, k, v, o = (moments[block.projections[role]] for role in "qkvo")
+        assert k is v
+        assert (q is k) == (block.kind != "cross")
+        assert o is not q
+        assert q.count > 0
+
+
+def test_hooks_are_gone_even_after_a_failure(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoint)
+    batches = calibration_batches(loaded, CALIBRATION)
+    names = [name for _, _, name in loaded.architecture.attention_projections()]
+
+    def fail(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_moments(loaded, batches, names, on_batch=fail)
+    assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+
+
+def test_given_series_are_used_and_seeded(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    series = [np.full(30, value, dtype=np.float32) for value in range(1, 6)]
+    batches = calibration_batches(loaded, CALIBRATION, series)
+    values = {float(v) for batch in batches for v in batch.context[:, -1]}
+    assert values == {1.0, 2.0, 3.0, 4.0, 5.0}
+    few = CALIBRATION.model_copy(update={"num_series": 2})
+    first, again = (calibration_batches(loaded, few, series) for _ in range(2))
+    assert len(first[0].context) == 2
+    assert torch.equal(first[0].context, again[0].context)
+    picked = set()
+    for seed in range(6):
+        seeded = few.model_copy(update={"seed": seed})
+        (batch,) = calibration_batches(loaded, seeded, series)
+        picked.add(tuple(batch.context[:, -1].tolist()))
+    assert len(picked) > 1
+
+
+@pytest.mark.parametrize("count", [1, 7, 12])
+def test_synthetic_calibration_has_the_number_of_series_asked_for(
+    checkpoints: dict[str, Path], count: int
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    config = CALIBRATION.model_copy(update={"num_series": count})
+    assert sum(len(b.context) for b in calibration_batches(loaded, config)) == count
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        RankSchedule(rank=3),
+        EpsilonSchedule(epsilon=0.6),
+        EnergySchedule(energy=0.5),
+        PowerLawSchedule(d_0=1, alpha=0.3),
+        BudgetSchedule(parameter_ratio=0.5),
+    ],
+)
+def test_parameter_counts_equal_the_plans(checkpoint: Path, schedule: object) -> None:
+    loaded = load(checkpoint)
+    before = sum(p.numel() for p in loaded.model.parameters())
+    plan = planned(loaded, schedule)
+    assert plan.ranks
+    apply_plan_(loaded, plan)
+    dense, after = plan.parameters()
+    assert sum(p.numel() for p in loaded.model.parameters()) == before - dense + after
+    factored = {n for n, m in loaded.model.named_modules() if isinstance(m, LowRankLinear)}
+    assert factored == set(plan.ranks)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.37, 0.5, 0.8, 1.0])
+def test_a_budget_is_kept_and_used(checkpoint: Path, ratio: float) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, BudgetSchedule(parameter_ratio=ratio))
+    largest_step = max(p.out_features + p.in_features for p in plan.projections)
+    before, after = plan.parameters()
+    assert after <= ratio * before
+    if ratio < 0.8:  # near 1 a matrix must jump from its break-even rank to dense
+        assert after > ratio * before - largest_step
+
+
+def test_a_budget_below_rank_one_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(PlanError, match="below rank 1 everywhere"):
+        planned(load(checkpoint), BudgetSchedule(parameter_ratio=0.01))
+
+
+def test_power_law_sizes_heads_by_depth(checkpoints: dict[str, Path]) -> None:
+    plan = planned(load(checkpoints["chronos-t5"]), PowerLawSchedule(d_0=1.5, alpha=0.3))
+    heads = 4
+    assert plan.ranks["encoder.block.0.layer.0.SelfAttention.q"] == heads * 2
+    assert plan.ranks["encoder.block.1.layer.0.SelfAttention.q"] == heads * 2
+    # cross-attention of decoder block 1 is at depth 3: ceil(1.5 * 4^0.3) = 3
+    assert plan.ranks["decoder.block.1.layer.1.EncDecAttention.q"] == heads * 3
+
+
+def test_ranks_that_save_nothing_stay_dense_and_say_why(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    limit = break_even_rank(32, 24)
+    plan = planned(loaded, RankSchedule(rank=limit + 1))
+    assert not plan.ranks
+    assert {p.reason for p in plan.projections} == {
+        "two factors of the rank it gets would not be smaller"
+    }
+    assert "would not be smaller" in plan.summary()
+    assert len(planned(loaded, RankSchedule(rank=limit)).ranks) == len(plan.projections)
+
+
+def test_exclusions_stay_dense_and_unknown_patterns_fail(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, RankSchedule(rank=2), exclude=["*.v", "encoder.block.0.*"])
+    assert not any(
+        name.endswith(".v") or "block.0." in name for name in plan.ranks if "enc" in name
+    )
+    assert any(name.endswith(".q") for name in plan.ranks)
+    with pytest.raises(PlanError, match="matches no planned layer"):
+        planned(loaded, RankSchedule(rank=2), exclude=["nothing.*"])
+
+
+def test_feed_forward_is_planned_only_when_asked(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    assert {p.part for p in planned(loaded, RankSchedule(rank=2)).projections} == {"attention"}
+    plan = planned(loaded, RankSchedule(rank=2), feed_forward=True)
+    apply_plan_(loaded, plan)
+    assert {p.part for p in plan.projections} == {"attention", "feed_forward"}
+    assert torch.isfinite(predict(loaded)).all()
+    with pytest.raises(PlanError, match="cannot size feed-forward"):
+        planned(load(loaded.directory), PowerLawSchedule(d_0=1, alpha=0), feed_forward=True)
+
+
+def test_plans_round_trip_and_diff(checkpoint: Path, tmp_path: Path) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, RankSchedule(rank=3), exclude=["*.o"])
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert plan.diff(again) == []
+    content = json.loads((tmp_path / "plan.json").read_text())
+    content["projections"][0]["rank"] = 5
+    name = content["projections"][0]["name"]
+    assert plan.diff(Plan.parse(content)) == [f"{name}: 3 -> 5"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 0}, "projections.0.rank"),
+        ({"rank": -3}, "projections.0.rank"),
+        ({"rank": 10_000}, "no fewer than the dense"),
+        ({"color": "red"}, "projections.0.color"),
+        ({"in_features": "many"}, "projections.0.in_features"),
+    ],
+)
+def test_bad_plans_name_the_key(
+    checkpoint: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    content = planned(load(checkpoint), RankSchedule(rank=2)).model_dump(mode="json")
+    content["projections"][0].update(change)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(PlanError, match=message):
+        Plan.load(path)
+
+
+def test_a_plan_for_another_model_is_refused_before_anything_changes(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, RankSchedule(rank=2))
+    stranger = ProjectionPlan(
+        name="encoder.block.9.q", part="attention", out_features=4, in_features=4, rank=1
+    )
+    wrong = plan.model_copy(update={"projections": (*plan.projections, stranger)})
+    before = predict(loaded)
+    with pytest.raises(PlanError, match=r"encoder\.block\.9\.q"):
+        apply_plan_(loaded, wrong)
+    assert torch.equal(predict(loaded), before)
+    reshaped = plan.projections[0].model_copy(update={"in_features": 99})
+    with pytest.raises(PlanError, match="x99"):
+        apply_plan_(loaded, plan.model_copy(update={"projections": (reshaped,)}))
+
+
+# --------------------------------------------------------------------------------------------------
+# Surgery
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["svd", "activation-svd"])
+def test_factors_of_full_rank_reproduce_the_dense_output(checkpoint: Path, method: str) -> None:
+    """Rank at the break-even point of a matrix that is itself of no higher rank loses nothing."""
+    dense = load(checkpoint, dtype=torch.float32)
+    rank = break_even_rank(32, 24)
+    for _, _, name in dense.architecture.attention_projections():
+        weight = dense.model.get_submodule(name).weight
+        U, S, Vt = torch.linalg.svd(weight.data.double(), full_matrices=False)
+        S[rank:] = 0
+        weight.data = ((U * S) @ Vt).float()
+    batch = calibration_batches(dense, CALIBRATION)[-1]
+
+    def output() -> torch.Tensor:
+        result = run_teacher_forced(dense, batch)
+        return result.logits if "logits" in result else result.quantile_preds
+
+    names = [name for _, _, name in dense.architecture.attention_projections()]
+    moments = collect_moments(dense, calibration_batches(dense, CALIBRATION), names)
+    before = output()
+    plan = make_plan(
+        dense.model,
+        dense.architecture,
+        method,
+        RankSchedule(rank=rank),
+        moments=moments,  # type: ignore[arg-type]
+    )
+    assert len(plan.ranks) == len(names)
+    apply_plan_(dense, plan, moments)
+    difference = torch.linalg.norm(output() - before) / torch.linalg.norm(before)
+    assert float(difference) < 1e-5
+
+
+def test_activation_svd_keeps_more_of_the_output_than_svd(checkpoints: dict[str, Path]) -> None:
+    """On the calibration data, layer by layer, at the same rank."""
+    dense = load(checkpoints["chronos-bolt"], dtype=torch.float32)
+    name = "encoder.block.1.layer.0.SelfAttention.k"
+    moments = collect_moments(dense, calibration_batches(dense, CALIBRATION), [name])
+    weight = dense.model.get_submodule(name).weight.detach().double()
+    errors = {}
+    for method in ("svd", "activation-svd"):
+        loaded = load(checkpoints["chronos-bolt"], dtype=torch.float32)
+        entry = ProjectionPlan(name=name, part="attention", out_features=32, in_features=24, rank=2)
+        plan = Plan(family=loaded.family, method=method, projections=(entry,))  # type: ignore[arg-type]
+        apply_plan_(loaded, plan, moments)
+        module = loaded.model.get_submodule(name)
+        assert isinstance(module, LowRankLinear)
+        lost = weight - (module.left.weight.double() @ module.right.weight.double()).detach()
+        errors[method] = float(torch.trace(lost @ moments[name].second @ lost.T))
+    assert errors["activation-svd"] < errors["svd"]
+
+
+def test_degenerate_moments_never_give_nan(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    moments = {
+        name: Moment(
+            torch.zeros(loaded.model.get_submodule(name).in_features, dtype=torch.float64).diag()
+        )  # type: ignore[arg-type]
+        for _, _, name in loaded.architecture.attention_projections()
+    }
+    plan = make_plan(
+        loaded.model, loaded.architecture, "activation-svd", RankSchedule(rank=2), moments=moments
+    )
+    apply_plan_(loaded, plan, moments)
+    assert torch.isfinite(predict(loaded)).all()
+
+
+def test_a_failed_factorization_names_the_layer_and_changes_nothing(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, RankSchedule(rank=2))
+    before = predict(loaded)
+    calls = 0
+
+    def failing(*args: object, **kwargs: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise torch.linalg.LinAlgError("did not converge")
+        return original(*args, **kwargs)  # type: ignore[arg-type, no-any-return, return-value]
+
+    original = torch.linalg.svd
+    monkeypatch.setattr(torch.linalg, "svd", failing)
+    with pytest.raises(FactorizationError, match=r"\.[qkvo] failed: did not converge"):
+        apply_plan_(loaded, plan)
+    monkeypatch.undo()
+    assert torch.equal(predict(loaded), before)
+
+
+def test_activation_svd_without_moments_says_what_it_needs(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, RankSchedule(rank=2)).model_copy(update={"method": "activation-svd"})
+    with pytest.raises(FactorizationError, match="needs the input moments"):
+        apply_plan_(loaded, plan)
+
+
+def test_low_rank_linear_keeps_the_bias_and_the_dtype() -> None:
+    linear = torch.nn.Linear(5, 7, dtype=torch.bfloat16)
+    module = LowRankLinear.from_factors(linear, torch.ones(7, 2), torch.ones(2, 5))
+    assert module.left.bias is not None
+    assert torch.equal(module.left.bias, linear.bias)
+    assert module.weight.dtype == torch.bfloat16
+    assert (module.in_features, module.out_features, module.rank) == (5, 7, 2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Save, load again
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_save_and_load_is_bit_equal(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+    source = tmp_path / checkpoint.name
+    original = load(checkpoint, dtype=dtype)
+    original.model.save_pretrained(source)
+    compressed = tscompress.compress(source, rank=4, calibration=CALIBRATION)
+    assert str(compressed.model.dtype) == f"torch.{dtype}"
+    output = tscompress.save(compressed, tmp_path / "small")
+    again = load(output)
+    assert again.plan == compressed.plan
+    assert again.family == compressed.family
+    assert torch.equal(predict(again), predict(compressed))
+    written = load_file(output / "model.safetensors")
+    assert {str(t.dtype) for t in written.values()} == {f"torch.{dtype}"}
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_provenance_tells_where_it_came_from(checkpoint: Path, tmp_path: Path) -> None:
+    compressed = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
+    output = tscompress.save(compressed, tmp_path / "small")
+    provenance = json.loads((output / "provenance.json").read_text())
+    assert provenance["source"]["model"] == str(checkpoint)
+    assert len(provenance["source"]["sha256"]["model.safetensors"]) == 64
+    assert provenance["calibration"]["series"] == CALIBRATION.num_series
+    assert provenance["libraries"]["torch"] == torch.__version__
+    assert (output / "recipe.yaml").exists()
+
+
+def test_stock_chronos_refuses_and_the_registered_pipeline_opens(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    import subprocess
+    import sys
+
+    compressed = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
+    output = tscompress.save(compressed, tmp_path / "small")
+    script = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "from chronos import BaseChronosPipeline\n"
+        "BaseChronosPipeline.from_pretrained(sys.argv[1])\n"
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", script, str(output)], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode != 0
+    assert "ValueError" in refused.stderr
+    assert "tscompress" in refused.stderr
+
+    import_module("tscompress.pipelines")  # registers
+
+    pipeline = BaseChronosPipeline.from_pretrained(output)
+    assert type(pipeline) is type(compressed.forecaster)
+    opened = load(output)
+    opened.pipeline, opened.model = pipeline, pipeline.inner_model
+    assert torch.equal(predict(opened), predict(compressed))
+    half = BaseChronosPipeline.from_pretrained(output, dtype="bfloat16", device_map="cpu")
+    assert half.inner_model.dtype == torch.bfloat16
+    with pytest.raises(TypeError, match="does not take colour"):
+        BaseChronosPipeline.from_pretrained(output, colour="red")
+
+
+def test_an_existing_output_is_kept(checkpoint: Path, tmp_path: Path) -> None:
+    compressed = tscompress.compress(checkpoint, rank=4, method="svd")
+    target = tmp_path / "small"
+    target.mkdir()
+    (target / "precious.txt").write_text("data")
+    with pytest.raises(OutputExistsError, match="--force"):
+        tscompress.save(compressed, target)
+    assert (target / "precious.txt").read_text() == "data"
+    tscompress.save(compressed, target, force=True)
+    assert torch.equal(predict(load(target)), predict(compressed))
+
+
+def test_a_save_that_does_not_verify_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressed = tscompress.compress(checkpoint, rank=4, method="svd")
+
+    def garble(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        tensors = original(model)
+        first = next(name for name in tensors if name.endswith("left.weight"))
+        return tensors | {first: tensors[first] + 1}
+
+    factored = import_module("tscompress.factored")
+    original = factored.unique_tensors
+    monkeypatch.setattr(factored, "unique_tensors", garble)
+    with pytest.raises(VerificationError, match=r"left\.weight"):
+        tscompress.save(compressed, tmp_path / "small")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_all_dense_plan_is_not_saved(checkpoint: Path, tmp_path: Path) -> None:
+    compressed = tscompress.compress(checkpoint, method="svd", epsilon=1e-9)
+    with pytest.raises(PlanError, match="nothing to save"):
+        tscompress.save(compressed, tmp_path / "small")
+
+
+@pytest.mark.parametrize("damage", ["missing", "extra", "shape", "plan", "version", "truncated"])
+def test_damaged_factored_checkpoints_are_refused(
+    checkpoint: Path, tmp_path: Path, damage: str
+) -> None:
+    compressed = tscompress.compress(checkpoint, rank=4, method="svd")
+    output = tscompress.save(compressed, tmp_path / "small")
+    weights = output / "model.safetensors"
+    tensors = load_file(weights)
+    name = next(n for n in tensors if n.endswith("left.weight"))
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "extra":
+        tensors["stranger"] = torch.zeros(1)
+    elif damage == "shape":
+        tensors[name] = tensors[name][:, :2].contiguous()
+    save_file(tensors, weights)
+    if damage == "plan":
+        content = json.loads((output / "plan.json").read_text())
+        content["projections"][0]["rank"] = 5
+        (output / "plan.json").write_text(json.dumps(content))
+    elif damage == "version":
+        config = json.loads((output / "config.json").read_text())
+        (output / "config.json").write_text(json.dumps(config | {"format_version": 99}))
+    elif damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpointError):
+        load(output)
+
+
+def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_path: Path) -> None:
+    output = tscompress.save(
+        tscompress.compress(checkpoint, rank=4, method="svd"), tmp_path / "small"
+    )
+    with pytest.raises(PlanError, match="compress the original"):
+        tscompress.compress(output, rank=2, method="svd")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "none was given"),
+        ({"rank": 2, "budget": 0.5}, "rank and budget were given"),
+        ({"budget": 1.5}, "budget"),
+        ({"rank": 0}, "rank"),
+        ({"epsilon": 2.0}, "epsilon"),
+        ({"schedule": (0.0, 0.3)}, "schedule"),
+        ({"rank": 2, "powers_of_two": True}, "give schedule"),
+    ],
+)
+def test_schedules_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tscompress.compress("anywhere", **options)  # type: ignore[arg-type]
+
+
+def test_an_edited_plan_is_applied_as_it_stands(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    plan = planned(loaded, RankSchedule(rank=2))
+    first = plan.projections[0].model_copy(update={"rank": None})
+    edited = plan.model_copy(update={"projections": (first, *plan.projections[1:])})
+    compressed = tscompress.compress(checkpoint, plan=edited)
+    assert compressed.plan == edited
+    assert isinstance(compressed.model.get_submodule(first.name), torch.nn.Linear)
+    assert compressed.recipe is None
+    with pytest.raises(UsageError, match="no schedule"):
+        tscompress.compress(checkpoint, plan=edited, rank=3)

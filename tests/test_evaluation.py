@@ -1,0 +1,445 @@
+"""The evaluation protocol: published figures, metrics by hand, and comparable forecasts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from chronos import BaseChronosPipeline, Chronos2Pipeline
+from rich.console import Console
+from transformers import set_seed
+
+from tscompress import evaluation
+from tscompress.errors import DataError, OfflineError, RecipeError, UsageError
+from tscompress.evaluation import (
+    QUANTILE_LEVELS,
+    DatasetScore,
+    EvaluationResult,
+    SeasonalNaive,
+    aggregate,
+    evaluate,
+    evaluation_table,
+    forecast,
+    relative,
+    score_forecasts,
+)
+from tscompress.pretraining import (
+    Architecture,
+    Bucket,
+    PretrainRecipe,
+    Stage,
+    build_model,
+    save_pretrained,
+)
+from tscompress.suites import EvaluationDataset
+
+PUBLISHED = Path(__file__).parent / "data" / "published-seasonal-naive.csv"
+YEARLY = ["monash_m1_yearly"]
+
+
+def tiny_recipe(family: Any) -> PretrainRecipe:
+    return PretrainRecipe(
+        family=family,
+        name="tiny",
+        architecture=Architecture(
+            d_model=16,
+            d_kv=4,
+            d_ff=32,
+            num_layers=1,
+            num_decoder_layers=1,
+            num_heads=2,
+            context_length=64,
+            prediction_length=16,
+            vocab_size=128,
+            patch_size=8,
+        ),
+        stages=(Stage(steps=1, buckets=(Bucket(context_length=64, horizon=16, batch_size=2),)),),
+    )
+
+
+def tiny_pipeline(family: str, directory: Path) -> BaseChronosPipeline:
+    set_seed(0)
+    save_pretrained(build_model(tiny_recipe(family)), directory)
+    return BaseChronosPipeline.from_pretrained(directory, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> BaseChronosPipeline:
+    return tiny_pipeline("chronos-t5", tmp_path_factory.mktemp("t5"))
+
+
+@pytest.fixture(scope="module")
+def bolt(tmp_path_factory: pytest.TempPathFactory) -> BaseChronosPipeline:
+    return tiny_pipeline("chronos-bolt", tmp_path_factory.mktemp("bolt"))
+
+
+@pytest.fixture(scope="module")
+def chronos2() -> Chronos2Pipeline:
+    from chronos.chronos2 import Chronos2Model
+    from chronos.chronos2.config import Chronos2CoreConfig
+
+    set_seed(0)
+    config = Chronos2CoreConfig(
+        d_model=16,
+        d_kv=4,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        reg_token_id=1,
+        chronos_config={
+            "context_length": 64,
+            "output_patch_size": 8,
+            "input_patch_size": 8,
+            "input_patch_stride": 8,
+            "quantiles": [0.01, *QUANTILE_LEVELS, 0.99],
+            "use_reg_token": True,
+            "use_arcsinh": True,
+            "max_output_patches": 4,
+            "time_encoding_scale": 64,
+        },
+    )
+    return Chronos2Pipeline(Chronos2Model(config).eval())
+
+
+def contexts(count: int = 7) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=rng.integers(10, 60)).cumsum() + 50 for _ in range(count)]
+
+
+def arrays(forecasts: list[Any]) -> np.ndarray:
+    """``[N, samples or quantiles, H]``."""
+    first = forecasts[0]
+    name = "samples" if isinstance(first, evaluation.SampleForecast) else "forecast_array"
+    return np.stack([getattr(item, name) for item in forecasts])
+
+
+def result(model: str, scores: dict[str, tuple[float, float]], series: int = 3) -> EvaluationResult:
+    rows = tuple(
+        DatasetScore(
+            dataset=name, model=model, MASE=mase, WQL=wql, series_count=series, seconds=0.5
+        )
+        for name, (mase, wql) in scores.items()
+    )
+    return EvaluationResult(suite="zero-shot", model=model, rows=rows)
+
+
+def dataset_of(series: list[list[float]], horizon: int, freq: str = "Q") -> EvaluationDataset:
+    start = pd.Period("2000-01-01", freq=freq)
+    values = tuple(np.array(item, dtype=np.float64) for item in series)
+    return EvaluationDataset("toy", horizon, values, (start,) * len(values))
+
+
+# --- seasonal naive -------------------------------------------------------------------------------
+
+
+def test_seasonal_naive_reproduces_the_published_scores() -> None:
+    published = pd.read_csv(PUBLISHED)
+    ours = evaluate("seasonal-naive", "offline", name="seasonal-naive").frame()
+    assert ours["dataset"].tolist() == published["dataset"].tolist()
+    for metric in ("MASE", "WQL"):
+        np.testing.assert_allclose(ours[metric], published[metric], rtol=1e-3)
+
+
+@pytest.mark.network
+def test_the_hub_holds_the_published_series() -> None:
+    published = pd.read_csv(PUBLISHED).set_index("dataset").loc[YEARLY]
+    try:
+        (row,) = evaluate("seasonal-naive", "zero-shot", name="naive", datasets=YEARLY).rows
+    except OfflineError:
+        pytest.skip("the Hub cannot be reached")
+    scores = published[["MASE", "WQL"]].iloc[0].tolist()
+    assert pytest.approx(tuple(scores), rel=1e-3) == (row.MASE, row.WQL)
+
+
+def test_seasonal_naive_repeats_the_last_season_at_every_level() -> None:
+    dataset = dataset_of([[1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0]], horizon=6)
+    (item,) = SeasonalNaive().forecast(dataset)
+    for level in ("0.1", "0.5", "0.9"):
+        assert item.quantile(level).tolist() == [5, 6, 7, 8, 5, 6]
+
+
+def test_seasonal_naive_carries_values_over_gaps() -> None:
+    dataset = dataset_of([[1, 2, 3, 4, 5, np.nan, 7, 8, 0, 0]], horizon=2)
+    (item,) = SeasonalNaive().forecast(dataset)
+    assert item.quantile("0.5").tolist() == [5, 5]
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_scores_by_hand() -> None:
+    # Yearly: the seasonal error is the mean absolute step, here 1 and 2.
+    dataset = dataset_of([[1, 2, 3, 4, 6], [10, 8, 10, 7, 9]], horizon=2, freq="Y")
+    medians = np.array([[3.0, 4.0], [9.0, 9.0]])
+    spread = np.arange(-4, 5)[:, None]  # level 0.1 is four below the median, 0.9 four above
+    forecasts = [
+        evaluation.QuantileForecast(
+            forecast_arrays=median + spread,
+            start_date=start + 3,
+            forecast_keys=[str(level) for level in QUANTILE_LEVELS],
+        )
+        for median, start in zip(medians, dataset.starts, strict=True)
+    ]
+    labels = dataset.labels
+    mase = np.mean(np.abs(labels - medians) / np.array([[1.0], [2.0]]))
+    losses = []
+    for level, shift in zip(QUANTILE_LEVELS, spread[:, 0], strict=True):
+        error = labels - (medians + shift)
+        losses.append(2 * np.sum(np.maximum(level * error, (level - 1) * error)))
+    wql = np.mean(losses) / np.abs(labels).sum()
+
+    scores = score_forecasts(forecasts, dataset)
+    assert scores == {"MASE": pytest.approx(mase), "WQL": pytest.approx(wql)}
+
+
+def test_missing_labels_and_flat_contexts_are_left_out_of_mase() -> None:
+    dataset = dataset_of([[1, 2, 3, 4, np.nan], [5, 5, 5, 5, 5], [5, 5, 5, 6, 6]], 2, freq="Y")
+    naive = SeasonalNaive().forecast(dataset)
+    # Of the first series one step counts, |4 - 3| / 1; the others have no seasonal error.
+    scores = score_forecasts(naive, dataset)
+    assert scores["MASE"] == pytest.approx(1.0)
+    assert scores["WQL"] == pytest.approx((1 + 1 + 1) / (4 + 5 + 5 + 6 + 6))
+
+
+def test_scoring_writes_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=2)
+    assert capfd.readouterr() == ("", "")
+
+
+# --- forecasts ------------------------------------------------------------------------------------
+
+
+def test_t5_forecasts_are_its_raw_samples(t5: BaseChronosPipeline) -> None:
+    forecasts = forecast(t5, contexts(3), 5, num_samples=12)
+    assert all(isinstance(item, evaluation.SampleForecast) for item in forecasts)
+    assert arrays(forecasts).shape == (3, 12, 5)
+
+
+def test_t5_default_number_of_samples_is_its_own(t5: BaseChronosPipeline) -> None:
+    assert arrays(forecast(t5, contexts(2), 3)).shape == (2, 20, 3)
+
+
+def test_quantile_models_forecast_nine_quantiles(
+    bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline
+) -> None:
+    for pipeline in (bolt, chronos2):
+        forecasts = forecast(pipeline, contexts(3), 5)
+        assert all(isinstance(item, evaluation.QuantileForecast) for item in forecasts)
+        assert arrays(forecasts).shape == (3, 9, 5)
+        direct, _ = pipeline.predict_quantiles(
+            [torch.tensor(contexts(3)[1], dtype=torch.float32)],
+            prediction_length=5,
+            quantile_levels=QUANTILE_LEVELS,
+        )
+        expected = np.asarray(direct[0]).reshape(5, 9)
+        for column, level in enumerate(QUANTILE_LEVELS):
+            np.testing.assert_allclose(
+                forecasts[1].quantile(level), expected[:, column], rtol=1e-4, atol=1e-4
+            )
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_order_and_batches_do_not_change_quantiles(
+    bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline, batch_size: int
+) -> None:
+    shuffled = np.random.default_rng(0).permutation(7)
+    for pipeline in (bolt, chronos2):
+        reference = arrays(forecast(pipeline, contexts(), 5, batch_size=7))
+        others = [contexts()[i] for i in shuffled]
+        found = arrays(forecast(pipeline, others, 5, batch_size=batch_size))
+        np.testing.assert_allclose(found, reference[shuffled], rtol=1e-4, atol=1e-4)
+
+
+def test_batches_hold_similar_lengths_and_every_series() -> None:
+    batches = list(evaluation._batches_by_length([5, 1, 5, 2, 9], 2))
+    assert batches == [[1, 3], [0, 2], [4]]
+
+
+def test_forecasts_start_after_their_context(bolt: BaseChronosPipeline) -> None:
+    starts = [pd.Period("2020-01", freq="M"), pd.Period("2021-01", freq="M")]
+    forecasts = forecast(bolt, [np.arange(20.0), np.arange(12.0)], 3, starts=starts)
+    assert [str(item.start_date) for item in forecasts] == ["2021-09", "2022-01"]
+
+
+def test_horizons_beyond_the_model_are_allowed(
+    t5: BaseChronosPipeline, bolt: BaseChronosPipeline
+) -> None:
+    for pipeline in (t5, bolt):
+        assert arrays(forecast(pipeline, contexts(2), 20)).shape[-1] == 20
+
+
+def test_missing_values_in_contexts(bolt: BaseChronosPipeline, t5: BaseChronosPipeline) -> None:
+    values = contexts(1)[0]
+    values[3:6] = np.nan
+    for pipeline in (bolt, t5):
+        assert np.isfinite(arrays(forecast(pipeline, [values], 4))).all()
+
+
+def test_common_random_numbers(t5: BaseChronosPipeline) -> None:
+    def draw(**options: Any) -> np.ndarray:
+        return arrays(forecast(t5, contexts(), 4, batch_size=3, **options))
+
+    reference = draw(seed=1, stream="a")
+    torch.rand(10)  # the state of the global generator is of no consequence
+    np.testing.assert_array_equal(draw(seed=1, stream="a"), reference)
+    assert not np.array_equal(draw(seed=2, stream="a"), reference)
+    assert not np.array_equal(draw(seed=1, stream="b"), reference)
+
+
+def test_models_that_hardly_differ_draw_the_same_paths(t5: BaseChronosPipeline) -> None:
+    close = copy.deepcopy(t5)
+    with torch.no_grad():
+        for parameter in close.inner_model.parameters():
+            parameter.mul_(1 + 1e-6)
+    first, second = (arrays(forecast(model, contexts(), 4)) for model in (t5, close))
+    assert np.mean(np.isclose(first, second)) > 0.99
+
+
+def test_batches_draw_different_numbers(t5: BaseChronosPipeline) -> None:
+    same = [np.arange(30.0)] * 2
+    first, second = arrays(forecast(t5, same, 4, batch_size=1))
+    assert not np.array_equal(first, second)
+
+
+def test_the_global_generator_is_left_alone(t5: BaseChronosPipeline) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    forecast(t5, contexts(2), 2)
+    torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
+
+
+def test_forecast_options_are_checked(t5: BaseChronosPipeline, bolt: BaseChronosPipeline) -> None:
+    with pytest.raises(UsageError, match="draws no samples"):
+        forecast(bolt, contexts(1), 2, num_samples=5)
+    with pytest.raises(UsageError, match="num_samples is 0"):
+        forecast(t5, contexts(1), 2, num_samples=0)
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        forecast(t5, contexts(1), 2, batch_size=0)
+
+
+# --- evaluate -------------------------------------------------------------------------------------
+
+
+def test_evaluate_a_model(t5: BaseChronosPipeline) -> None:
+    seen: list[str] = []
+
+    def run(seed: int, on_dataset: Callable[[DatasetScore], None] | None = None) -> Any:
+        return evaluate(
+            t5,
+            name="tiny",
+            max_series=4,
+            datasets=["monash_m1_yearly", "monash_m3_yearly"],
+            batch_size=2,
+            seed=seed,
+            num_samples=5,
+            on_dataset=on_dataset,
+        )
+
+    first = run(0, lambda row: seen.append(row.dataset))
+    assert seen == ["monash_m1_yearly", "monash_m3_yearly"]
+    assert [row.series_count for row in first.rows] == [4, 4]
+    assert all(np.isfinite([row.MASE, row.WQL]).all() and row.seconds > 0 for row in first.rows)
+    pd.testing.assert_frame_equal(run(0).frame(), first.frame(), check_exact=True)
+    assert not run(1).frame()["WQL"].equals(first.frame()["WQL"])
+
+
+def test_evaluate_quantile_models(bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline) -> None:
+    for pipeline in (bolt, chronos2):
+        (row,) = evaluate(pipeline, name="tiny", datasets=YEARLY, max_series=3).rows
+        assert np.isfinite([row.MASE, row.WQL]).all()
+
+
+def test_evaluate_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(UsageError, match="expected a loaded Chronos pipeline or 'seasonal-naive'"):
+        evaluate("amazon/chronos-t5-tiny", name="x")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="no suite 'nope'"):
+        evaluate("seasonal-naive", "nope", name="x")
+    with pytest.raises(DataError, match="is missing"):
+        evaluate("seasonal-naive", name="x", root="/nonexistent")
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def test_csv_has_the_published_columns(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "scores.csv"
+    result("m", {"b": (1.5, 0.25), "A": (2.0, 0.5)}).to_csv(path)
+    assert path.read_text() == "dataset,model,MASE,WQL\nA,m,2.0,0.5\nb,m,1.5,0.25\n"
+    assert [file.name for file in path.parent.iterdir()] == ["scores.csv"]
+
+
+def test_csv_of_nothing_has_the_header(tmp_path: Path) -> None:
+    result("m", {}).to_csv(tmp_path / "scores.csv")
+    assert (tmp_path / "scores.csv").read_text() == "dataset,model,MASE,WQL\n"
+
+
+def test_result_survives_a_dict() -> None:
+    original = result("m", {"a": (1.5, 0.25)})
+    assert EvaluationResult.from_dict(original.to_dict()) == original
+    with pytest.raises(DataError, match="not an evaluation result"):
+        EvaluationResult.from_dict(original.to_dict() | {"extra": 1})
+
+
+def test_relative_is_the_geometric_mean_of_ratios() -> None:
+    ours = result("ours", {"a": (1.0, 0.2), "b": (4.0, 0.3)})
+    theirs = result("theirs", {"b": (2.0, 0.1), "a": (2.0, 0.6)})
+    scores = relative(ours, theirs)
+    assert scores["MASE"] == pytest.approx(1.0)
+    assert scores["WQL"] == pytest.approx(1.0)
+    assert scores["datasets"]["a"] == {"MASE": 0.5, "WQL": pytest.approx(1 / 3)}
+    assert relative(ours, ours)["MASE"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "other", [result("other", {"b": (1.0, 1.0)}), result("other", {"a": (1.0, 1.0)}, series=4)]
+)
+def test_relative_needs_the_same_series(other: EvaluationResult) -> None:
+    with pytest.raises(UsageError, match="not evaluated on the same series"):
+        relative(result("ours", {"a": (1.0, 1.0)}), other)
+    with pytest.raises(UsageError, match="no dataset"):
+        relative(result("ours", {}), result("other", {}))
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_relative_needs_positive_scores(bad: float) -> None:
+    with pytest.raises(DataError, match="WQL of 'a'"):
+        relative(result("ours", {"a": (1.0, 1.0)}), result("other", {"a": (1.0, bad)}))
+
+
+def test_aggregate_has_the_published_columns() -> None:
+    frame = aggregate(result("ours", {"a": (1.0, 0.2)}), result("naive", {"a": (2.0, 0.8)}))
+    assert frame.to_csv(index=False) == (
+        "benchmark,metric,value\nzero-shot,MASE,0.5\nzero-shot,WQL,0.25\n"
+    )
+
+
+def test_table_shows_scores_ratios_and_means() -> None:
+    ours = result("small", {"a": (1.0, 0.2), "b": (4.0, 0.3)})
+    original = result("large", {"a": (2.0, 0.4), "b": (2.0, 0.3)})
+    naive = result("naive", {"a": (4.0, 0.4), "b": (4.0, 0.6)})
+    console = Console(file=StringIO(), width=120)
+    console.print(evaluation_table(ours, against=original, baseline=naive))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    def numbers(line: str) -> list[str]:
+        return [word for word in line.split() if "." in word]
+
+    row = next(line for line in lines if line.split()[:1] == ["b"])
+    assert numbers(row) == ["4.000", "0.3000", "2.000", "1.000", "1.000", "0.500"]
+    mean = next(line for line in lines if "geometric mean" in line)
+    assert numbers(mean) == ["1.000", "0.707", "0.500", "0.500"]
+
+
+def test_table_alone_has_no_mean_row() -> None:
+    table = evaluation_table(result("small", {"a": (1.0, 0.2)}))
+    assert not table.show_footer
+    assert [column.header for column in table.columns] == ["dataset", "series", "MASE", "WQL"]

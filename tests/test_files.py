@@ -1,0 +1,119 @@
+"""Writing is all or nothing."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tscompress.errors import OutputExistsError
+from tscompress.files import check_output, new_directory, write_text_atomically
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A directory with a file, alone in its parent."""
+    directory = tmp_path / "parent" / "target"
+    directory.mkdir(parents=True)
+    (directory / "a.txt").write_text("old")
+    return directory
+
+
+def test_text_is_replaced_and_parents_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.txt"
+    for text in ("first", "zweite Zeile: ε\n"):
+        write_text_atomically(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomically(path, "\ud800")
+    assert contents(tmp_path) == {"file.txt": "old"}
+
+
+def test_permissions_are_those_of_a_plain_file_and_directory(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a").touch()
+    with new_directory(tmp_path / "made") as directory:
+        write_text_atomically(directory / "a", "")
+        (directory / "sub").mkdir()
+        (directory / "sub" / "b").touch()
+    for name in ("", "a"):
+        made, plain = ((tmp_path / kind / name).stat().st_mode for kind in ("made", "plain"))
+        assert stat.S_IMODE(made) == stat.S_IMODE(plain)
+
+
+def test_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "some" / "where"
+    with new_directory(target) as directory:
+        (directory / "a.txt").write_text("new")
+        assert not target.exists()
+    assert contents(tmp_path) == {"some/where/a.txt": "new"}
+
+
+def test_an_empty_directory_may_be_filled(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with new_directory(tmp_path / "target") as directory:
+        (directory / "a.txt").write_text("new")
+    assert contents(tmp_path) == {"target/a.txt": "new"}
+
+
+def test_force_replaces_the_whole_directory(old: Path) -> None:
+    with new_directory(old, force=True) as directory:
+        (directory / "b.txt").write_text("new")
+        assert contents(old) == {"a.txt": "old"}
+    assert contents(old) == {"b.txt": "new"}
+    assert [p.name for p in old.parent.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt])
+def test_a_crash_in_the_block_leaves_the_old_directory_whole(
+    old: Path, crash: type[BaseException]
+) -> None:
+    def half() -> None:
+        with new_directory(old, force=True) as directory:
+            (directory / "b.txt").write_text("half")
+            raise crash
+
+    with pytest.raises(crash):
+        half()
+    assert contents(old.parent) == {"target/a.txt": "old"}
+    assert [p.name for p in old.parent.iterdir()] == ["target"]
+
+
+def test_a_crash_between_the_renames_puts_the_old_directory_back(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name.startswith(".target.") and Path(target) == old and not old.exists():
+            raise OSError("disk gone")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="disk gone"), new_directory(old, force=True) as directory:
+        (directory / "b.txt").write_text("new")
+    assert contents(old.parent) == {"target/a.txt": "old"}
+
+
+def test_what_is_there_is_refused_before_the_block_runs(old: Path) -> None:
+    with (
+        pytest.raises(OutputExistsError, match=r"exists already; choose another .* --force"),
+        new_directory(old),
+    ):
+        pytest.fail("the block ran")
+    with pytest.raises(OutputExistsError, match="exists already"):
+        check_output(old / "a.txt", force=False)
+    check_output(old, force=True)
+    check_output(old / "nothing", force=False)
+    assert contents(old) == {"a.txt": "old"}

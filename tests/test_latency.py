@@ -1,0 +1,548 @@
+"""What is timed, counted and measured; nothing here depends on how fast the machine is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
+from chronos.chronos import ChronosConfig, ChronosModel
+from chronos.chronos2 import Chronos2Model
+from chronos.chronos2.config import Chronos2CoreConfig
+from rich.console import Console
+from torch import nn
+
+from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
+from tscompress.latency import (
+    BenchResult,
+    Run,
+    Workload,
+    bench,
+    bench_table,
+    bytes_on_disk,
+    count_macs,
+    forecast,
+    kv_cache_bytes,
+    make_workload,
+    parameter_bytes,
+    parameter_count,
+    process_memory,
+    ratio_interval,
+    synthetic_batch,
+)
+from tscompress.pretraining import (
+    QUANTILE_LEVELS,
+    Architecture,
+    Bucket,
+    PretrainRecipe,
+    Stage,
+    build_model,
+    save_pretrained,
+)
+
+D_MODEL, D_KV, D_FF, HEADS, LAYERS, VOCABULARY, PATCH, BLOCK = 16, 4, 24, 2, 2, 64, 8, 6
+INNER = HEADS * D_KV
+SHAPE = Architecture(
+    d_model=D_MODEL,
+    d_kv=D_KV,
+    d_ff=D_FF,
+    num_layers=LAYERS,
+    num_decoder_layers=LAYERS,
+    num_heads=HEADS,
+    context_length=32,
+    prediction_length=BLOCK,
+    vocab_size=VOCABULARY,
+    patch_size=PATCH,
+    top_k=5,
+)
+WORKLOAD = Workload(batch_size=3, context_length=20, horizon=5, num_samples=4)
+
+
+def build(family: str) -> Any:
+    stage = Stage(steps=1, buckets=(Bucket(context_length=32, horizon=BLOCK, batch_size=1),))
+    recipe = PretrainRecipe(family=family, name="tiny", architecture=SHAPE, stages=(stage,))
+    return build_model(recipe).eval()
+
+
+@pytest.fixture
+def t5() -> Any:
+    model = build("chronos-t5")
+    config = ChronosConfig(**model.config.chronos_config)
+    return ChronosPipeline(config.create_tokenizer(), ChronosModel(config, model))
+
+
+@pytest.fixture
+def bolt() -> Any:
+    return ChronosBoltPipeline(build("chronos-bolt"))
+
+
+@pytest.fixture
+def chronos2() -> Any:
+    config = Chronos2CoreConfig(
+        d_model=D_MODEL,
+        d_kv=D_KV,
+        d_ff=D_FF,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        dropout_rate=0.0,
+        vocab_size=2,
+        reg_token_id=1,
+        chronos_config={
+            "context_length": 32,
+            "input_patch_size": 4,
+            "input_patch_stride": 4,
+            "output_patch_size": 4,
+            "max_output_patches": 4,
+            "quantiles": list(QUANTILE_LEVELS),
+            "use_reg_token": True,
+            "use_arcsinh": True,
+        },
+    )
+    return Chronos2Pipeline(Chronos2Model(config).eval())
+
+
+class FakeClock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class FakePipeline:
+    """Takes ``durations_ms`` one after the other, on a clock that the test owns."""
+
+    model_context_length = 512
+
+    def __init__(self, clock: FakeClock, durations_ms: list[float], log: list[str], name: str):
+        self.inner_model = nn.Linear(2, 3).eval()
+        self.clock, self.log, self.name = clock, log, name
+        self.durations_ms = iter(durations_ms)
+
+    def predict(self, series: torch.Tensor, prediction_length: int) -> None:
+        self.log.append(self.name)
+        self.clock.seconds += next(self.durations_ms) / 1000
+
+
+def fake_bench(
+    durations_ms: dict[str, list[float]], **options: Any
+) -> tuple[BenchResult, list[str]]:
+    clock, log = FakeClock(), list[str]()
+    pipelines: Any = {n: FakePipeline(clock, d, log, n) for n, d in durations_ms.items()}
+    workload = Workload(
+        batch_size=4, context_length=8, warmup=0, repeats=len(next(iter(durations_ms.values())))
+    )
+    return bench(pipelines, workload, measure_macs=False, clock=clock, **options), log
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[], int]]:
+    before = torch.get_num_threads()
+    yield torch.get_num_threads
+    torch.set_num_threads(before)
+
+
+# --------------------------------------------------------------------------------------------------
+# Workload
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size: Input should be greater than or equal to 1, got 0"),
+        ({"batch": 8}, r"batch: Extra inputs are not permitted, got 8; allowed keys: \['batch_"),
+        ({"device": "tpu"}, r"device: Input should be 'cpu' or 'cuda', got 'tpu'"),
+    ],
+)
+def test_make_workload_names_what_is_wrong_in_one_line(fields: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as error:
+        make_workload(fields)
+    assert "\n" not in str(error.value)
+
+
+def test_synthetic_batch_is_finite_and_fixed_by_the_seed() -> None:
+    batch = synthetic_batch(WORKLOAD)
+    assert batch.shape == (3, 20)
+    assert batch.isfinite().all()
+    assert torch.equal(batch, synthetic_batch(WORKLOAD))
+    assert not torch.equal(batch, synthetic_batch(WORKLOAD.model_copy(update={"seed": 1})))
+
+
+# --------------------------------------------------------------------------------------------------
+# Sizes
+# --------------------------------------------------------------------------------------------------
+
+
+def test_tied_parameters_count_once(t5: Any) -> None:
+    model = t5.inner_model
+    assert model.lm_head.weight is model.shared.weight
+    attention = 4 * D_MODEL * INNER
+    buckets = model.config.relative_attention_num_buckets * HEADS
+    encoder_layer = attention + 2 * D_MODEL * D_FF + 2 * D_MODEL
+    decoder_layer = 2 * attention + 2 * D_MODEL * D_FF + 3 * D_MODEL
+    stacks = LAYERS * (encoder_layer + decoder_layer) + 2 * (buckets + D_MODEL)
+    assert parameter_count(model) == VOCABULARY * D_MODEL + stacks
+    assert parameter_bytes(model) == 4 * parameter_count(model)
+    assert parameter_bytes(model.to(torch.bfloat16)) == 2 * parameter_count(model)
+
+
+def test_bytes_on_disk_sums_weight_files(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"model-0000{number}-of-00002.safetensors").write_bytes(b"x" * 10 * number)
+    (tmp_path / "config.json").write_text("{}")
+    assert bytes_on_disk(tmp_path) == 30
+
+
+def test_bytes_on_disk_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"holds no \*\.safetensors file"):
+        bytes_on_disk(tmp_path)
+
+
+def largest_cache_bytes(pipeline: Any, workload: Workload) -> int:
+    """Bytes of the fullest cache that the decoder really held."""
+    sizes = []
+
+    def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        cache = output.past_key_values
+        layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+        sizes.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers))
+
+    hook = pipeline.inner_model.decoder.register_forward_hook(record)
+    forecast(pipeline, synthetic_batch(workload), workload)
+    hook.remove()
+    return max(sizes)
+
+
+# The last two go past prediction_length: a second pass reads a longer, then a clipped, context.
+CACHE_SHAPES = [(20, 5), (17, BLOCK), (20, BLOCK + 2), (31, 2 * BLOCK)]
+
+
+@pytest.mark.parametrize(("context_length", "horizon"), CACHE_SHAPES)
+def test_t5_cache_is_the_real_one(t5: Any, context_length: int, horizon: int) -> None:
+    workload = WORKLOAD.model_copy(update={"context_length": context_length, "horizon": horizon})
+    assert kv_cache_bytes(t5.inner_model, workload) == largest_cache_bytes(t5, workload)
+
+
+@pytest.mark.filterwarnings("ignore:We recommend keeping prediction length")
+@pytest.mark.parametrize(("context_length", "horizon"), CACHE_SHAPES)
+def test_bolt_cache_is_the_real_one(bolt: Any, context_length: int, horizon: int) -> None:
+    workload = WORKLOAD.model_copy(update={"context_length": context_length, "horizon": horizon})
+    assert kv_cache_bytes(bolt.inner_model, workload) == largest_cache_bytes(bolt, workload)
+
+
+def test_cache_follows_head_sizes_of_each_layer_and_factored_projections(t5: Any) -> None:
+    model = t5.inner_model
+    shrunk = model.decoder.block[1].layer[1].EncDecAttention
+    shrunk.key_value_proj_dim, shrunk.inner_dim = 1, HEADS
+    for role in ("q", "k", "v"):
+        factors = nn.Linear(D_MODEL, 3, bias=False), nn.Linear(3, HEADS, bias=False)
+        setattr(shrunk, role, nn.Sequential(*factors))
+    shrunk.o = nn.Linear(HEADS, D_MODEL, bias=False)
+    dense = kv_cache_bytes(build("chronos-t5"), WORKLOAD)
+    assert kv_cache_bytes(model, WORKLOAD) == largest_cache_bytes(t5, WORKLOAD) < dense
+
+
+def test_cache_uses_the_models_own_number_of_samples(t5: Any) -> None:
+    own = WORKLOAD.model_copy(update={"num_samples": None})
+    twenty = WORKLOAD.model_copy(update={"num_samples": 20})
+    assert kv_cache_bytes(t5.inner_model, own) == kv_cache_bytes(t5.inner_model, twenty)
+
+
+def test_cache_of_a_meta_model_in_another_dtype(t5: Any) -> None:
+    full = kv_cache_bytes(t5.inner_model, WORKLOAD)
+    half = kv_cache_bytes(t5.inner_model.to("meta"), WORKLOAD, dtype=torch.bfloat16)
+    assert 2 * half == full
+
+
+def test_encoder_has_no_cache(chronos2: Any) -> None:
+    assert kv_cache_bytes(chronos2.inner_model, WORKLOAD) == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Multiply-accumulates
+# --------------------------------------------------------------------------------------------------
+
+
+def attention_macs(queries: int, keys: int, projected_keys: int | None = None) -> int:
+    """q, o for each query; k, v for each key that is not cached; QK^T and the weighted values."""
+    projected = keys if projected_keys is None else projected_keys
+    return 2 * (queries + projected) * D_MODEL * INNER + 2 * queries * keys * INNER
+
+
+def feed_forward_macs(tokens: int) -> int:
+    return 2 * tokens * D_MODEL * D_FF
+
+
+def encoder_macs(tokens: int) -> int:
+    return LAYERS * (attention_macs(tokens, tokens) + feed_forward_macs(tokens))
+
+
+def residual_block_macs(rows: int, inputs: int, outputs: int) -> int:
+    return rows * (inputs * D_FF + D_FF * outputs + inputs * outputs)
+
+
+def test_bolt_macs_equal_the_hand_count(bolt: Any) -> None:
+    patches = 3  # 20 steps in patches of 8
+    tokens = patches + 1
+    decoder = LAYERS * (attention_macs(1, 1) + attention_macs(1, tokens) + feed_forward_macs(1))
+    one_series = (
+        residual_block_macs(patches, 2 * PATCH, D_MODEL)
+        + encoder_macs(tokens)
+        + decoder
+        + residual_block_macs(1, D_MODEL, len(QUANTILE_LEVELS) * BLOCK)
+    )
+    assert count_macs(bolt, WORKLOAD) == WORKLOAD.batch_size * one_series
+
+
+def test_t5_macs_equal_the_hand_count(t5: Any) -> None:
+    tokens = WORKLOAD.context_length + 1
+    one_path = 0
+    for step in range(WORKLOAD.horizon):
+        # Cross keys and values are projected once; the self-attention cache grows by one.
+        own = attention_macs(1, step + 1, projected_keys=1)
+        cross = attention_macs(1, tokens, projected_keys=0 if step else tokens)
+        one_path += LAYERS * (own + cross + feed_forward_macs(1)) + D_MODEL * VOCABULARY
+    samples = WORKLOAD.num_samples or 0
+    assert count_macs(t5, WORKLOAD) == WORKLOAD.batch_size * (
+        encoder_macs(tokens) + samples * one_path
+    )
+
+
+@pytest.mark.parametrize("family", ["t5", "bolt", "chronos2"])
+def test_eager_and_fused_attention_count_the_same(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    pipeline = request.getfixturevalue(family)
+    counts = []
+    for implementation in ("sdpa", "eager"):
+        for module in pipeline.inner_model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = implementation
+        counts.append(count_macs(pipeline, WORKLOAD))
+    assert counts[0] == counts[1] > 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Timing
+# --------------------------------------------------------------------------------------------------
+
+
+def test_models_run_in_turn_and_the_first_place_rotates() -> None:
+    runs: list[Run] = []
+    _, log = fake_bench({"a": [1.0] * 3, "b": [1.0] * 3}, on_run=runs.append)
+    assert log == ["a", "b", "b", "a", "a", "b"]
+    assert [(run.model, run.round) for run in runs] == [
+        ("a", 0),
+        ("b", 0),
+        ("b", 1),
+        ("a", 1),
+        ("a", 2),
+        ("b", 2),
+    ]
+
+
+def test_warmup_runs_are_not_timed() -> None:
+    clock, log = FakeClock(), list[str]()
+    pipeline: Any = FakePipeline(clock, [1000.0, 1000.0, 5.0], log, "a")
+    workload = Workload(context_length=8, warmup=2, repeats=1)
+    result = bench([("a", pipeline)], workload, measure_macs=False, clock=clock)
+    assert result.models[0].latencies_ms == pytest.approx((5.0,))
+
+
+def test_figures_of_known_durations() -> None:
+    original = [10.0, 20.0, 10.0, 40.0, 10.0]  # the machine was busy in two rounds
+    result, _ = fake_bench({"original": original, "small": [d / 4 for d in original]})
+    first, small = result.models
+    assert (first.latency_ms, first.latency_iqr_ms) == pytest.approx((10.0, 10.0))
+    assert first.latency_p95_ms == pytest.approx(36.0)
+    assert first.series_per_second == pytest.approx(400.0)
+    assert result.ratios("small")["latency_ms"] == pytest.approx(0.25)
+    assert result.ratios("small")["series_per_second"] == pytest.approx(4.0)
+    assert result.latency_ratio_interval("small") == pytest.approx((0.25, 0.25))
+    assert small.parameters == 9
+
+
+def test_ratio_interval_covers_the_ratio_and_pairs_rounds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    drift = (1 + 10 * torch.rand(40, generator=generator)).tolist()
+    assert ratio_interval(drift, [2 * value for value in drift]) == pytest.approx((2.0, 2.0))
+    lower, upper = ratio_interval(drift, drift[::-1])
+    assert lower < 1 < upper
+
+
+def test_too_few_rounds_have_no_interval() -> None:
+    result, _ = fake_bench({"a": [1.0] * 4, "b": [1.0] * 4})
+    assert result.latency_ratio_interval("b") is None
+
+
+def test_threads_and_random_state_are_restored(bolt: Any, threads: Callable[[], int]) -> None:
+    torch.set_num_threads(2)
+    state = torch.random.get_rng_state()
+    workload = WORKLOAD.model_copy(update={"threads": 1, "repeats": 1, "warmup": 0})
+    seen: list[int] = []
+    result = bench({"a": bolt}, workload, on_run=lambda run: seen.append(threads()))
+    assert (seen, result.threads) == ([1], 1)
+    assert threads() == 2
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_threads_are_restored_after_a_failure(bolt: Any, threads: Callable[[], int]) -> None:
+    torch.set_num_threads(2)
+
+    def fail(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench({"a": bolt}, WORKLOAD.model_copy(update={"threads": 1}), on_run=fail)
+    assert threads() == 2
+
+
+@pytest.mark.parametrize("family", ["t5", "bolt", "chronos2"])
+def test_bench_of_every_family(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    pipeline = request.getfixturevalue(family)
+    workload = WORKLOAD.model_copy(update={"repeats": 2, "warmup": 0})
+    directories = {"original": tmp_path, "small": None}
+    result = bench({"original": pipeline, "small": pipeline}, workload, directories=directories)
+    original, small = result.models
+    assert (original.bytes_on_disk, small.bytes_on_disk) == (100, None)
+    assert original.macs == count_macs(pipeline, workload)
+    assert result.ratios("small")["macs"] == 1
+    assert "bytes_on_disk" not in result.ratios("small")
+    assert json.loads(json.dumps(result.to_dict()))["models"][1]["ratios"]["macs"] == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# What is refused
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_without_cuda(bolt: Any) -> None:
+    with pytest.raises(UsageError, match="finds no CUDA device; use device 'cpu'"):
+        bench({"a": bolt}, Workload(device="cuda"))
+
+
+def test_model_elsewhere(bolt: Any) -> None:
+    bolt.inner_model.to("meta")
+    with pytest.raises(UsageError, match="'a' is on 'meta' but the workload says 'cpu'"):
+        bench({"a": bolt}, WORKLOAD)
+
+
+def test_model_in_training_mode(bolt: Any) -> None:
+    bolt.inner_model.train()
+    with pytest.raises(UsageError, match="'a' is in training mode"):
+        bench({"a": bolt}, WORKLOAD)
+
+
+def test_context_longer_than_the_model_reads(bolt: Any) -> None:
+    with pytest.raises(UsageError, match="reads only the last 32 steps"):
+        count_macs(bolt, WORKLOAD.model_copy(update={"context_length": 33}))
+
+
+def test_names(bolt: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model to measure"):
+        bench({}, WORKLOAD)
+    with pytest.raises(UsageError, match="names are not unique"):
+        bench([("a", bolt), ("a", bolt)], WORKLOAD)
+    with pytest.raises(UsageError, match=r"directories of unknown models \['b'\]"):
+        bench({"a": bolt}, WORKLOAD, directories={"b": tmp_path})
+    result, _ = fake_bench({"a": [1.0]})
+    with pytest.raises(UsageError, match="no measurements of 'b'"):
+        result.ratios("b")
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory
+# --------------------------------------------------------------------------------------------------
+
+
+def test_memory_comes_from_the_last_line_of_a_process_for_each_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = {"before_load_bytes": 100, "after_load_bytes": 150, "peak_bytes": 180}
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert make_workload(json.loads(command[-1])).batch_size == 4
+        assert command[-3:-1] == [str(tmp_path), "float32"]
+        return subprocess.CompletedProcess(command, 0, f"loading\n{json.dumps(figures)}\n", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (tmp_path / "model.safetensors").touch()
+    durations = {"a": [1.0], "b": [1.0]}
+    result, _ = fake_bench(durations, directories={"a": tmp_path}, measure_memory=True)
+    assert result.models[0].peak_memory_bytes == 80
+    assert result.models[1].memory is None
+
+
+def test_failed_memory_process_gives_its_last_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", "Traceback\nMemoryError: too large\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(TscompressError, match="ended with status 1: MemoryError: too large"):
+        process_memory(tmp_path, torch.float32, WORKLOAD)
+
+
+@pytest.mark.slow
+def test_memory_of_a_real_process(tmp_path: Path) -> None:
+    save_pretrained(build("chronos-bolt"), tmp_path)
+    ballast = torch.ones(2**28)  # 1 GiB here must not show up there
+    memory = process_memory(tmp_path, torch.bfloat16, WORKLOAD)
+    assert 0 < memory.before_load_bytes <= memory.after_load_bytes <= memory.peak_bytes
+    assert memory.peak_bytes - memory.before_load_bytes < ballast.nbytes / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("family", ["t5", "bolt", "chronos2"])
+def test_bench_on_cuda(family: str, request: pytest.FixtureRequest) -> None:
+    pipeline = request.getfixturevalue(family)
+    macs_on_cpu = count_macs(pipeline, WORKLOAD)
+    pipeline.inner_model.to("cuda")
+    workload = WORKLOAD.model_copy(update={"device": "cuda", "repeats": 2})
+    result = bench({"a": pipeline}, workload, measure_memory=True)
+    assert result.models[0].macs == macs_on_cpu
+    peak = result.models[0].peak_memory_bytes
+    assert peak is not None
+    assert peak > result.models[0].parameter_bytes
+
+
+# --------------------------------------------------------------------------------------------------
+# Table
+# --------------------------------------------------------------------------------------------------
+
+
+def rendered(result: BenchResult) -> list[str]:
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(bench_table(result))
+    return capture.get().splitlines()
+
+
+def test_table_shows_ratios_with_their_interval() -> None:
+    durations = {"chronos[bold]": [10.0] * 5, "small": [4.0] * 5}
+    text = rendered(fake_bench(durations)[0])
+    header = next(line for line in text if "small" in line)
+    assert "chronos[bold]" in header
+    assert "ratio to" in header
+    latency = next(line for line in text if "latency, median (ms)" in line)
+    assert [cell.strip() for cell in latency.split("│")[2:5]] == [
+        "10.0",
+        "4.00",
+        "0.40 (0.40–0.40)",
+    ]
+    assert not any("KV cache" in line or "GMAC" in line for line in text)
+
+
+def test_table_of_one_model_has_no_ratio_column() -> None:
+    text = "\n".join(rendered(fake_bench({"alone": [1234.0]})[0]))
+    assert "ratio" not in text
+    assert "1,234" in text

@@ -1,0 +1,475 @@
+"""Checkpoints of every kind, whole and broken: what loads, and what each failure says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel, T5Config, T5EncoderModel, T5Model
+
+from tscompress.api import compress
+from tscompress.errors import (
+    CorruptCheckpointError,
+    GatedModelError,
+    ModelLoadError,
+    ModelNotFoundError,
+    OfflineError,
+    PlanError,
+    UnsupportedModelError,
+    UsageError,
+)
+from tscompress.loading import load, read_config, stored_dtype, weight_files
+from tscompress.serialization import save
+
+WEIGHTS = "model.safetensors"
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def copy(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    """A checkpoint that a test may break."""
+    return Path(shutil.copytree(checkpoints["chronos-bolt"], tmp_path / "copy"))
+
+
+def edit_config(directory: Path, change: Change) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    change(config)
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def edit_weights(directory: Path, change: Change) -> None:
+    tensors = load_file(directory / WEIGHTS)
+    change(tensors)
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def shard(directory: Path) -> dict[str, str]:
+    """Split the weights over two files; returns the weight map."""
+    tensors = load_file(directory / WEIGHTS)
+    names = sorted(tensors)
+    weight_map = {}
+    for index, chunk in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-{index:05d}-of-00002.safetensors"
+        save_file({n: tensors[n] for n in chunk}, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(chunk, file)
+    (directory / WEIGHTS).unlink()
+    write_index(directory, weight_map)
+    return weight_map
+
+
+def write_index(directory: Path, weight_map: object) -> None:
+    content = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def refused(error: type[Exception], match: str, directory: Path | str, **options: Any) -> None:
+    with pytest.raises(error, match=match or None) as caught:
+        load(directory, **options)
+    assert type(caught.value) is error
+    assert "\n" not in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# What loads
+# --------------------------------------------------------------------------------------------------
+
+
+def test_every_family_loads_and_forecasts(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    assert loaded.family == loaded.name == checkpoint.name
+    assert loaded.source == str(checkpoint)
+    assert not loaded.model.training
+    assert loaded.config == read_config(checkpoint, "")
+    assert (loaded.revision, loaded.plan) == (None, None)
+    quantiles, mean = loaded.forecaster.predict_quantiles(
+        [torch.sin(torch.arange(40.0))], prediction_length=8
+    )
+    assert torch.isfinite(quantiles[0]).all()
+    assert torch.isfinite(mean[0]).all()
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_the_dtype_is_the_stored_one_unless_asked(
+    checkpoint: Path, tmp_path: Path, stored: torch.dtype
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    edit_weights(copy, lambda ts: ts.update({name: ts[name].to(stored) for name in ts}))
+    assert stored_dtype(copy) is stored
+    asked: list[tuple[Any, torch.dtype]] = [
+        (None, stored),
+        ("float32", torch.float32),
+        ("bfloat16", torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+    ]
+    for dtype, expected in asked:
+        loaded = load(copy, dtype=dtype)
+        assert {p.dtype for p in loaded.model.parameters()} == {expected}
+        assert loaded.stored_dtype is stored
+
+
+def test_weights_in_memory_are_the_stored_ones(checkpoint: Path) -> None:
+    state = load(checkpoint).model.state_dict()
+    for name, tensor in load_file(checkpoint / WEIGHTS).items():
+        assert torch.equal(state[name], tensor), name
+
+
+def test_sharded_weights_load_the_same(copy: Path) -> None:
+    whole = load(copy).model.state_dict()
+    shard(copy)
+    assert [path.name for path in weight_files(copy)] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    parts = load(copy).model.state_dict()
+    assert parts.keys() == whole.keys()
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("name", ["T5Model", "T5EncoderModel", "BertModel"])
+def test_other_transformers_load_for_profiling_only(tmp_path: Path, name: str) -> None:
+    t5 = T5Config(d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2, vocab_size=32)
+    bert = BertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=32,
+        max_position_embeddings=16,
+    )
+    model = {
+        "T5Model": lambda: T5Model(t5),
+        "T5EncoderModel": lambda: T5EncoderModel(t5),
+        "BertModel": lambda: BertModel(bert),
+    }[name]()
+    model.save_pretrained(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    stored = load_file(tmp_path / "model" / WEIGHTS)
+    # Every block is a stored one: nothing that was made up when the checkpoint lacked it.
+    projections = [name for _, _, name in loaded.architecture.attention_projections()]
+    assert projections
+    for projection in projections:
+        weight = loaded.model.get_submodule(projection).weight
+        assert torch.equal(weight, stored[f"{projection}.weight"]), projection
+    with pytest.raises(UnsupportedModelError, match="does not forecast; families that do: chronos"):
+        _ = loaded.forecaster
+
+
+def test_a_shipped_reference_that_does_not_exist() -> None:
+    refused(ModelNotFoundError, "there is no 'reference/gpt'; shipped:", "reference/gpt")
+
+
+# --------------------------------------------------------------------------------------------------
+# Where it is not
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["./nowhere", "/no/where", "~/no/where", "a/b/c", "", "  "])
+def test_missing_directory(source: str) -> None:
+    refused(ModelNotFoundError, "there is no directory", source)
+
+
+def test_file_instead_of_directory(checkpoint: Path) -> None:
+    refused(ModelNotFoundError, "is a file; give the directory", checkpoint / WEIGHTS)
+
+
+def test_revision_goes_with_a_hub_id(checkpoint: Path) -> None:
+    refused(UsageError, "a revision goes with a Hub id only", checkpoint, revision="main")
+
+
+def test_no_weights(copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    refused(ModelNotFoundError, "has no model.safetensors", copy)
+
+
+def test_pickled_weights_are_never_read(copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    torch.save({"weight": torch.zeros(1)}, copy / "pytorch_model.bin")
+    match = r"only pickled weights \(pytorch_model.bin\).*never unpickles"
+    refused(UnsupportedModelError, match, copy)
+
+
+# --------------------------------------------------------------------------------------------------
+# Configs
+# --------------------------------------------------------------------------------------------------
+
+
+def test_no_config(copy: Path) -> None:
+    (copy / "config.json").unlink()
+    refused(ModelNotFoundError, "has no config.json; is it a checkpoint", copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (b"{", "config.json is not JSON"),
+        (b"", "config.json is not JSON"),
+        (b"\xff\xfe", "config.json is not JSON"),
+        (b"[1]", "config.json is not an object"),
+        (b"[" * 100_000, "config.json is not JSON"),
+    ],
+)
+def test_config_is_not_a_json_object(copy: Path, text: bytes, match: str) -> None:
+    (copy / "config.json").write_bytes(text)
+    refused(CorruptCheckpointError, match, copy)
+
+
+def as_gpt2(config: dict[str, Any]) -> None:
+    config.clear()
+    config["model_type"] = "gpt2"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        as_gpt2,
+        lambda config: config.clear(),
+        lambda config: config.update(chronos_pipeline_class="OtherPipeline"),
+        lambda config: config.update(
+            chronos_pipeline_class="ChronosPipeline", chronos_config={"model_type": "causal"}
+        ),
+    ],
+    ids=["gpt2", "empty", "unknown pipeline", "causal"],
+)
+def test_unknown_families(copy: Path, change: Change) -> None:
+    edit_config(copy, change)
+    match = "checkpoint is not supported; supported families: chronos-t5, chronos-bolt, chronos-2"
+    refused(UnsupportedModelError, match, copy)
+
+
+@pytest.mark.parametrize("pipeline", ["ChronosPipeline", "Chronos2Pipeline"])
+def test_config_of_another_family(copy: Path, pipeline: str) -> None:
+    edit_config(copy, lambda config: config.update(chronos_pipeline_class=pipeline))
+    refused(CorruptCheckpointError, "the weights do not fit the config|lacks", copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("d_kv", 16),
+        ("d_kv", "wide"),
+        ("d_kv", [8, 8]),
+        ("d_model", 0),
+        ("num_layers", 3),
+        ("num_layers", -1),
+        ("num_heads", None),
+        ("model_type", 5),
+        ("chronos_config", {}),
+        ("chronos_config", []),
+        ("chronos_config", None),
+        ("chronos_config", {"model_type": "seq2seq"}),
+        ("num_layers", 1),
+    ],
+)
+def test_config_that_does_not_fit_the_weights(
+    checkpoint: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    edit_config(copy, lambda config: config.update({key: value}))
+    with pytest.raises(ModelLoadError) as caught:
+        load(copy)
+    assert "\n" not in str(caught.value)
+    assert "copy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"d_kv": "wide"}, CorruptCheckpointError),
+        ({"d_kv": 16}, PlanError),
+        ({"num_layers": 1}, PlanError),
+        ({"chronos_config": None}, CorruptCheckpointError),
+        ({"chronos_config": {}}, CorruptCheckpointError),
+        ({"chronos_pipeline_class": "OtherPipeline"}, UnsupportedModelError),
+    ],
+)
+def test_factored_checkpoint_with_a_bad_base_config(
+    checkpoint: Path, tmp_path: Path, change: dict[str, Any], error: type[Exception]
+) -> None:
+    output = save(compress(checkpoint, rank=2, method="svd"), tmp_path / "factored")
+    assert load(output).plan is not None
+    edit_config(output, lambda config: config["base_config"].update(change))
+    refused(error, "", output)
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 4, 200, -100])
+def test_truncated_weights(checkpoint: Path, tmp_path: Path, size: int) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    (copy / WEIGHTS).write_bytes((copy / WEIGHTS).read_bytes()[:size])
+    refused(CorruptCheckpointError, "model.safetensors is truncated or damaged", copy)
+
+
+@pytest.mark.parametrize("start", [0, 8, 40])
+def test_garbage_in_the_header(copy: Path, start: int) -> None:
+    content = bytearray((copy / WEIGHTS).read_bytes())
+    content[start : start + 8] = b"\xfe" * 8
+    (copy / WEIGHTS).write_bytes(content)
+    refused(CorruptCheckpointError, "model.safetensors is truncated or damaged", copy)
+
+
+def test_missing_weights_are_not_made_up(checkpoint: Path, tmp_path: Path) -> None:
+    """transformers would start them at random and only log it."""
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    name = next(n for n in load_file(copy / WEIGHTS) if n.endswith("q.weight"))
+    edit_weights(copy, lambda tensors: tensors.pop(name))
+    refused(CorruptCheckpointError, rf"lacks '{name}' \(1 weights missing\)", copy)
+
+
+def test_wrong_shape(checkpoint: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    name = next(n for n in load_file(copy / WEIGHTS) if n.endswith("q.weight"))
+    edit_weights(copy, lambda tensors: tensors.update({name: tensors[name][:8].clone()}))
+    refused(CorruptCheckpointError, "the weights do not fit the config", copy)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite(checkpoint: Path, tmp_path: Path, value: float) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    name = next(n for n in load_file(copy / WEIGHTS) if n.endswith("q.weight"))
+    edit_weights(copy, lambda tensors: tensors[name].view(-1)[3:4].fill_(value))
+    refused(CorruptCheckpointError, f"{name} has values that are not finite", copy)
+
+
+def test_missing_shard(copy: Path) -> None:
+    shard(copy)
+    (copy / "model-00002-of-00002.safetensors").unlink()
+    refused(CorruptCheckpointError, "lacks model-00002-of-00002.safetensors", copy)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/model.safetensors"])
+def test_index_that_points_outside(copy: Path, name: str) -> None:
+    weight_map = shard(copy)
+    write_index(copy, weight_map | {"shared.weight": name})
+    refused(CorruptCheckpointError, "points outside its directory", copy)
+
+
+@pytest.mark.parametrize("weight_map", [None, 3, [], {"shared.weight": 3}, {"shared.weight": []}])
+def test_index_that_is_none(copy: Path, weight_map: object) -> None:
+    shard(copy)
+    write_index(copy, weight_map)
+    refused(CorruptCheckpointError, "is not a safetensors index", copy)
+
+
+def test_code_in_a_checkpoint_is_never_run(checkpoint: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    trace = tmp_path / "executed"
+    (copy / "planted.py").write_text(
+        f"from pathlib import Path\nPath({str(trace)!r}).touch()\n"
+        "class PlantedConfig: pass\nclass PlantedModel: pass\n"
+    )
+    names = ("AutoModel", "AutoModelForSeq2SeqLM")
+    auto_map = {"AutoConfig": "planted.PlantedConfig"} | dict.fromkeys(
+        names, "planted.PlantedModel"
+    )
+    edit_config(copy, lambda config: config.update(auto_map=auto_map))
+    load(copy)
+    assert not trace.exists()
+    edit_config(copy, lambda config: config.update(model_type="planted"))
+    with pytest.raises(ModelLoadError):
+        load(copy)
+    assert not trace.exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# Options
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_cuda_without_cuda(checkpoint: Path, device: str) -> None:
+    refused(UsageError, "torch sees no CUDA; use cpu", checkpoint, device=device)
+
+
+@pytest.mark.parametrize("device", ["tpu9", "", "gpu", "cpu:x", "meta"])
+def test_unknown_device(checkpoint: Path, device: str) -> None:
+    refused(UsageError, "is not a device; try cpu or cuda", checkpoint, device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "", "float64", torch.int64])
+def test_unknown_dtype(checkpoint: Path, dtype: Any) -> None:
+    match = "is not one of float32, bfloat16, float16"
+    refused(UsageError, match, checkpoint, dtype=dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# The Hub
+# --------------------------------------------------------------------------------------------------
+
+
+def answer(status: int) -> httpx.Response:
+    return httpx.Response(status, request=httpx.Request("GET", "https://hub.invalid/api"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "match"),
+    [
+        (
+            RepositoryNotFoundError("404\nmore", response=answer(404)),
+            ModelNotFoundError,
+            "is neither a directory nor a model on the Hub that you may read",
+        ),
+        (
+            GatedRepoError("403\nmore", response=answer(403)),
+            GatedModelError,
+            "is gated; ask for access on its Hub page and run `hf auth login`",
+        ),
+        (
+            RevisionNotFoundError("404\nmore", response=answer(404)),
+            ModelNotFoundError,
+            "has no revision 'v9' on the Hub",
+        ),
+        (HFValidationError("bad\nid"), ModelNotFoundError, "nor a Hub id such as"),
+        (LocalEntryNotFoundError("no\nnetwork"), OfflineError, "the Hub cannot be reached"),
+        (httpx.ConnectTimeout("slow"), OfflineError, "the Hub cannot be reached"),
+        (ConnectionResetError(), OfflineError, "the Hub cannot be reached"),
+        (HfHubHTTPError("500", response=answer(500)), ModelLoadError, "with HTTP status 500"),
+        (HfHubHTTPError("429", response=answer(429)), ModelLoadError, "with HTTP status 429"),
+    ],
+)
+def test_every_answer_of_the_hub_has_its_line(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, error: type[Exception], match: str
+) -> None:
+    def snapshot_download(*_: object, **__: object) -> str:
+        raise raised
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    refused(error, match, "someone/model", revision="v9")
+
+
+def test_a_hub_id_becomes_its_snapshot_and_commit(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = copy.rename(tmp_path / "0123abc")
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    loaded = load("someone/model", revision="v9")
+    assert (loaded.name, loaded.source, loaded.revision) == ("someone/model",) * 2 + ("0123abc",)
+    assert (asked["name"], asked["revision"]) == ("someone/model", "v9")
+    # Neither pickles nor code are fetched.
+    assert asked["allow_patterns"] == ["*.json", "*.safetensors"]

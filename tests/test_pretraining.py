@@ -1,0 +1,402 @@
+"""Pretraining: losses, schedules, and runs that are stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chronos import BaseChronosPipeline, ChronosBoltPipeline, ChronosPipeline
+from conftest import tiny_recipe
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from tscompress import pretraining
+from tscompress.corpus import CorpusConfig
+from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError
+from tscompress.pretraining import (
+    Batch,
+    Bucket,
+    PretrainRecipe,
+    Progress,
+    Stage,
+    build_model,
+    fourier_token_embedding,
+    loss_function,
+    make_batch,
+    pretrain,
+    stage_corpora,
+    token_cross_entropy,
+)
+
+TRAINED = ["chronos-bolt", "chronos-t5"]
+SEASONAL = CorpusConfig(
+    kernel_weight=0,
+    stochastic_weight=0,
+    count_weight=0,
+    noise_scale=0.0,
+    seasonal_share=1.0,
+    longest_period=0.3,
+    mixup_probability=0,
+    shift_probability=0,
+    outlier_probability=0,
+)
+
+
+def short(family: str, steps: int = 6, **changes: object) -> PretrainRecipe:
+    bucket = Bucket(context_length=32, horizon=16, batch_size=4)
+    return tiny_recipe(family, stages=(Stage(steps=steps, buckets=(bucket,)),), **changes)
+
+
+def weights(model: Path) -> dict[str, torch.Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+# --------------------------------------------------------------------------------------------------
+# The loop
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_the_loss_falls(family: str, tmp_path: Path) -> None:
+    bucket = Bucket(context_length=32, horizon=16, batch_size=16)
+    recipe = tiny_recipe(
+        family,
+        stages=(Stage(steps=40, buckets=(bucket,)),),
+        corpus=SEASONAL,
+        learning_rate=5e-3,
+        missing_probability=0.0,
+    )
+    seen: list[Progress] = []
+    pretrain(recipe, tmp_path, report=seen.append, log_every=10)
+    assert [progress.step for progress in seen] == [10, 20, 30, 40]
+    assert seen[-1].loss < 0.92 * seen[0].loss
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert log == [progress.__dict__ for progress in seen]
+
+
+@pytest.mark.parametrize(("family", "pipeline"), [
+    ("chronos-bolt", ChronosBoltPipeline), ("chronos-t5", ChronosPipeline)
+])  # fmt: skip
+def test_the_result_opens_in_stock_chronos(family: str, pipeline: type, tmp_path: Path) -> None:
+    model = pretrain(short(family, steps=1), tmp_path)
+    assert model == tmp_path / "model"
+    config = json.loads((model / "config.json").read_text())
+    assert config["torch_dtype"] == config["dtype"] == "bfloat16"
+    assert {tensor.dtype for tensor in weights(model).values()} == {torch.bfloat16}
+    loaded = BaseChronosPipeline.from_pretrained(model)
+    assert type(loaded) is pipeline
+    _, mean = loaded.predict_quantiles([torch.arange(30.0)], prediction_length=4)
+    assert torch.isfinite(mean[0]).all()
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_stopped_and_resumed_is_bit_equal(family: str, tmp_path: Path) -> None:
+    recipe = short(family)
+    whole = pretrain(recipe, tmp_path / "whole")
+    assert whole is not None
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C sends
+
+    handler = signal.getsignal(signal.SIGINT)
+    output = tmp_path / "parts"
+    assert pretrain(recipe, output, report=stop, log_every=1) is None
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not (output / "model").exists()
+
+    steps: list[int] = []
+    resumed = pretrain(
+        recipe, output, resume=True, report=lambda p: steps.append(p.step), log_every=1
+    )
+    assert resumed is not None
+    assert steps == [4, 5, 6]
+    assert_equal(weights(whole), weights(resumed))
+    logged = [json.loads(line)["step"] for line in (output / "log.jsonl").read_text().splitlines()]
+    assert logged == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_second_signal_means_now(tmp_path: Path) -> None:
+    def stop_twice(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(short("chronos-bolt"), tmp_path, report=stop_twice, log_every=1)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    recipe = short("chronos-bolt", checkpoint_minutes=1e-9)  # a checkpoint after each step
+
+    def die(progress: Progress) -> None:
+        if progress.step == 4:  # before the checkpoint of this step
+            raise SystemExit
+
+    output = tmp_path / "killed"
+    with pytest.raises(SystemExit):
+        pretrain(recipe, output, report=die, log_every=1)
+    (output / "checkpoint" / "state.safetensors.tmp").write_bytes(b"half")  # cut in the middle
+    assert not (output / "model").exists()
+    steps: list[int] = []
+    resumed = pretrain(
+        recipe, output, resume=True, report=lambda p: steps.append(p.step), log_every=1
+    )
+    assert steps == [4, 5, 6]
+    whole = pretrain(recipe, tmp_path / "whole")
+    assert resumed is not None
+    assert whole is not None
+    assert_equal(weights(whole), weights(resumed))
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    recipe = short("chronos-bolt", steps=2)
+    model = pretrain(recipe, tmp_path)
+    assert model is not None
+    before = weights(model)
+    assert pretrain(recipe, tmp_path, resume=True) == model
+    assert_equal(before, weights(model))
+
+
+def test_seeds_differ(tmp_path: Path) -> None:
+    first, second, again = (
+        pretrain(short("chronos-bolt", steps=1, seed=seed), tmp_path / name)
+        for seed, name in ((0, "first"), (1, "second"), (0, "again"))
+    )
+    assert first is not None
+    assert second is not None
+    assert again is not None
+    assert_equal(weights(first), weights(again))
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    assert not torch.equal(weights(first)[name], weights(second)[name])
+
+
+def test_divergence_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def diverging(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        loss = pretraining.bolt_loss(model, batch)
+        return loss * math.nan if calls == 3 else loss
+
+    recipe = short("chronos-bolt", checkpoint_minutes=1e-9)
+    monkeypatch.setattr(pretraining, "loss_function", lambda _: diverging)
+    match = r"the loss is nan at step 3; lower learning_rate \(0.001\).*--resume"
+    with pytest.raises(DivergenceError, match=match):
+        pretrain(recipe, tmp_path / "run")
+    monkeypatch.undo()
+    state = load_file(tmp_path / "run" / "checkpoint" / "state.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+    resumed = pretrain(recipe, tmp_path / "run", resume=True)
+    whole = pretrain(recipe, tmp_path / "whole")
+    assert resumed is not None
+    assert whole is not None
+    assert_equal(weights(whole), weights(resumed))
+
+
+def test_resuming_from_what_does_not_fit(tmp_path: Path) -> None:
+    pretrain(short("chronos-bolt", steps=1), tmp_path / "bolt")
+    with pytest.raises(CorruptCheckpointError, match="it belongs to another recipe"):
+        pretrain(short("chronos-t5"), tmp_path / "bolt", resume=True)
+    state = tmp_path / "bolt" / "checkpoint" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(CorruptCheckpointError, match="cannot be read"):
+        pretrain(short("chronos-bolt"), tmp_path / "bolt", resume=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Recipes and schedules
+# --------------------------------------------------------------------------------------------------
+
+
+def test_learning_rate_warms_up_holds_and_decays() -> None:
+    recipe = short("chronos-bolt", steps=100, warmup_steps=10, decay_fraction=0.2,
+                   learning_rate=1.0)  # fmt: skip
+    rates = [recipe.learning_rate_at(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[9:81] == [1.0] * 72
+    assert rates[80:] == pytest.approx([1 - step / 20 for step in range(20)])
+    assert rates[-1] > 0
+
+
+def test_no_warmup() -> None:
+    assert short("chronos-bolt", warmup_steps=0, learning_rate=0.5).learning_rate_at(0) == 0.5
+
+
+def test_steps_belong_to_stages() -> None:
+    stage = short("chronos-bolt").stages[0]
+    stages = tuple(stage.model_copy(update={"steps": steps}) for steps in (2, 1, 3))
+    recipe = tiny_recipe("chronos-bolt", stages=stages)
+    assert recipe.total_steps == 6
+    assert [recipe.stage_at(step) for step in range(6)] == [0, 0, 1, 2, 2, 2]
+    with pytest.raises(RecipeError, match="step 6 is past the end of the recipe's 6 steps"):
+        recipe.stage_at(6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rates": 1e-3},
+        {"learning_rate": 0},
+        {"learning_rate": "fast"},
+        {"architecture": {"d_model": 8}},
+        {"stages": ()},
+        {"decay_fraction": 0},
+        {"corpus": {"kernels": 1}},
+    ],
+)
+def test_unknown_keys_and_bad_values(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        tiny_recipe("chronos-bolt", **change)
+
+
+def changed(name: str, **changes: object) -> tuple[object, object]:
+    """``name`` of what two recipes lead to that differ in ``changes``."""
+    plain, other = (short("chronos-t5", **more) for more in ({}, changes))
+    if name == "batch":
+        first, second = (
+            torch.cat([make_batch(r, stage_corpora(r), step).context for step in range(6)])
+            for r in (plain, other)
+        )
+    else:
+        torch.manual_seed(0)
+        first = build_model(plain).shared.weight
+        torch.manual_seed(0)
+        second = build_model(other).shared.weight
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("batch", {"seed": 1}),
+        ("batch", {"missing_probability": 1.0}),
+        ("batch", {"corpus": SEASONAL}),
+        ("batch", {"real_series": ("aus_production",)}),
+        ("embedding", {"token_embedding": "normal"}),
+    ],
+)
+def test_options_change_what_they_name(name: str, changes: dict[str, object]) -> None:
+    first, second = changed(name, **changes)
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(second, torch.Tensor)
+    assert not torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight_decay": 0.5},
+        {"learning_rate": 1e-2},
+        {"max_grad_norm": 1e-3},
+        {"position_bias_rate": 30.0},
+        {"warmup_steps": 5},
+        {"decay_fraction": 1.0},
+        {"precision": "bf16"},
+    ],
+)
+def test_options_of_the_optimizer_change_the_weights(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    trained = []
+    for name, more in (("plain", {}), ("changed", changes)):
+        pretrain(short("chronos-bolt", steps=3, **more), tmp_path / name)
+        trained.append(load_file(tmp_path / name / "checkpoint" / "state.safetensors"))
+    bias = "model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    query = "model.encoder.block.0.layer.0.SelfAttention.q.weight"
+    name = bias if "position_bias_rate" in changes else query
+    assert not torch.equal(trained[0][name], trained[1][name])
+
+
+def test_batches_depend_on_the_step_only() -> None:
+    recipe = short("chronos-bolt")
+    corpora = stage_corpora(recipe)
+    first, again, other = (make_batch(recipe, corpora, step) for step in (4, 4, 5))
+    assert np.array_equal(first.context, again.context, equal_nan=True)
+    assert np.array_equal(first.target, again.target, equal_nan=True)
+    assert not np.array_equal(first.context, other.context, equal_nan=True)
+    assert first.context.shape == (4, 32)
+    assert first.target.shape == (4, 16)
+
+
+def test_every_context_has_an_observed_value() -> None:
+    recipe = short("chronos-bolt", steps=50, missing_probability=1.0)
+    corpora = stage_corpora(recipe)
+    for step in range(50):
+        batch = make_batch(recipe, corpora, step)
+        assert torch.isfinite(batch.context).any(dim=1).all()
+        assert not torch.isinf(batch.context).any()
+
+
+# --------------------------------------------------------------------------------------------------
+# Losses
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing_bins", [0.3, 1.0, 2.5])
+def test_label_smoothing_agrees_with_explicit_soft_targets(smoothing_bins: float) -> None:
+    vocabulary, special = 40, 2
+    labels = torch.tensor([0, 1, 2, 3, 20, 38, 39])
+    logits = torch.randn(len(labels), vocabulary, generator=torch.Generator().manual_seed(0))
+    soft = torch.zeros(len(labels), vocabulary)
+    for row, label in enumerate(labels.tolist()):
+        if label < special:
+            soft[row, label] = 1
+            continue
+        for token in range(special, vocabulary):
+            if abs(token - label) <= math.ceil(3 * smoothing_bins):
+                soft[row, token] = math.exp(-0.5 * ((token - label) / smoothing_bins) ** 2)
+    soft /= soft.sum(dim=1, keepdim=True)
+    expected = torch.nn.functional.cross_entropy(logits, soft)
+    actual = token_cross_entropy(logits, labels, smoothing_bins, special)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_no_smoothing_is_plain_cross_entropy() -> None:
+    logits = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 5, 10, 11])
+    expected = torch.nn.functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(token_cross_entropy(logits, labels, 0.0), expected)
+    torch.testing.assert_close(token_cross_entropy(logits, labels, 1e-3), expected)
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_missing_targets_count_for_nothing(family: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(short(family))
+    loss_of = loss_function(model)
+    context = torch.sin(torch.arange(32.0))[None].repeat(2, 1)
+    target = torch.cos(torch.arange(8.0))[None].repeat(2, 1)
+    half = target.clone()
+    half[1] = math.nan
+    single = loss_of(model, Batch(context[:1], target[:1], 0.0))
+    torch.testing.assert_close(loss_of(model, Batch(context, half, 0.0)), single)
+    nothing = loss_of(model, Batch(context, torch.full_like(target, math.nan), 0.0))
+    assert float(nothing.detach()) == 0
+    nothing.backward()
+
+
+def test_fourier_table_is_smooth_and_of_unit_variance() -> None:
+    centers = torch.linspace(-15, 15, 500)
+    for d_model in (24, 25):
+        table = fourier_token_embedding(centers, d_model)
+        assert table.shape == (500, d_model)
+        assert table.pow(2).mean() == pytest.approx(24 / d_model, rel=0.1)
+        distance = torch.cdist(table, table)
+        neighbours = distance.diagonal(1)
+        assert float(neighbours.max()) < float(distance.diagonal(100).min())
+        assert float(neighbours.min()) > 0

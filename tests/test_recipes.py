@@ -1,0 +1,178 @@
+"""Recipes: the ones in the repository, and what a bad one says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tscompress.errors import RecipeError
+from tscompress.loading import REFERENCE_PREFIX
+from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.suites import find_suite
+
+ROOT = Path(__file__).resolve().parent.parent / "recipes"
+COMPRESSION = sorted(ROOT.glob("*.yaml"))
+PRETRAINING = sorted((ROOT / "pretrain").glob("*.yaml"))
+PUBLISHED = [
+    *(f"amazon/chronos-t5-{size}" for size in ("tiny", "mini", "small", "base", "large")),
+    *(f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")),
+    "amazon/chronos-2",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The ones that ship
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", COMPRESSION, ids=lambda path: path.stem)
+def test_compression_recipes_are_valid(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert path.read_text().startswith(f"# tscompress run recipes/{path.name}")
+    assert recipe.evaluation is not None
+    find_suite(recipe.evaluation.suite).select(recipe.evaluation.datasets)
+
+
+@pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
+def test_pretraining_recipes_are_valid(path: Path) -> None:
+    recipe = load_pretrain_recipe(path)
+    command = f"# tscompress pretrain recipes/pretrain/{path.name} --output "
+    assert path.read_text().startswith(command)
+    assert recipe.total_steps > 100
+
+
+def test_no_recipe_lies_elsewhere() -> None:
+    assert sorted(ROOT.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING])
+
+
+def test_there_is_one_for_each_published_model() -> None:
+    recipes = {path.stem: load_recipe(path) for path in COMPRESSION}
+    for model in PUBLISHED:
+        assert recipes[model.removeprefix("amazon/")].model == model
+    for family in ("bolt", "t5"):
+        assert recipes[f"reference-{family}"].model == REFERENCE_PREFIX + family
+
+
+def test_outputs_are_distinct() -> None:
+    outputs = [load_recipe(path).output for path in COMPRESSION]
+    assert len(set(outputs)) == len(outputs)
+
+
+@pytest.mark.parametrize("path", COMPRESSION, ids=lambda path: path.stem)
+def test_yaml_round_trip(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path)
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+
+
+# --------------------------------------------------------------------------------------------------
+# Bad ones
+# --------------------------------------------------------------------------------------------------
+
+
+def refused(load: Callable[[Path], object], path: Path, match: str) -> None:
+    with pytest.raises(RecipeError, match=match) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+MINIMAL: dict[str, Any] = {"model": "reference/bolt", "output": "out"}
+
+
+def test_model_and_output_are_enough(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    assert load_recipe(path) == Recipe(**MINIMAL)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"modle": "x"}, "unknown key 'modle'; allowed here: model, revision, output"),
+        ({"calibration": {"num_serie": 3}}, "unknown key 'calibration.num_serie'"),
+        ({"evaluation": {"horizon": 3}}, "unknown key 'evaluation.horizon'"),
+        ({"bench": {"repeat": 3}}, "unknown key 'bench.repeat'"),
+        ({"schedule": {"kind": "rank", "rank": 3, "x": 1}}, "unknown key 'schedule.rank.x'"),
+        ({"schedule": {"kind": "rank", "rank": -1}}, r"schedule.rank.rank: .*greater.*got -1"),
+        ({"schedule": {"kind": "rank", "rank": 1.5}}, r"schedule.rank.rank: .*got 1.5"),
+        ({"schedule": {"kind": "magic"}}, "schedule: "),
+        ({"schedule": {"kind": "budget", "parameter_ratio": 0}}, "parameter_ratio: .*got 0"),
+        ({"schedule": {"kind": "budget", "parameter_ratio": 1.1}}, "parameter_ratio: .*got 1.1"),
+        ({"schedule": {"kind": "epsilon", "epsilon": 0}}, "epsilon: .*got 0"),
+        ({"schedule": None}, "schedule: "),
+        ({"model": 3}, "model: .*valid string.*got 3"),
+        ({"model": None}, "model: "),
+        ({"method": "magic"}, "method: .*got 'magic'"),
+        ({"feed_forward": "perhaps"}, "feed_forward: .*got 'perhaps'"),
+        ({"exclude": "encoder"}, "exclude: .*got 'encoder'"),
+        ({"calibration": {"num_series": 0}}, "calibration.num_series: .*got 0"),
+        ({"profile": {"epsilons": []}}, r"profile.epsilons: .*got \[\]"),
+        ({"model": "x" * 10_000, "method": ["y" * 10_000] * 100}, "method: "),
+        ({3: 4}, "recipe.yaml"),
+    ],
+)
+def test_bad_values_name_their_key(tmp_path: Path, change: dict[Any, Any], match: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | change))
+    refused(load_recipe, path, match)
+
+
+@pytest.mark.parametrize("missing", ["model", "output"])
+def test_missing_keys(tmp_path: Path, missing: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in MINIMAL.items() if k != missing}))
+    refused(load_recipe, path, f"{missing}: Field required")
+
+
+@pytest.mark.parametrize("load", [load_recipe, load_pretrain_recipe])
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "holds no mapping; see recipes/ for examples"),
+        (b"- model: x", "holds no mapping"),
+        (b"just words", "holds no mapping"),
+        (b"model: [", "cannot be read as YAML"),
+        (b"model: \xff\xfe", "cannot be read as YAML"),
+        (b"model: x\x00", "cannot be read as YAML"),
+        (b"? [a]\n: b", "cannot be read as YAML"),
+        (b"[" * 600, "cannot be read as YAML"),
+        (b"model: !!python/object/apply:os.system [ls]", "cannot be read as YAML"),
+    ],
+)
+def test_files_that_hold_no_recipe(
+    tmp_path: Path, load: Callable[[Path], object], content: bytes, match: str
+) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(content)
+    refused(load, tmp_path / "recipe.yaml", match)
+
+
+@pytest.mark.parametrize("load", [load_recipe, load_pretrain_recipe])
+def test_missing_files(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    refused(load, tmp_path / "none.yaml", "there is no recipe at")
+    refused(load, tmp_path, "cannot be read as YAML")
+
+
+def bomb(key: str) -> str:
+    lines = ['a0: &a0 ["x", "x"]']
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    return "\n".join([*lines, f"{key}: *a11"])
+
+
+def merging_bomb() -> str:
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{i}: &a{i}\n  <<: [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("text", [bomb("model"), bomb("exclude"), merging_bomb()])
+def test_a_few_lines_cannot_stand_for_gigabytes(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    started = time.process_time()
+    refused(load_recipe, tmp_path / "recipe.yaml", "has YAML aliases")
+    assert time.process_time() - started < 5

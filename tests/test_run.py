@@ -1,0 +1,86 @@
+"""The whole walk from one recipe, and the page it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tscompress.api import run
+from tscompress.calibration import CalibrationConfig
+from tscompress.errors import OutputExistsError
+from tscompress.latency import Workload
+from tscompress.loading import load
+from tscompress.planning import RankSchedule
+from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
+from tscompress.report import headline, report_tables, write_report
+
+
+def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
+    recipe = Recipe(
+        model=str(model),
+        output=str(output),
+        schedule=RankSchedule(rank=3),
+        calibration=CalibrationConfig(num_series=6, context_length=32, batch_size=3),
+        profile=ProfileConfig(epsilons=(0.3, 0.1)),
+        evaluation=EvaluationConfig(
+            datasets=("monash_m3_yearly", "monash_m1_yearly"), max_series=3
+        ),
+        bench=Workload(batch_size=2, context_length=32, horizon=4, repeats=2, warmup=1),
+    )
+    return recipe.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5", "chronos-2"])
+def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
+    checkpoints: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    recipe = small_recipe(checkpoints[family], tmp_path / "out")
+    result = run(recipe)
+    page = write_report(result, recipe)
+
+    # AutoGluon reads the original's name in the output's.
+    checkpoint = tmp_path / "out" / f"{family}-activation-svd"
+    assert load(checkpoint).plan == result.plan
+    scores = pd.read_csv(tmp_path / "out" / "scores.csv")
+    assert list(scores.columns) == ["dataset", "model", "MASE", "WQL"]
+    assert set(scores["dataset"]) == {"monash_m3_yearly", "monash_m1_yearly"}
+
+    text = page.read_text()
+    assert headline(result) in text
+    for figure in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (page.parent / figure).stat().st_size > 1000
+    assert "{{" not in text
+    assert "{%" not in text
+    numbers = json.loads((page.parent / "report.json").read_text())
+    assert numbers["relative"]["WQL"] > 0
+    assert numbers["attention_parameter_ratio"] == result.plan.attention_parameter_ratio
+    assert report_tables(result)
+
+
+def test_the_page_says_how_to_make_it_again(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", profile=None, evaluation=None, bench=None
+    )
+    page = write_report(run(recipe), recipe)
+    text = page.read_text()
+    (quoted,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "again.yaml").write_text(quoted)
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+    assert "Forecast quality" not in text
+    assert "Cost" not in text
+
+
+def test_a_walk_does_not_replace_a_checkpoint_unasked(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", profile=None, evaluation=None, bench=None
+    )
+    run(recipe)
+    with pytest.raises(OutputExistsError, match="--force"):
+        run(recipe)
+    run(recipe, force=True)

@@ -1,0 +1,92 @@
+"""Make pretrained time-series foundation models smaller and faster, and prove what it cost.
+
+The namespace is lazy: ``import tscompress`` loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tscompress._version import __version__
+
+if TYPE_CHECKING:
+    from tscompress.api import RunResult, compress, run
+    from tscompress.calibration import CalibrationConfig
+    from tscompress.data import read_series
+    from tscompress.errors import TscompressError
+    from tscompress.evaluation import EvaluationResult, evaluate, relative
+    from tscompress.latency import BenchResult, Workload, bench
+    from tscompress.loading import LoadedModel, load
+    from tscompress.low_rank import LowRankLinear
+    from tscompress.plan import Plan
+    from tscompress.pretraining import PretrainRecipe, pretrain
+    from tscompress.profiling import profile
+    from tscompress.rank_profile import RankProfile
+    from tscompress.recipe import Recipe, load_recipe
+    from tscompress.serialization import CompressedModel, save
+
+_HOME = {
+    "RunResult": "api",
+    "compress": "api",
+    "run": "api",
+    "CalibrationConfig": "calibration",
+    "read_series": "data",
+    "TscompressError": "errors",
+    "EvaluationResult": "evaluation",
+    "evaluate": "evaluation",
+    "relative": "evaluation",
+    "BenchResult": "latency",
+    "Workload": "latency",
+    "bench": "latency",
+    "LoadedModel": "loading",
+    "load": "loading",
+    "LowRankLinear": "low_rank",
+    "Plan": "plan",
+    "PretrainRecipe": "pretraining",
+    "pretrain": "pretraining",
+    "RankProfile": "rank_profile",
+    "profile": "profiling",
+    "Recipe": "recipe",
+    "load_recipe": "recipe",
+    "CompressedModel": "serialization",
+    "save": "serialization",
+}
+
+__all__ = [
+    "BenchResult",
+    "CalibrationConfig",
+    "CompressedModel",
+    "EvaluationResult",
+    "LoadedModel",
+    "LowRankLinear",
+    "Plan",
+    "PretrainRecipe",
+    "RankProfile",
+    "Recipe",
+    "RunResult",
+    "TscompressError",
+    "Workload",
+    "__version__",
+    "bench",
+    "compress",
+    "evaluate",
+    "load",
+    "load_recipe",
+    "pretrain",
+    "profile",
+    "read_series",
+    "relative",
+    "run",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tscompress' has no attribute {name!r}")
+    return getattr(import_module(f"tscompress.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,574 @@
+"""The ``tscompress`` command. Thin: every command calls one function and shows what it returned.
+
+Nothing heavy is imported until a command runs, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tscompress._version import __version__
+from tscompress.errors import TscompressError, UsageError
+
+if TYPE_CHECKING:
+    from tscompress.evaluation import EvaluationResult
+    from tscompress.loading import LoadedModel
+
+app = typer.Typer(
+    name="tscompress",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=(
+        "Make pretrained Chronos models smaller and faster, and measure what it cost.\n\n"
+        "A MODEL is a Hub id (amazon/chronos-bolt-small), a directory, reference/bolt or "
+        "reference/t5 (small models that ship with tscompress), or the output of compress.\n\n"
+        "A first walk, offline:\n\n"
+        "  tscompress profile reference/bolt\n\n"
+        "  tscompress compress reference/bolt --budget 0.25 --output small\n\n"
+        "  tscompress evaluate small --against reference/bolt\n\n"
+        "  tscompress bench small --against reference/bolt"
+    ),
+)
+_debug = False
+_INTERRUPTED = 130
+_PLANNING_OPTIONS = (
+    "method", "rank", "epsilon", "energy", "schedule", "powers_of_two", "budget", "exclude",
+    "feed_forward",
+)  # fmt: skip
+#: ClickException; typer brings a click of its own, or not, depending on its version.
+_UsageMistake: Any = typer.BadParameter.__mro__[2]
+
+Model = Annotated[str, typer.Argument(help="Hub id, directory, or reference/bolt, reference/t5.")]
+Against = Annotated[str | None, typer.Option(help="Compare with this model.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, or 'stored' for the checkpoint's own.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Epsilons = Annotated[
+    list[float] | None,
+    typer.Option("--epsilon", "-e", help="Threshold of the ε-rank; repeat for several."),
+]
+SeriesFile = Annotated[
+    Path | None, typer.Option(help="Series in CSV, Parquet, Arrow or JSON lines.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and all logs.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    global _debug
+    _debug = debug
+    if version:
+        typer.echo(f"tscompress {__version__}")
+        raise typer.Exit
+    if not debug:
+        _quiet_libraries()
+
+
+def _quiet_libraries() -> None:
+    """Libraries log and draw bars for developers; a command shows its own progress."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("chronos").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def _load(model: str, device: str, dtype: str, revision: str | None = None) -> LoadedModel:
+    from transformers.utils.logging import disable_progress_bar
+
+    from tscompress.loading import load
+
+    if not _debug:
+        disable_progress_bar()
+    return load(model, device=device, dtype=None if dtype == "stored" else dtype, revision=revision)
+
+
+def _distinct(name: str, other: str) -> str:
+    return name if name != other else f"{name} (2)"
+
+
+def _print(as_json: bool, content: dict[str, Any], *shown: object) -> None:
+    if as_json:
+        typer.echo(json.dumps(content, indent=2, allow_nan=False, default=str))
+        return
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width; tables need about this much
+        console = Console(width=110)
+    for item in shown:
+        # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
+        plain = isinstance(item, str)
+        console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands
+# --------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def profile(
+    model: Model,
+    epsilon: Epsilons = None,
+    series: SeriesFile = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write profile.json, CSV and figures here.")
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Do not run the model on series.")
+    ] = False,
+    revision: Revision = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
+    from tscompress.calibration import CalibrationConfig
+    from tscompress.data import read_series
+    from tscompress.figures import save_profile_figures
+    from tscompress.files import check_output
+    from tscompress.profile_tables import profile_table
+    from tscompress.profiling import DEFAULT_EPSILONS
+    from tscompress.profiling import profile as measure
+
+    if output is not None:
+        check_output(output, force=force)
+    given = None if series is None else read_series(series)
+    loaded = _load(model, device, "float32", revision)
+    with _progress() as advance:
+        result = measure(
+            loaded,
+            epsilons=tuple(epsilon or DEFAULT_EPSILONS),
+            series=given,
+            calibration=None if weights_only else CalibrationConfig(),
+            on_progress=advance,
+        )
+    if output is not None:
+        result.save(output)
+        save_profile_figures(result, output)
+    findings = "\n".join(result.findings())
+    _print(as_json, result.to_dict(), *profile_table(result), findings)
+
+
+@app.command()
+def compress(
+    context: typer.Context,
+    model: Model,
+    output: Annotated[Path, typer.Option(help="Directory of the compressed checkpoint.")],
+    recipe: Annotated[Path | None, typer.Option(help="YAML; instead of all options below.")] = None,
+    method: Annotated[str, typer.Option(help="svd or activation-svd.")] = "activation-svd",
+    rank: Annotated[int | None, typer.Option(help="The same rank everywhere.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
+    energy: Annotated[float | None, typer.Option(help="Keep this share of the energy.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="D0,ALPHA: head sizes ⌈D0 (1+i)^ALPHA⌉ at depth i.")
+    ] = None,
+    powers_of_two: Annotated[
+        bool, typer.Option("--powers-of-two", help="Round the schedule down to powers of two.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(help="Parameters to keep, as a share of the planned layers.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Shell pattern of layers to leave; repeatable.")
+    ] = None,
+    feed_forward: Annotated[
+        bool, typer.Option("--feed-forward", help="Factor the feed-forward layers too.")
+    ] = False,
+    series: SeriesFile = None,
+    calibration_series: Annotated[int, typer.Option(help="Series to calibrate on.", min=1)] = 256,
+    revision: Revision = None,
+    device: Device = "cpu",
+    force: Force = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, write nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Replace attention layers by low-rank factors and save a verified checkpoint."""
+    from tscompress import api
+    from tscompress.calibration import SYNTHETIC, CalibrationConfig
+    from tscompress.data import read_series
+    from tscompress.files import check_output
+    from tscompress.plan import Plan
+    from tscompress.recipe import Recipe, load_recipe, validate
+    from tscompress.serialization import save
+
+    if not dry_run:
+        check_output(output, force=force)
+    given = None if series is None else read_series(series)
+    edited = None if plan is None else Plan.load(plan)
+    if edited is not None:
+        _refuse(context, "--plan says every rank", _PLANNING_OPTIONS)
+    if recipe is None and (method if edited is None else edited.method) == "svd":
+        _refuse(context, "svd does not calibrate", ("series", "calibration_series"))
+    if recipe is not None:
+        others = ("plan", "calibration_series", *_PLANNING_OPTIONS)
+        _refuse(context, "--recipe says everything", others)
+        chosen = load_recipe(recipe)
+    else:
+        fields: dict[str, Any] = {
+            "model": model,
+            "output": str(output),
+            "method": edited.method if edited is not None else method,
+            "exclude": tuple(exclude or ()),
+            "feed_forward": feed_forward,
+            "calibration": CalibrationConfig(
+                num_series=calibration_series,
+                source=SYNTHETIC if series is None else str(series),
+            ).model_dump(),
+        }
+        if edited is None:
+            fields["schedule"] = api.choose_schedule(
+                rank=rank,
+                epsilon=epsilon,
+                energy=energy,
+                schedule=None if schedule is None else _pair(schedule),
+                budget=budget,
+                powers_of_two=powers_of_two,
+            ).model_dump()
+        chosen = validate(Recipe, fields, source="the options")
+    loaded = _load(model, device, "float32", revision or chosen.revision)
+    chosen = chosen.model_copy(
+        update={"model": loaded.source, "revision": loaded.revision, "output": str(output)}
+    )
+    with _progress() as advance:
+        compressed = api.compress_loaded_(
+            loaded, chosen, plan=edited, series=given, on_progress=advance
+        )
+    assert compressed.plan is not None
+    summary = compressed.plan.summary()
+    if dry_run:
+        _print(as_json, compressed.plan.model_dump(mode="json"), summary)
+        return
+    save(compressed, output, force=force)
+    _print(
+        as_json,
+        {"output": str(output), "plan": compressed.plan.model_dump(mode="json")},
+        summary,
+        f"saved and loaded back bit-equal: {output}",
+    )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Like every MODEL, or seasonal-naive.")],
+    against: Annotated[str | None, typer.Option(help="Compare with it; or seasonal-naive.")] = None,
+    suite: Annotated[
+        str, typer.Option(help="offline, zero-shot, in-domain, or a YAML file.")
+    ] = "offline",
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Only this dataset; repeatable.")
+    ] = None,
+    max_series: Annotated[
+        int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    seed: Annotated[int, typer.Option(help="Of the sample paths of Chronos-T5.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Write CSV and JSON here.")] = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """WQL and MASE on real series, next to seasonal naive and, if given, another model."""
+    from tscompress.api import score
+    from tscompress.evaluation import SEASONAL_NAIVE, aggregate, evaluation_table, relative
+    from tscompress.files import check_output
+    from tscompress.recipe import EvaluationConfig
+
+    if output is not None:
+        check_output(output, force=force)
+    config = EvaluationConfig(
+        suite=suite,
+        datasets=tuple(dataset) if dataset else None,
+        max_series=max_series,
+        batch_size=batch_size,
+        seed=seed,
+        root=None if root is None else str(root),
+    )
+
+    def scored(name: str, advance: Callable[[str, int, int], None]) -> EvaluationResult:
+        if name == SEASONAL_NAIVE:
+            return score(SEASONAL_NAIVE, SEASONAL_NAIVE, config, advance)
+        loaded = _load(name, device, dtype, revision if name == model else None)
+        return score(loaded.forecaster, loaded.name, config, advance)
+
+    with _progress() as advance:
+        result = scored(model, advance)
+        other = None if against is None else scored(against, advance)
+        naive = next(
+            (r for r in (result, other) if r is not None and r.model == SEASONAL_NAIVE), None
+        ) or scored(SEASONAL_NAIVE, advance)
+    content: dict[str, Any] = {
+        "result": result.to_dict(),
+        "relative_to_seasonal_naive": relative(result, naive),
+    }
+    if other is not None:
+        content |= {"against": other.to_dict(), "relative_to_against": relative(result, other)}
+    if output is not None:
+        result.to_csv(output / "scores.csv")
+        if other is not None:
+            other.to_csv(output / "scores-against.csv")
+        aggregate(result, naive).to_csv(output / "agg-rel-scores.csv", index=False)
+        _write_json(output / "scores.json", content)
+    table = evaluation_table(
+        result,
+        against=None if other is naive else other,
+        baseline=None if result is naive else naive,
+    )
+    _print(as_json, content, table)
+
+
+@app.command()
+def bench(
+    model: Model,
+    against: Against = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    context_length: Annotated[int, typer.Option(min=1)] = 512,
+    horizon: Annotated[int, typer.Option(min=1)] = 64,
+    num_samples: Annotated[
+        int | None, typer.Option(help="Sample paths of Chronos-T5.", min=1)
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each model.", min=1)] = 20,
+    warmup: Annotated[int, typer.Option(min=0)] = 3,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.", min=1)] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Peak memory, in a process of its own.")
+    ] = True,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Latency, memory, MACs and size; two models take turns in one process."""
+    from tscompress import latency
+
+    workload = latency.make_workload(
+        {
+            "batch_size": batch_size,
+            "context_length": context_length,
+            "horizon": horizon,
+            "num_samples": num_samples,
+            "repeats": repeats,
+            "warmup": warmup,
+            "threads": threads,
+            "device": device,
+        }
+    )
+    # The original comes first: ratios are to it.
+    names = [model] if against is None else [against, model]
+    loaded = [_load(name, device, dtype) for name in names]
+    labels = [one.name for one in loaded]
+    if len(labels) == 2:
+        labels[1] = _distinct(labels[1], labels[0])
+    with _progress() as advance:
+        result = latency.bench(
+            [(label, one.forecaster) for label, one in zip(labels, loaded, strict=True)],
+            workload,
+            directories={label: one.directory for label, one in zip(labels, loaded, strict=True)},
+            measure_memory=memory,
+            on_run=lambda run: advance("bench", run.round + 1, repeats),
+        )
+    _print(as_json, result.to_dict(), latency.bench_table(result))
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/.")],
+    output: Annotated[Path | None, typer.Option(help="Instead of the recipe's.")] = None,
+    max_series: Annotated[
+        int | None, typer.Option(help="Evaluate on the first N series of each dataset.", min=1)
+    ] = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
+    from tscompress import api
+    from tscompress.recipe import load_recipe
+    from tscompress.report import report_tables, write_report
+
+    chosen = load_recipe(recipe)
+    if output is not None:
+        chosen = chosen.model_copy(update={"output": str(output)})
+    if max_series is not None and chosen.evaluation is not None:
+        evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
+        chosen = chosen.model_copy(update={"evaluation": evaluation})
+    with _progress() as advance:
+        result = api.run(chosen, force=force, device=device, on_progress=advance)
+    path = write_report(result, chosen)
+    _print(as_json, json.loads((path.parent / "report.json").read_text()), *report_tables(result))
+    if not as_json:
+        typer.echo(f"report: {path}")
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/pretrain/.")],
+    output: Annotated[Path, typer.Option(help="Directory for model, checkpoint and log.")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in the output.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.", min=1)] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a Chronos-Bolt or Chronos-T5 from scratch on synthetic series."""
+    import torch
+
+    from tscompress.files import check_output
+    from tscompress.pretraining import Progress as Trained
+    from tscompress.pretraining import pretrain as train
+    from tscompress.recipe import load_pretrain_recipe
+
+    chosen = load_pretrain_recipe(recipe)
+    if not resume:
+        check_output(output, force=force)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+    def show(progress: Trained) -> None:
+        if not as_json:
+            left = time.strftime("%H:%M:%S", time.gmtime(progress.eta_seconds))
+            typer.echo(
+                f"step {progress.step}/{progress.total_steps}  loss {progress.loss:.4f}  "
+                f"lr {progress.learning_rate:.2e}  {progress.series_per_second:.0f} series/s  "
+                f"left {left}"
+            )
+
+    final = train(chosen, output, resume=resume, report=show)
+    _print(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
+
+
+def _trained(final: Path | None, output: Path) -> str:
+    if final is None:
+        return f"stopped; everything is saved. Go on with --resume --output {output}"
+    return f"saved {final}"
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.")],
+    new: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show which layers two plans treat differently."""
+    from tscompress.factored import PLAN_FILE
+    from tscompress.plan import Plan
+
+    first, second = (Plan.load(p / PLAN_FILE if p.is_dir() else p) for p in (old, new))
+    lines = first.diff(second)
+    ratios = [plan.attention_parameter_ratio for plan in (first, second)]
+    text = "\n".join(lines) if lines else "the plans give every layer the same rank"
+    _print(
+        as_json,
+        {"changes": lines, "attention_parameter_ratio": ratios},
+        text,
+        f"attention parameter ratio: {ratios[0]:.3f} -> {ratios[1]:.3f}",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Helpers
+# --------------------------------------------------------------------------------------------------
+
+
+def _refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
+    """Refuse options that would be ignored.
+
+    Raises
+    ------
+    UsageError
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{reason}; --{name.replace('_', '-')} cannot go with it.")
+
+
+def _pair(text: str) -> tuple[float, float]:
+    try:
+        d_0, alpha = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"schedule {text!r} is not D0,ALPHA such as 5,0.35.") from None
+    return d_0, alpha
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    from tscompress.files import write_text_atomically
+
+    write_text_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield advance
+
+
+def main() -> None:
+    """Entry point: every expected error is one line and an exit code."""
+    try:
+        code = app(prog_name="tscompress", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
+    except _UsageMistake as error:
+        error.show()
+        code = error.exit_code
+    except TscompressError as error:
+        code = _fail(str(error), error.exit_code, error)
+    except OSError as error:
+        code = _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1, error)
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        code = _fail(f"unexpected {type(error).__name__}: {text}; see --debug", 1, error)
+    if code == _INTERRUPTED:  # new versions of typer return it, older ones raise Abort
+        typer.echo("stopped; nothing half-written was kept.", err=True)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int, error: BaseException) -> int:
+    if _debug:
+        raise error
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

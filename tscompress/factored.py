@@ -1,0 +1,155 @@
+"""Factored checkpoints: models in which some Linear layers are two factors.
+
+Stock software must not open one by accident: it would find no ``q.weight`` and start from random
+queries without a word. So ``config.json`` has a ``model_type`` of its own, which stock loaders
+refuse, and keeps the original config inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from tscompress.errors import CorruptCheckpointError, PlanError
+from tscompress.files import write_text_atomically
+from tscompress.low_rank import LowRankLinear
+from tscompress.plan import Plan
+
+MODEL_TYPE = "tscompress"
+PIPELINE_CLASS = "FactoredChronosPipeline"
+FORMAT_VERSION = 1
+WEIGHTS_FILE = "model.safetensors"
+PLAN_FILE = "plan.json"
+
+
+def is_factored_config(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` belongs to a factored checkpoint."""
+    return config.get("model_type") == MODEL_TYPE
+
+
+def replace_module_(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put ``module`` where ``name`` is."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def projection_(model: nn.Module, name: str) -> nn.Linear:
+    """The Linear layer called ``name``.
+
+    Raises
+    ------
+    PlanError
+        There is no such layer or it is not a Linear.
+    """
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        raise PlanError(f"the plan names {name!r}, which the model does not have.") from None
+    if not isinstance(module, nn.Linear):
+        kind = type(module).__name__
+        raise PlanError(f"the plan names {name!r}, a {kind}; only Linear layers can be factored.")
+    return module
+
+
+def apply_structure_(model: nn.Module, plan: Plan) -> None:
+    """Replace the planned layers by empty factors, on the device and in the dtype of the layers."""
+    for entry in plan.projections:
+        linear = projection_(model, entry.name)
+        entry.check_shape((linear.out_features, linear.in_features))
+        if entry.rank is not None:
+            factors = LowRankLinear(
+                linear.in_features,
+                linear.out_features,
+                entry.rank,
+                bias=linear.bias is not None,
+                device=linear.weight.device,
+                dtype=linear.weight.dtype,
+            )
+            replace_module_(model, entry.name, factors)
+
+
+def write_factored(
+    model: nn.Module, plan: Plan, base_config: Mapping[str, Any], directory: Path
+) -> None:
+    """Write ``config.json``, ``plan.json`` and ``model.safetensors``; the directory must exist."""
+    config = {
+        "model_type": MODEL_TYPE,
+        "format_version": FORMAT_VERSION,
+        "chronos_pipeline_class": PIPELINE_CLASS,
+        "base_config": dict(base_config),
+    }
+    save_file(unique_tensors(model), directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    plan.save(directory / PLAN_FILE)
+    write_text_atomically(
+        directory / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n"
+    )
+
+
+def unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict with each tied tensor once, contiguous and on the CPU."""
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() in seen and tensor.numel():
+            continue
+        seen.add(tensor.data_ptr())
+        tensors[name] = tensor.detach().cpu().contiguous()
+    return tensors
+
+
+def read_plan(config: Mapping[str, Any], directory: Path) -> Plan:
+    """The plan of the factored checkpoint in ``directory``, whose ``config.json`` is ``config``.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        The config has another format version or no base config.
+    PlanError
+        ``plan.json`` is missing or is not a plan.
+    """
+    version = config.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CorruptCheckpointError(
+            f"{directory} has format version {version!r}; this tscompress reads {FORMAT_VERSION}."
+        )
+    if not isinstance(config.get("base_config"), Mapping):
+        raise CorruptCheckpointError(f"{directory}: config.json has no 'base_config'.")
+    return Plan.load(directory / PLAN_FILE)
+
+
+def load_weights_strictly_(model: nn.Module, path: Path) -> None:
+    """Fill a model built on the meta device from a safetensors file; every key must match.
+
+    Tied tensors, saved once, are tied again. Non-persistent buffers are left alone.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        A key is missing, unknown or of another shape, or the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as reader:
+            tensors = {key: reader.get_tensor(key) for key in reader.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CorruptCheckpointError(f"{path} cannot be read: {error}.") from None
+    expected = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise CorruptCheckpointError(f"{path} has {name!r}, which the plan does not know.")
+        if expected[name].shape != tensor.shape:
+            raise CorruptCheckpointError(
+                f"{path}: {name} is {tuple(tensor.shape)}; "
+                f"the plan says {tuple(expected[name].shape)}."
+            )
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()  # type: ignore[operator]
+    empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    if empty:
+        raise CorruptCheckpointError(f"{path} has no {empty[0]!r} ({len(empty)} keys missing).")
