@@ -40,6 +40,7 @@ from tscompress.planning import (
     RankSchedule,
     make_plan,
 )
+from tscompress.recipe import load_recipe
 from tscompress.surgery import apply_plan_
 
 CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
@@ -467,7 +468,18 @@ def test_provenance_tells_where_it_came_from(checkpoint: Path, tmp_path: Path) -
     assert len(provenance["source"]["sha256"]["model.safetensors"]) == 64
     assert provenance["calibration"]["series"] == CALIBRATION.num_series
     assert provenance["libraries"]["torch"] == torch.__version__
-    assert (output / "recipe.yaml").exists()
+    # The recipe says what was done and where it went.
+    kept = load_recipe(output / "recipe.yaml")
+    assert (kept.model, kept.output) == (str(checkpoint), str(output))
+
+
+def test_series_given_to_a_method_that_does_not_calibrate_are_refused(checkpoint: Path) -> None:
+    series = [np.arange(30, dtype=np.float32)]
+    with pytest.raises(UsageError, match="svd does not calibrate"):
+        tscompress.compress(checkpoint, method="svd", rank=3, series=series)
+    plan = planned(load(checkpoint), RankSchedule(rank=3))
+    with pytest.raises(UsageError, match="no schedule or selection"):
+        tscompress.compress(checkpoint, plan=plan, exclude=["*.v"])
 
 
 def test_stock_chronos_refuses_and_the_registered_pipeline_opens(

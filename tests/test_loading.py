@@ -473,3 +473,31 @@ def test_a_hub_id_becomes_its_snapshot_and_commit(
     assert (asked["name"], asked["revision"]) == ("someone/model", "v9")
     # Neither pickles nor code are fetched.
     assert asked["allow_patterns"] == ["*.json", "*.safetensors"]
+
+
+def test_names_that_transformers_knows_to_ignore_or_rename_are_no_damage(tmp_path: Path) -> None:
+    """google-t5/t5-small stores a bias that nothing reads; old BERTs say gamma and beta."""
+    t5 = T5Config(d_model=24, d_kv=8, d_ff=40, num_layers=1, num_heads=2, vocab_size=32)
+    T5Model(t5).save_pretrained(tmp_path / "t5")
+    tensors = load_file(tmp_path / "t5" / WEIGHTS)
+    spare = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    save_file(tensors | {spare: torch.zeros(32, 2)}, tmp_path / "t5" / WEIGHTS, {"format": "pt"})
+    assert load(tmp_path / "t5").family == "t5"
+
+    bert = BertConfig(
+        hidden_size=24, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=32, max_position_embeddings=16,
+    )  # fmt: skip
+    BertModel(bert).save_pretrained(tmp_path / "bert")
+    tensors = load_file(tmp_path / "bert" / WEIGHTS)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    gamma = "encoder.layer.0.output.LayerNorm.gamma"
+    old[gamma] = torch.arange(24.0)
+    save_file(old, tmp_path / "bert" / WEIGHTS, {"format": "pt"})
+    norm = load(tmp_path / "bert").model.get_submodule(gamma.removesuffix(".gamma"))
+    assert torch.equal(norm.weight, torch.arange(24.0))  # type: ignore[arg-type]

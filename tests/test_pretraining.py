@@ -400,3 +400,9 @@ def test_fourier_table_is_smooth_and_of_unit_variance() -> None:
         neighbours = distance.diagonal(1)
         assert float(neighbours.max()) < float(distance.diagonal(100).min())
         assert float(neighbours.min()) > 0
+
+
+def test_resuming_from_nothing_is_refused_and_leaves_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no checkpoint at .* to resume from"):
+        pretrain(short("chronos-bolt"), tmp_path / "typo", resume=True)
+    assert not (tmp_path / "typo").exists()

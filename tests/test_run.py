@@ -49,6 +49,12 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
     assert list(scores.columns) == ["dataset", "model", "MASE", "WQL"]
     assert set(scores["dataset"]) == {"monash_m3_yearly", "monash_m1_yearly"}
 
+    naive = pd.read_csv(tmp_path / "out" / "scores-seasonal-naive.csv")
+    assert list(naive["dataset"]) == list(scores["dataset"])
+    # Each model's memory is measured in a process of its own.
+    assert result.bench is not None
+    assert all(model.peak_memory_bytes for model in result.bench.models)
+
     text = page.read_text()
     assert headline(result) in text
     for figure in re.findall(r"!\[.*?\]\((.*?)\)", text):

@@ -297,7 +297,7 @@ def evaluate(
     """WQL and MASE on real series, next to seasonal naive and, if given, another model."""
     from tscompress.api import score
     from tscompress.evaluation import SEASONAL_NAIVE, aggregate, evaluation_table, relative
-    from tscompress.files import check_output
+    from tscompress.files import check_output, write_text_atomically
     from tscompress.recipe import EvaluationConfig
 
     if output is not None:
@@ -333,7 +333,8 @@ def evaluate(
         result.to_csv(output / "scores.csv")
         if other is not None:
             other.to_csv(output / "scores-against.csv")
-        aggregate(result, naive).to_csv(output / "agg-rel-scores.csv", index=False)
+        totals = aggregate(result, naive).to_csv(index=False)
+        write_text_atomically(output / "agg-rel-scores.csv", totals)
         _write_json(output / "scores.json", content)
     table = evaluation_table(
         result,
