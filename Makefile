@@ -7,7 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUTPUT ?= results/demo
 DEMO_FLAGS ?=
-# A machine can have more cores than it lends; two suffice for everything here.
+# A machine can have more cores than it lends; two suffice for everything here. Each worker has one
+# thread: small decompositions crawl when threads outnumber cores.
 PYTEST_WORKERS ?= 2
 
 .PHONY: demo test lint types fast-tests slow-tests readme clean
@@ -25,7 +26,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev
-	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow and not network and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow and not network and not gpu"
 
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"

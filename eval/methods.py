@@ -1,4 +1,4 @@
-"""Truncated SVD against activation-aware SVD on the reference checkpoints (paper Table 2).
+"""Folding, truncated SVD and activation-aware SVD on the reference checkpoints (paper Table 2).
 
     python eval/methods.py --output eval/results/methods [--max-series 100] [--model reference/bolt]
 
@@ -26,7 +26,8 @@ from tscompress.loading import load
 from tscompress.recipe import EvaluationConfig
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
-METHODS = ("svd", "activation-svd")
+METHODS = ("fold", "svd", "activation-svd")
+HEAD_SIZE = 64
 WORKLOADS = {
     "chronos-bolt": Workload(batch_size=32, context_length=512, horizon=64, repeats=15, warmup=3),
     "chronos-t5": Workload(
@@ -52,7 +53,9 @@ def measure(
     ]  # fmt: skip
     for method in methods:
         for ratio in RATIOS:
-            compressed = tscompress.compress(model, method=method, budget=ratio)
+            # With fold the share of attention that stays is that of the head size.
+            size = {"rank": round(ratio * HEAD_SIZE)} if method == "fold" else {"budget": ratio}
+            compressed = tscompress.compress(model, method=method, **size)
             compressed.model.float()
             result = score(compressed.forecaster, method, config)
             quality, quality_naive = relative(result, dense), relative(result, naive)
@@ -109,7 +112,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", action="append", help="default: both references")
-    parser.add_argument("--method", action="append", choices=METHODS, help="default: both")
+    parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     console = Console()

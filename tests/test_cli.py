@@ -21,12 +21,14 @@ from safetensors import safe_open
 from tscompress import api, cli
 from tscompress._version import __version__
 from tscompress.errors import PlanError
+from tscompress.latency import parameter_count
 from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.pretraining import Bucket, Stage
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
+GENERATION = "generation_config.json"
 
 
 @dataclass
@@ -158,11 +160,14 @@ def test_compress_evaluate_bench_and_diff(
     command: Command, checkpoint: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "small"
-    outcome = command("compress", checkpoint, "--output", output, "--rank", 3, *CALIBRATE)
+    outcome = command("compress", checkpoint, "--output", output, "--rank", 4, *CALIBRATE)
     assert outcome.code == 0, outcome.err
+    assert "fold to a plain config with d_kv 4, d_ff 40" in outcome.out
     assert f"saved and loaded back bit-equal: {output}" in outcome.out
-    assert {path.name for path in output.iterdir()} == PLAN_FILES
-    assert set(load(output).plan.ranks.values()) == {3}  # type: ignore[union-attr]
+    copied = {GENERATION} & {path.name for path in checkpoint.iterdir()}
+    assert {path.name for path in output.iterdir()} == PLAN_FILES | copied
+    assert Plan.load(output / "plan.json").uniform_sizes == (4, 40)
+    assert json.loads((output / "config.json").read_text())["d_kv"] == 4
 
     data = ("--dataset", "monash_m3_yearly", "--max-series", 2)
     scores = command("evaluate", output, "--against", checkpoint, *data, "--json",
@@ -181,13 +186,32 @@ def test_compress_evaluate_bench_and_diff(
     assert (table.code, "small" in table.out) == (0, True)
 
     other = tmp_path / "smaller"
-    command("compress", checkpoint, "--output", other, "--rank", 2, "--method", "svd")
+    command("compress", checkpoint, "--output", other, "--rank", 2, *CALIBRATE)
     diff = command("diff", output, other / "plan.json", "--json")
     assert diff.code == 0
     changes = diff.json["changes"]
-    assert changes
-    assert all(line.endswith("3 -> 2") for line in changes)
-    assert "the same rank" in command("diff", output, output).out
+    assert len(changes) == len(load(checkpoint).architecture.attention)
+    assert all(line.endswith("head size 4 -> head size 2") for line in changes)
+    assert "every layer the same size" in command("diff", output, output).out
+
+
+@pytest.mark.parametrize("method", ["svd", "activation-svd"])
+def test_factoring_projections(
+    command: Command, checkpoint: Path, tmp_path: Path, method: str
+) -> None:
+    plans = []
+    for rank in (3, 2):
+        output = tmp_path / str(rank)
+        calibrate = CALIBRATE if method == "activation-svd" else ()
+        outcome = command("compress", checkpoint, "--output", output, "--rank", rank, "--method",
+                          method, *calibrate)  # fmt: skip
+        assert outcome.code == 0, outcome.err
+        assert {path.name for path in output.iterdir()} == PLAN_FILES
+        plans.append(load(output).plan)
+        assert set(plans[-1].ranks.values()) == {rank}
+    changes = command("diff", tmp_path / "3", tmp_path / "2", "--json").json["changes"]
+    assert len(changes) == len(plans[0].projections)
+    assert all(line.endswith(": 3 -> 2") for line in changes)
 
 
 def test_json_is_one_object_and_nothing_else(command: Command, bolt: Path, tmp_path: Path) -> None:
@@ -195,7 +219,7 @@ def test_json_is_one_object_and_nothing_else(command: Command, bolt: Path, tmp_p
                       *CALIBRATE)  # fmt: skip
     assert outcome.code == 0
     assert set(outcome.json) == {"output", "plan"}
-    assert Plan.parse(outcome.json["plan"]) == load(tmp_path / "out").plan
+    assert Plan.parse(outcome.json["plan"]) == Plan.load(tmp_path / "out" / "plan.json")
 
 
 def test_a_path_in_brackets_is_shown_as_it_is(command: Command, bolt: Path, tmp_path: Path) -> None:
@@ -212,20 +236,45 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     assert outcome.code == 0
     assert list(tmp_path.iterdir()) == []
     command(*arguments)
-    assert Plan.parse(outcome.json) == load(tmp_path / "out").plan
+    assert Plan.parse(outcome.json) == Plan.load(tmp_path / "out" / "plan.json")
 
 
 def test_an_edited_plan_is_obeyed(command: Command, bolt: Path, tmp_path: Path) -> None:
     command("compress", bolt, "--output", tmp_path / "first", "--rank", 3, *CALIBRATE)
     content = json.loads((tmp_path / "first" / "plan.json").read_text())
-    content["projections"][0]["rank"] = 1
-    content["projections"][1]["rank"] = None
+    content["heads"][0]["qk_size"] = 1
+    content["hidden"][1]["kept"] = 30
     (tmp_path / "edited.json").write_text(json.dumps(content))
     outcome = command("compress", bolt, "--output", tmp_path / "second", "--plan",
                       tmp_path / "edited.json", *CALIBRATE)  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert load(tmp_path / "second").plan == Plan.parse(content)
     assert not (tmp_path / "second" / "recipe.yaml").exists()
+    head, units = content["heads"][0]["name"], content["hidden"][1]["name"]
+    diff = command("diff", tmp_path / "first", tmp_path / "second", "--json").json["changes"]
+    assert diff == [
+        f"{head}: head size 3 -> head sizes 1 (q, k), 3 (v)",
+        f"{units}: 40 hidden units -> 30 hidden units",
+    ]
+
+    content["heads"][0]["qk_size"] = 10_000
+    (tmp_path / "edited.json").write_text(json.dumps(content))
+    outcome = command("compress", bolt, "--output", tmp_path / "third", "--plan",
+                      tmp_path / "edited.json")  # fmt: skip
+    assert_refused(outcome, 2, "heads of size 8; 10000 and 3 would not be smaller")
+
+
+def test_an_edited_plan_of_factors_is_obeyed(command: Command, bolt: Path, tmp_path: Path) -> None:
+    svd = ("--method", "svd")
+    command("compress", bolt, "--output", tmp_path / "first", "--rank", 3, *svd)
+    content = json.loads((tmp_path / "first" / "plan.json").read_text())
+    content["projections"][0]["rank"] = 1
+    content["projections"][1]["rank"] = None
+    (tmp_path / "edited.json").write_text(json.dumps(content))
+    outcome = command("compress", bolt, "--output", tmp_path / "second", "--plan",
+                      tmp_path / "edited.json")  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert load(tmp_path / "second").plan == Plan.parse(content)
     first, second = (content["projections"][index]["name"] for index in (0, 1))
     diff = command("diff", tmp_path / "first", tmp_path / "second", "--json").json["changes"]
     assert diff == [f"{first}: 3 -> 1", f"{second}: 3 -> dense"]
@@ -235,6 +284,85 @@ def test_an_edited_plan_is_obeyed(command: Command, bolt: Path, tmp_path: Path) 
     outcome = command("compress", bolt, "--output", tmp_path / "third", "--plan",
                       tmp_path / "edited.json")  # fmt: skip
     assert_refused(outcome, 2, "rank 10000 of")
+
+
+def sizes_of(directory: Path) -> tuple[set[int], set[int], set[int]]:
+    """Of queries and keys, of values, and of hidden layers."""
+    plan = Plan.load(directory / "plan.json")
+    return (
+        {head.qk_size for head in plan.heads},
+        {head.vo_size for head in plan.heads},
+        {hidden.kept for hidden in plan.hidden},
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        (["--method", "fold", "--rank", 4, "--ff-ratio", 0.5], ({4}, {4}, {20})),
+        (["--rank", 4], ({4}, {4}, {40})),
+        (["--ff-ratio", 0.25], ({8}, {8}, {10})),
+        (["--rank", 4, "--ff-ratio", 0.5, "--exclude", "encoder.block.0.*"],
+         ({4, 8}, {4, 8}, {20, 40})),
+        (["--schedule", "2,0", "--ff-ratio", 0.5], ({2}, {2}, {20})),
+        (["--schedule", "7,0", "--powers-of-two"], ({4}, {4}, {40})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fold_takes_the_sizes_asked_for(
+    command: Command, checkpoint: Path, tmp_path: Path, options: list[object], sizes: Any
+) -> None:
+    output = tmp_path / "out"
+    outcome = command("compress", checkpoint, "--output", output, *options, *CALIBRATE)
+    assert outcome.code == 0, outcome.err
+    assert sizes_of(output) == sizes
+    plain = all(len(found) == 1 for found in sizes)
+    config = json.loads((output / "config.json").read_text())
+    assert config["model_type"] == ("t5" if plain else "tscompress")
+    # What is written down does the same again.
+    again = tmp_path / "again"
+    outcome = command("compress", checkpoint, "--output", again, "--recipe", output / "recipe.yaml")
+    assert outcome.code == 0, outcome.err
+    assert (again / "model.safetensors").read_bytes() == (output / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "options", [["--fit", 0.5], ["--schedule", "2,0.3"], ["--epsilon", 0.3], ["--energy", 0.8]],
+    ids=str,
+)  # fmt: skip
+def test_fold_by_schedule(
+    command: Command, checkpoint: Path, tmp_path: Path, options: list[object]
+) -> None:
+    output = tmp_path / "out"
+    outcome = command("compress", checkpoint, "--output", output, *options, *CALIBRATE)
+    assert outcome.code == 0, outcome.err
+    plan = Plan.load(output / "plan.json")
+    assert plan.changes_anything
+    if options[0] == "--schedule":
+        depths = {block.name: block.depth for block in load(checkpoint).architecture.attention}
+        for head in plan.heads:
+            wanted = (2, 3, 3, 4)[depths[head.name]]  # ceil(2 (1 + i)^0.3)
+            assert head.vo_size == wanted
+            assert head.qk_size == (4 if wanted == 3 and head.kind == "time" else wanted)
+
+
+@pytest.mark.parametrize("layout", ["folded", "factored"])
+def test_fold_within_a_budget(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
+    output = tmp_path / "out"
+    outcome = command("compress", bolt, "--output", output, "--budget", "parameters=0.5",
+                      "--layout", layout, "--calibration-series", 16)  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    small, large = (parameter_count(load(path).model) for path in (output, bolt))
+    assert 0.3 * large < small <= 0.5 * large
+    plan = Plan.load(output / "plan.json")
+    assert plan.schedule["budget"] == "parameters=0.5"
+    assert (plan.uniform_sizes is None) == (layout == "factored")
+    kept = yaml.safe_load((output / "recipe.yaml").read_text())
+    assert kept["schedule"]["kind"] == "planned"
+    assert list((tmp_path / "cache").rglob("*.json"))
 
 
 def test_a_recipe_says_everything_but_model_and_output(
@@ -281,16 +409,56 @@ def test_an_existing_output_is_left_alone(command: Command, bolt: Path, tmp_path
     assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
 
 
+FOR_FOLD = "does not say of what; for fold give parameters="
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ([], "none was given; give exactly one of rank, epsilon, energy, schedule and budget"),
+        ([], "none was given; give exactly one of rank, epsilon, energy, schedule, fit and budget"),
         (["--rank", 3, "--budget", 0.5], "rank and budget were given; give exactly one"),
+        (["--rank", 3, "--fit", 0.5], "rank and fit were given; give exactly one"),
         (["--rank", 0], "rank: "),
         (["--rank", -1], "rank: "),
-        (["--budget", 0], "budget: "),
-        (["--budget", 1.5], "budget: "),
-        (["--budget", "nan"], "budget: "),
+        (["--rank", 9], "has heads of size 8; 9 and 9 would not be smaller"),
+        (["--rank", 8], "there is nothing to save"),
+        (["--budget", 0], f"budget 0 {FOR_FOLD}0,"),
+        (
+            ["--budget", 0.5],
+            f"budget 0.5 {FOR_FOLD}0.5, bytes=20MB, macs=0.5, kv-cache=0.5, latency=0.5 or wql=1%",
+        ),
+        (["--budget", "nan"], "budget nan does not say of what"),
+        (["--budget", "half"], "'half' is no budget; allowed are"),
+        (["--budget", "parameters=0"], "'parameters=0' is no budget"),
+        (["--budget", "wql=2"], "'wql=2' is no budget"),
+        (["--method", "svd", "--budget", 0], "budget: "),
+        (["--method", "svd", "--budget", 1.5], "budget: "),
+        (["--method", "svd", "--budget", "nan"], "budget: "),
+        (["--method", "svd", "--budget", "parameters=0.5"], "is for fold; svd takes the share"),
+        (["--method", "svd", "--rank", 3, "--ff-ratio", 0.5], "ff_ratio is for fold"),
+        (["--method", "svd", "--fit", 0.1], "svd needs a schedule of kind epsilon, rank"),
+        (["--method", "svd"], "none was given"),
+        (["--method", "svd", "--ff-ratio", 0.5], "none was given"),
+        (["--ff-ratio", 0], "ff_ratio: "),
+        (["--ff-ratio", 1.5], "ff_ratio: "),
+        (["--fit", 0], "fit: "),
+        (["--rank", 3, "--feed-forward"], "fold sizes feed-forwards by ff_ratio"),
+        (["--rank", 3, "--layout", "factored"], "layout, multiple and depth go with a budget"),
+        (["--rank", 3, "--multiple", 8], "layout, multiple and depth go with a budget"),
+        (["--rank", 3, "--depth"], "layout, multiple and depth go with a budget"),
+        (["--ff-ratio", 0.5, "--layout", "factored"], "depth go with a budget"),
+        (["--ff-ratio", 0.5, "--multiple", 8], "depth go with a budget"),
+        (["--ff-ratio", 0.5, "--depth"], "depth go with a budget"),
+        (["--ff-ratio", 0.5, "--powers-of-two"], "powers_of_two rounds a power law"),
+        (["--budget", "parameters=0.5", "--layout", "loose"], "budget: "),
+        (["--budget", "parameters=0.5", "--multiple", 3], "budget: "),
+        (
+            ["--budget", "parameters=0.5", "--layout", "factored", "--depth"],
+            "depth goes with the folded layout only",
+        ),
+        (["--budget", "parameters=0.5", "--ff-ratio", 0.5], "give no ff_ratio with it"),
+        (["--budget", "parameters=0.5", "--exclude", "*"], "give no exclude with it"),
+        (["--budget", "parameters=0.5", "--powers-of-two"], "powers_of_two rounds a power law"),
         (["--epsilon", -0.1], "epsilon: "),
         (["--energy", 2], "energy: "),
         (["--schedule", "5"], "schedule '5' is not D0,ALPHA such as 5,0.35"),
@@ -327,6 +495,12 @@ def test_what_cannot_be_done_is_one_line(
         ("--exclude", "*decoder*"),
         ("--feed-forward",),
         ("--powers-of-two",),
+        ("--ff-ratio", 0.5),
+        ("--fit", 0.1),
+        ("--budget", "parameters=0.5"),
+        ("--layout", "factored"),
+        ("--multiple", 8),
+        ("--depth",),
         ("--calibration-series", 5),
         ("--plan", "plan.json"),
     ],
@@ -346,7 +520,7 @@ def test_no_option_is_taken_and_ignored(
     if option[0] in ("--plan", "--calibration-series"):
         return
     outcome = command("compress", bolt, "--output", "out", "--plan", "plan.json", *option)
-    assert_refused(outcome, 2, f"--plan says every rank; {option[0]} cannot go with it")
+    assert_refused(outcome, 2, f"--plan says every size; {option[0]} cannot go with it")
     assert not Path("out").exists()
 
 

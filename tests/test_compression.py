@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tscompress.errors import (
     FactorizationError,
     OutputExistsError,
     PlanError,
+    TscompressError,
     UsageError,
     VerificationError,
 )
@@ -36,6 +38,7 @@ from tscompress.planning import (
     BudgetSchedule,
     EnergySchedule,
     EpsilonSchedule,
+    Method,
     PowerLawSchedule,
     RankSchedule,
     make_plan,
@@ -44,6 +47,7 @@ from tscompress.recipe import load_recipe
 from tscompress.surgery import apply_plan_
 
 CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+METHODS = get_args(Method)
 
 
 def predict(loaded: LoadedModel) -> torch.Tensor:
@@ -443,16 +447,21 @@ def test_low_rank_linear_keeps_the_bias_and_the_dtype() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_save_and_load_is_bit_equal(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
+def test_save_and_load_is_bit_equal(
+    checkpoint: Path, tmp_path: Path, dtype: str, method: Method
+) -> None:
     source = tmp_path / checkpoint.name
     original = load(checkpoint, dtype=dtype)
     original.model.save_pretrained(source)
-    compressed = tscompress.compress(source, rank=4, calibration=CALIBRATION)
+    compressed = tscompress.compress(source, method=method, rank=4, calibration=CALIBRATION)
     assert str(compressed.model.dtype) == f"torch.{dtype}"
     output = tscompress.save(compressed, tmp_path / "small")
     again = load(output)
-    assert again.plan == compressed.plan
+    # Folded to one size everywhere it is an ordinary model, which has no plan.
+    assert again.plan == (None if method == "fold" else compressed.plan)
+    assert Plan.load(output / "plan.json") == compressed.plan
     assert again.family == compressed.family
     assert torch.equal(predict(again), predict(compressed))
     written = load_file(output / "model.safetensors")
@@ -460,8 +469,11 @@ def test_save_and_load_is_bit_equal(checkpoint: Path, tmp_path: Path, dtype: str
     assert not list(tmp_path.glob(".*"))
 
 
-def test_provenance_tells_where_it_came_from(checkpoint: Path, tmp_path: Path) -> None:
-    compressed = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
+@pytest.mark.parametrize("method", ["fold", "activation-svd"])
+def test_provenance_tells_where_it_came_from(
+    checkpoint: Path, tmp_path: Path, method: Method
+) -> None:
+    compressed = tscompress.compress(checkpoint, method=method, rank=4, calibration=CALIBRATION)
     output = tscompress.save(compressed, tmp_path / "small")
     provenance = json.loads((output / "provenance.json").read_text())
     assert provenance["source"]["model"] == str(checkpoint)
@@ -470,7 +482,7 @@ def test_provenance_tells_where_it_came_from(checkpoint: Path, tmp_path: Path) -
     assert provenance["libraries"]["torch"] == torch.__version__
     # The recipe says what was done and where it went.
     kept = load_recipe(output / "recipe.yaml")
-    assert (kept.model, kept.output) == (str(checkpoint), str(output))
+    assert (kept.model, kept.output, kept.method) == (str(checkpoint), str(output), method)
 
 
 def test_series_given_to_a_method_that_does_not_calibrate_are_refused(checkpoint: Path) -> None:
@@ -482,13 +494,16 @@ def test_series_given_to_a_method_that_does_not_calibrate_are_refused(checkpoint
         tscompress.compress(checkpoint, plan=plan, exclude=["*.v"])
 
 
+@pytest.mark.parametrize(
+    "options", [{"method": "activation-svd", "rank": 4}, {"schedule": (2.5, 0.5)}], ids=str
+)
 def test_stock_chronos_refuses_and_the_registered_pipeline_opens(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     import subprocess
     import sys
 
-    compressed = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
+    compressed = tscompress.compress(checkpoint, calibration=CALIBRATION, **options)
     output = tscompress.save(compressed, tmp_path / "small")
     script = (
         "import sys, warnings; warnings.simplefilter('ignore')\n"
@@ -588,6 +603,7 @@ def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_p
         tscompress.compress(output, rank=2, method="svd")
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -600,9 +616,44 @@ def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_p
         ({"rank": 2, "powers_of_two": True}, "give schedule"),
     ],
 )
-def test_schedules_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
+def test_schedules_out_of_range_are_refused(
+    options: dict[str, Any], message: str, method: Method
+) -> None:
     with pytest.raises(UsageError, match=message):
-        tscompress.compress("anywhere", **options)  # type: ignore[arg-type]
+        tscompress.compress("anywhere", method=method, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0.5}, r"budget 0.5 does not say of what; for fold give parameters=0.5"),
+        ({"budget": "parameters=0"}, "'parameters=0' is no budget; allowed are"),
+        ({"budget": "parameters=0.5", "rank": 4}, "rank and budget were given"),
+        ({"budget": "parameters=0.5", "ff_ratio": 0.5}, "give no ff_ratio with it"),
+        ({"budget": "parameters=0.5", "exclude": ["*"]}, "give no exclude with it"),
+        ({"budget": "parameters=0.5", "layout": "loose"}, "budget: .*folded"),
+        ({"budget": "parameters=0.5", "multiple": 3}, "budget: .*1, 8 or 16"),
+        (
+            {"budget": "parameters=0.5", "layout": "factored", "depth": True},
+            "depth goes with the folded layout only",
+        ),
+        ({"rank": 4, "layout": "factored"}, "go with a budget of fold"),
+        ({"rank": 4, "multiple": 8}, "go with a budget of fold"),
+        ({"rank": 4, "depth": True}, "go with a budget of fold"),
+        ({"rank": 4, "feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
+        ({"rank": 4, "ff_ratio": 0.0}, "ff_ratio"),
+        ({"rank": 4, "ff_ratio": 1.5}, "ff_ratio"),
+        ({"fit": 1.0}, "fit: "),
+        ({"method": "svd", "fit": 0.1}, "svd needs a schedule of kind"),
+        ({"method": "svd", "budget": "parameters=0.5"}, "is for fold; svd takes the share"),
+        ({"method": "svd", "rank": 4, "ff_ratio": 0.5}, "ff_ratio is for fold; svd has"),
+        ({"method": "svd", "budget": 0.5, "depth": True}, "go with a budget of fold"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TscompressError, match=message):
+        tscompress.compress("anywhere", **options)
 
 
 def test_an_edited_plan_is_applied_as_it_stands(checkpoint: Path) -> None:

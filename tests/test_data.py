@@ -13,7 +13,13 @@ import pytest
 
 from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
-from tscompress.data import TRAINING_COLLECTIONS, check_no_leak, read_series, training_series
+from tscompress.data import (
+    TRAINING_COLLECTIONS,
+    LabelledSeries,
+    check_no_leak,
+    read_series,
+    training_series,
+)
 from tscompress.errors import DataError, LeakError, RecipeError
 from tscompress.loading import load
 from tscompress.suites import evaluation_dataset_names, find_suite, load_suite
@@ -179,6 +185,89 @@ def test_pyarrow_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"pip install 'tscompress\[arrow\]'"):
         read_series(tmp_path / "x.arrow")
+
+
+# --------------------------------------------------------------------------------------------------
+# Frequencies
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("s", "s"), ("min", "min"), ("15min", "15min"), ("30min", "30min"), ("h", "h"),
+        ("D", "D"), ("B", "D"), ("W-WED", "W"), ("MS", "M"), ("QS", "Q"), ("YS", "Y"),
+    ],
+)  # fmt: skip
+def test_frequency_of_stamps(tmp_path: Path, step: str, expected: str) -> None:
+    stamps = pd.date_range("2021-03-01", periods=30, freq=step)
+    kept = [i for i in range(30) if i not in (4, 5, 17, 18, 19)]  # gaps do not change it
+    frame = pd.DataFrame({"ds": stamps[kept], "y": np.arange(25.0)})
+    frame.sample(frac=1, random_state=0).to_csv(tmp_path / "x.csv", index=False)
+    frame.to_parquet(tmp_path / "x.parquet")
+    for name in ("x.csv", "x.parquet"):
+        series = read_series(tmp_path / name)
+        assert series.frequencies == (expected,)
+        assert series[0].tolist() == list(range(25))
+
+
+def test_each_series_has_its_own_frequency(tmp_path: Path) -> None:
+    rows = ["id,ds,y"]
+    rows += [f"hourly,2024-01-01 {hour:02}:00,{hour}" for hour in range(5)]
+    rows += [f"daily,2024-01-{day:02},{day}" for day in range(1, 6)]
+    rows += ["alone,2024-01-01,1", "twice,2024-01-01,1", "twice,2024-01-01,2", "undated,soon,1"]
+    series = read_series(write(tmp_path, "x.csv", "\n".join(rows)))
+    # In order of time, those that start together in file order; what has no step has no frequency.
+    assert sorted(map(str, series.frequencies)) == ["D", "None", "None", "None", "h"]
+    by_length = dict(zip(map(tuple, lists(series)), series.frequencies, strict=True))
+    assert by_length[(0, 1, 2, 3, 4)] == "h"
+    assert by_length[(1, 2, 3, 4, 5)] == "D"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("y\n1\n2\n", [None]),
+        ("time,y\n1,1\n2,2\n", [None]),
+        ("date,a,b\n2024-01-01,1,10\n2024-02-01,2,20\n2024-03-01,2,20\n", ["M", "M"]),
+        ("a,b\n1,10\n2,20\n", [None, None]),
+        ("ds,y\nsoon,1\nlater,2\n", [None]),
+    ],
+)
+def test_frequency_of_tables_without_ids(
+    tmp_path: Path, text: str, expected: list[str | None]
+) -> None:
+    assert read_series(write(tmp_path, "x.csv", text)).frequencies == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("H", "h"), ("1h", "h"), ("T", "min"), ("30T", "30min"), ("60min", "h"), ("10S", "10s"),
+        ("ms", "s"), ("D", "D"), ("B", "D"), ("7D", "W"), ("W-SUN", "W"), ("M", "M"), ("MS", "M"),
+        ("BME", "M"), ("3M", "Q"), ("Q-DEC", "Q"), ("QE-DEC", "Q"), ("A", "Y"), ("YE-JUN", "Y"),
+        ("12M", "Y"), ("AS", "Y"), ("lunar", "lunar"), ("0D", "D"), ("every day", "every day"),
+        ("9" * 400 + "D", "9" * 400 + "D"), ("", None), (3, None), (None, None),
+    ],
+)  # fmt: skip
+def test_frequency_named_in_json_lines(tmp_path: Path, name: object, expected: str | None) -> None:
+    records = [
+        {"start": "2024-01-01", "freq": name, "target": [1, 2, 3]},
+        {"freq": name, "target": [[1, 2], [3, 4]]},
+        {"start": "2024-01-01", "target": [1]},
+    ]
+    text = "\n".join(map(json.dumps, records))
+    series = read_series(write(tmp_path, "x.jsonl", text))
+    assert series.frequencies == (expected, expected, expected, None)
+
+
+def test_labels_belong_to_the_list_as_made() -> None:
+    series = LabelledSeries([np.zeros(3, np.float32)] * 2, ["D", None])
+    assert isinstance(series, list)
+    assert type(series[:1]) is list
+    assert type(series + series) is list
+    with pytest.raises(DataError, match="1 frequencies for 2 series; give one a series"):
+        LabelledSeries(series, ["D"])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ PACKAGE = ROOT / "tscompress"
 
 #: A module imports only from those before it.
 LAYERS = (
-    "errors", "_version", "files", "linalg", "low_rank", "architectures", "plan", "factored",
-    "suites", "corpus", "data", "loading", "calibration", "rank_profile", "profiling",
-    "profile_tables", "figures", "planning", "surgery", "evaluation", "latency", "pretraining",
-    "recipe", "serialization", "pipelines", "api", "report", "cli",
+    "errors", "_version", "files", "linalg", "low_rank", "architectures", "plan", "heads",
+    "factored", "suites", "corpus", "data", "loading", "calibration", "rank_profile", "profiling",
+    "profile_tables", "figures", "planning", "layerwise", "folding", "surgery", "evaluation",
+    "latency", "costs", "sensitivity", "budgets", "candidates", "pretraining", "recipe", "sizing",
+    "serialization",
+    "pipelines", "api", "report", "cli",
 )  # fmt: skip
 
 

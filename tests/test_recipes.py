@@ -16,7 +16,8 @@ from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.suites import find_suite
 
 ROOT = Path(__file__).resolve().parent.parent / "recipes"
-COMPRESSION = sorted(ROOT.glob("*.yaml"))
+STRENGTHS = ("gentle", "balanced", "extreme")
+COMPRESSION = sorted([*ROOT.glob("*.yaml"), *(p for s in STRENGTHS for p in (ROOT / s).iterdir())])
 PRETRAINING = sorted((ROOT / "pretrain").glob("*.yaml"))
 PUBLISHED = [
     *(f"amazon/chronos-t5-{size}" for size in ("tiny", "mini", "small", "base", "large")),
@@ -30,10 +31,14 @@ PUBLISHED = [
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", COMPRESSION, ids=lambda path: path.stem)
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", COMPRESSION, ids=name_of)
 def test_compression_recipes_are_valid(path: Path) -> None:
     recipe = load_recipe(path)
-    assert path.read_text().startswith(f"# tscompress run recipes/{path.name}")
+    assert path.read_text().startswith(f"# tscompress run recipes/{name_of(path)}")
     assert recipe.evaluation is not None
     find_suite(recipe.evaluation.suite).select(recipe.evaluation.datasets)
 
@@ -50,12 +55,28 @@ def test_no_recipe_lies_elsewhere() -> None:
     assert sorted(ROOT.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING])
 
 
-def test_there_is_one_for_each_published_model() -> None:
-    recipes = {path.stem: load_recipe(path) for path in COMPRESSION}
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_there_is_one_for_each_published_model_and_strength(model: str, strength: str) -> None:
+    recipe = load_recipe(ROOT / strength / f"{model.removeprefix('amazon/')}.yaml")
+    assert recipe.model == model
+    assert recipe.method == "fold"
+
+
+def test_strengths_are_in_order() -> None:
     for model in PUBLISHED:
-        assert recipes[model.removeprefix("amazon/")].model == model
+        name = f"{model.removeprefix('amazon/')}.yaml"
+        recipes = [load_recipe(ROOT / strength / name) for strength in STRENGTHS]
+        sizes = [recipe.schedule.rank for recipe in recipes if recipe.schedule is not None]
+        ratios = [recipe.ff_ratio or 1.0 for recipe in recipes]
+        assert sizes == sorted(sizes, reverse=True)
+        assert ratios == sorted(set(ratios), reverse=True)
+
+
+def test_there_is_one_for_each_reference() -> None:
     for family in ("bolt", "t5"):
-        assert recipes[f"reference-{family}"].model == REFERENCE_PREFIX + family
+        path = ROOT / f"reference-{family}.yaml"
+        assert load_recipe(path).model == REFERENCE_PREFIX + family
 
 
 def test_outputs_are_distinct() -> None:
@@ -63,7 +84,7 @@ def test_outputs_are_distinct() -> None:
     assert len(set(outputs)) == len(outputs)
 
 
-@pytest.mark.parametrize("path", COMPRESSION, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPRESSION, ids=name_of)
 def test_yaml_round_trip(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path)
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
@@ -83,6 +104,7 @@ def refused(load: Callable[[Path], object], path: Path, match: str) -> None:
 
 
 MINIMAL: dict[str, Any] = {"model": "reference/bolt", "output": "out"}
+PLANNED: dict[str, Any] = {"kind": "planned", "budget": {"measure": "parameters", "ratio": 0.5}}
 
 
 def test_model_and_output_are_enough(tmp_path: Path) -> None:
@@ -105,7 +127,7 @@ def test_model_and_output_are_enough(tmp_path: Path) -> None:
         ({"schedule": {"kind": "budget", "parameter_ratio": 0}}, "parameter_ratio: .*got 0"),
         ({"schedule": {"kind": "budget", "parameter_ratio": 1.1}}, "parameter_ratio: .*got 1.1"),
         ({"schedule": {"kind": "epsilon", "epsilon": 0}}, "epsilon: .*got 0"),
-        ({"schedule": None}, "schedule: "),
+        ({"schedule": None}, "fold needs a schedule of head sizes"),
         ({"model": 3}, "model: .*valid string.*got 3"),
         ({"model": None}, "model: "),
         ({"method": "magic"}, "method: .*got 'magic'"),
@@ -114,6 +136,29 @@ def test_model_and_output_are_enough(tmp_path: Path) -> None:
         ({"calibration": {"num_series": 0}}, "calibration.num_series: .*got 0"),
         ({"profile": {"epsilons": []}}, r"profile.epsilons: .*got \[\]"),
         ({"model": "x" * 10_000, "method": ["y" * 10_000] * 100}, "method: "),
+        ({"ff_ratio": 0}, "ff_ratio: .*got 0"),
+        ({"ff_ratio": 1.1}, "ff_ratio: .*got 1.1"),
+        ({"fold": {"refits": "none"}}, "unknown key 'fold.refits'"),
+        ({"fold": {"refit": "all"}}, "fold.refit: .*got 'all'"),
+        ({"fold": {"damping": 0}}, "fold.damping: .*got 0"),
+        ({"schedule": {"kind": "budget", "parameter_ratio": 0.5}}, "a budget for fold says of"),
+        ({"feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
+        (
+            {"schedule": {"kind": "planned", "budget": {"measure": "wql", "ratio": 0.5}}},
+            r"schedule.planned.budget: .*wql takes percent, got ratio",
+        ),
+        ({"schedule": PLANNED | {"layout": "loose"}}, "schedule.planned.layout: .*got 'loose'"),
+        ({"schedule": PLANNED | {"multiple": 3}}, "schedule.planned.multiple: .*got 3"),
+        (
+            {"schedule": PLANNED | {"layout": "factored", "depth": True}},
+            "depth goes with the folded layout only",
+        ),
+        ({"schedule": PLANNED, "ff_ratio": 0.5}, "give no ff_ratio with it"),
+        ({"schedule": PLANNED, "exclude": ["*"]}, "give no exclude with it"),
+        ({"method": "svd", "schedule": None}, "svd needs a schedule of kind epsilon, rank"),
+        ({"method": "svd", "schedule": PLANNED}, "svd needs a schedule of kind epsilon, rank"),
+        ({"method": "svd", "schedule": {"kind": "fit", "epsilon": 0.1}}, "svd needs a schedule"),
+        ({"method": "svd", "ff_ratio": 0.5}, "ff_ratio is for fold; svd has feed_forward"),
         ({3: 4}, "recipe.yaml"),
     ],
 )

@@ -14,6 +14,7 @@ from tscompress.calibration import CalibrationConfig
 from tscompress.errors import OutputExistsError
 from tscompress.latency import Workload
 from tscompress.loading import load
+from tscompress.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
 from tscompress.report import headline, report_tables, write_report
@@ -23,7 +24,7 @@ def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
     recipe = Recipe(
         model=str(model),
         output=str(output),
-        schedule=RankSchedule(rank=3),
+        schedule=RankSchedule(rank=4),
         calibration=CalibrationConfig(num_series=6, context_length=32, batch_size=3),
         profile=ProfileConfig(epsilons=(0.3, 0.1)),
         evaluation=EvaluationConfig(
@@ -34,17 +35,26 @@ def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5", "chronos-2"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("chronos-bolt", "fold"),
+        ("chronos-t5", "fold"),
+        ("chronos-2", "fold"),
+        ("chronos-bolt", "activation-svd"),
+    ],
+)
 def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
-    checkpoints: dict[str, Path], tmp_path: Path, family: str
+    checkpoints: dict[str, Path], tmp_path: Path, family: str, method: str
 ) -> None:
-    recipe = small_recipe(checkpoints[family], tmp_path / "out")
+    recipe = small_recipe(checkpoints[family], tmp_path / "out", method=method)
     result = run(recipe)
     page = write_report(result, recipe)
 
     # AutoGluon reads the original's name in the output's.
-    checkpoint = tmp_path / "out" / f"{family}-activation-svd"
-    assert load(checkpoint).plan == result.plan
+    checkpoint = tmp_path / "out" / f"{family}-{method}"
+    assert Plan.load(checkpoint / "plan.json") == result.plan
+    assert load(checkpoint).plan == (None if method == "fold" else result.plan)
     scores = pd.read_csv(tmp_path / "out" / "scores.csv")
     assert list(scores.columns) == ["dataset", "model", "MASE", "WQL"]
     assert set(scores["dataset"]) == {"monash_m3_yearly", "monash_m1_yearly"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tscompress.data import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation import EvaluationResult, evaluate, relative
+    from tscompress.folding import FoldConfig
     from tscompress.latency import BenchResult, Workload, bench
     from tscompress.loading import LoadedModel, load
     from tscompress.low_rank import LowRankLinear
@@ -36,6 +37,7 @@ _HOME = {
     "EvaluationResult": "evaluation",
     "evaluate": "evaluation",
     "relative": "evaluation",
+    "FoldConfig": "folding",
     "BenchResult": "latency",
     "Workload": "latency",
     "bench": "latency",
@@ -58,6 +60,7 @@ __all__ = [
     "CalibrationConfig",
     "CompressedModel",
     "EvaluationResult",
+    "FoldConfig",
     "LoadedModel",
     "LowRankLinear",
     "Plan",

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from tscompress import latency
+from tscompress.budgets import parse_budget
 from tscompress.calibration import (
     SYNTHETIC,
+    CalibrationBatch,
     CalibrationConfig,
     Moment,
     calibration_batches,
@@ -24,23 +26,27 @@ from tscompress.corpus import FloatArray
 from tscompress.errors import UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, evaluate
 from tscompress.files import check_output
-from tscompress.loading import LoadedModel, cast_parameters_, load
+from tscompress.folding import FoldConfig
+from tscompress.loading import LoadedModel, cast_parameters_, load, model_name
 from tscompress.plan import Plan
 from tscompress.planning import (
     BudgetSchedule,
     EnergySchedule,
     EpsilonSchedule,
+    FitSchedule,
     Method,
     PowerLawSchedule,
     RankSchedule,
     Schedule,
+    fold_plan_of,
     make_plan,
 )
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
-from tscompress.recipe import EvaluationConfig, Recipe
+from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, validate
 from tscompress.serialization import CompressedModel, save
-from tscompress.surgery import apply_plan_
+from tscompress.sizing import plan_within_budget
+from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]
@@ -52,21 +58,28 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 def choose_schedule(
     *,
+    method: Method = "fold",
     rank: int | None = None,
     epsilon: float | None = None,
     energy: float | None = None,
     schedule: tuple[float, float] | None = None,
-    budget: float | None = None,
+    fit: float | None = None,
+    budget: float | str | None = None,
     powers_of_two: bool = False,
-) -> Schedule:
-    """The schedule that exactly one of the options asks for.
+    layout: Literal["folded", "factored"] | None = None,
+    multiple: int | None = None,
+    depth: bool = False,
+    required: bool = True,
+) -> Schedule | PlannedSchedule | None:
+    """The schedule that one of rank, epsilon, energy, schedule, fit and budget asks for.
 
     Raises
     ------
     UsageError
-        None or several were given, or a value is out of range.
+        Several were given, or none although it is ``required``; an option was given that goes
+        with another one; or a value is out of range.
     """
-    given: dict[str, Callable[[], Schedule]] = {}
+    given: dict[str, Callable[[], Schedule | PlannedSchedule]] = {}
     if rank is not None:
         given["rank"] = lambda: RankSchedule(rank=rank)
     if epsilon is not None:
@@ -78,13 +91,21 @@ def choose_schedule(
         given["schedule"] = lambda: PowerLawSchedule(
             d_0=d_0, alpha=alpha, powers_of_two=powers_of_two
         )
+    if fit is not None:
+        given["fit"] = lambda: FitSchedule(epsilon=fit)
     if budget is not None:
-        given["budget"] = lambda: BudgetSchedule(parameter_ratio=budget)
+        given["budget"] = lambda: _budget_schedule(method, budget, layout, multiple, depth)
     if powers_of_two and schedule is None:
         raise UsageError("powers_of_two rounds a power law; give schedule D0,ALPHA with it.")
+    if (layout or multiple or depth) and (budget is None or method != "fold"):
+        raise UsageError("layout, multiple and depth go with a budget of fold.")
+    if not given and not required:
+        return None
     if len(given) != 1:
         came = f"{' and '.join(given)} were given" if given else "none was given"
-        raise UsageError(f"{came}; give exactly one of rank, epsilon, energy, schedule and budget.")
+        raise UsageError(
+            f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget."
+        )
     ((name, make),) = given.items()
     try:
         return make()
@@ -93,43 +114,109 @@ def choose_schedule(
         raise UsageError(f"{name}: {reason}.") from None
 
 
+def unplanned(method: Method) -> dict[str, Any]:
+    """Fields of a recipe whose sizes a plan given by hand says: they stand for nothing."""
+    if method == "fold":
+        return {"schedule": None, "ff_ratio": 1.0}
+    return {"schedule": BudgetSchedule(parameter_ratio=1.0).model_dump(), "ff_ratio": None}
+
+
+def _budget_schedule(
+    method: Method,
+    budget: float | str,
+    layout: Literal["folded", "factored"] | None,
+    multiple: int | None,
+    depth: bool,
+) -> BudgetSchedule | PlannedSchedule:
+    share: float | None
+    try:
+        share = float(budget)
+    except ValueError:
+        share = None
+    if method == "fold":
+        if share is not None:
+            raise UsageError(
+                f"budget {budget} does not say of what; for fold give parameters={budget}, "
+                f"bytes=20MB, macs={budget}, kv-cache={budget}, latency={budget} or wql=1%."
+            )
+        return PlannedSchedule.model_validate(
+            {
+                "budget": parse_budget(str(budget)),
+                "layout": layout or "folded",
+                "multiple": multiple or 1,
+                "depth": depth,
+            }
+        )
+    if share is None:
+        raise UsageError(
+            f"budget {budget!r} is for fold; {method} takes the share of parameters that the "
+            "planned layers keep, such as 0.25."
+        )
+    return BudgetSchedule(parameter_ratio=share)
+
+
 def compress(
     model: str | Path | LoadedModel,
     *,
-    method: Method = "activation-svd",
+    method: Method = "fold",
     rank: int | None = None,
+    ff_ratio: float | None = None,
+    latent: int | None = None,
     epsilon: float | None = None,
     energy: float | None = None,
     schedule: tuple[float, float] | None = None,
-    budget: float | None = None,
+    fit: float | None = None,
+    budget: float | str | None = None,
     powers_of_two: bool = False,
+    layout: Literal["folded", "factored"] | None = None,
+    multiple: int | None = None,
+    depth: bool = False,
     plan: Plan | None = None,
     exclude: Sequence[str] = (),
     feed_forward: bool = False,
+    fold: FoldConfig | None = None,
     calibration: CalibrationConfig | None = None,
     series: Sequence[FloatArray] | None = None,
     revision: str | None = None,
     device: str = "cpu",
     on_progress: OnProgress = _silent,
 ) -> CompressedModel:
-    """Load a model and factor its attention, and its feed-forwards if asked.
+    """Load a model and make it smaller.
 
     Parameters
     ----------
     model
         As for :func:`tscompress.load`, or a model already loaded, which is then changed in place.
     method
-        ``svd`` (paper sec. 5) or ``activation-svd`` (whitened by calibration moments).
-    rank, epsilon, energy, schedule, budget
-        Exactly one: the same rank everywhere, ε of the ε-rank, share of energy to keep,
-        (d_0, alpha) of the power law on head sizes, or the ``parameter_ratio`` to reach.
-        ``powers_of_two`` rounds the power law down.
+        ``fold``: smaller heads and fewer hidden units, a plain checkpoint if all sizes are alike.
+        ``svd`` (paper sec. 5) or ``activation-svd`` (whitened by calibration moments): two factors
+        for each projection.
+    rank, epsilon, energy, schedule, fit, budget
+        At most one, and with svd exactly one. ``rank``: of every projection; with fold the size of
+        every head, ``d_kv``. ``epsilon``, ``energy``: of the ε-rank, or share of energy to keep.
+        ``schedule``: (d_0, alpha) of the power law on head sizes; ``powers_of_two`` rounds it
+        down; ``fit``: the power law fitted to the heads' ranks at this ε, for fold. ``budget``:
+        for svd the share of parameters that the planned layers keep; for fold
+        ``"parameters=0.5"``, ``"bytes=20MB"``, ``"macs=0.4"``, ``"kv-cache=0.125"``,
+        ``"latency=0.4"`` or ``"wql=1%"`` of the whole model.
+    ff_ratio
+        With fold: share of hidden units to keep.
+    latent
+        With fold, but not with a budget: all cross-attention reads one latent of this size. The
+        smallest KV cache; a factored checkpoint.
+    layout, multiple, depth
+        With a budget of fold: ``folded`` (the same sizes everywhere, the default) or ``factored``
+        (sizes by layer); sizes in multiples of 8 or 16; allow to drop layers.
     plan
-        Instead of them: a plan made or edited before.
+        Instead of all of these: a plan made or edited before.
     exclude
-        Shell patterns on names of layers that stay dense.
+        Shell patterns on names of layers that keep their size.
+    feed_forward
+        With svd: factor the feed-forwards too.
+    fold
+        Switches of folding.
     calibration, series
-        Which series ``activation-svd`` is calibrated on; ``series`` overrides the config's source.
+        Which series to calibrate on; ``series`` overrides the config's source.
 
     Returns
     -------
@@ -142,33 +229,45 @@ def compress(
     TscompressError
         A subclass says what was wrong; see :mod:`tscompress.errors`.
     """
-    if plan is None:
-        chosen = choose_schedule(
-            rank=rank,
-            epsilon=epsilon,
-            energy=energy,
-            schedule=schedule,
-            budget=budget,
-            powers_of_two=powers_of_two,
-        )
-    elif any((rank, epsilon, energy, schedule, budget, powers_of_two, exclude, feed_forward)):
-        raise UsageError("a plan says every rank; give no schedule or selection with it.")
+    wanted = {"rank": rank, "epsilon": epsilon, "energy": energy, "schedule": schedule, "fit": fit,
+              "budget": budget}  # fmt: skip
+    chosen: Schedule | PlannedSchedule | None = None
+    if plan is not None:
+        others = (*wanted.values(), powers_of_two, ff_ratio, latent, exclude, feed_forward, depth,
+                  multiple, layout)  # fmt: skip
+        if any(others):
+            raise UsageError("a plan says every size; give no schedule or selection with it.")
+        method = plan.method
     else:
-        method, chosen = plan.method, BudgetSchedule(parameter_ratio=1.0)
+        chosen = choose_schedule(
+            method=method,
+            **wanted,  # type: ignore[arg-type]
+            required=method != "fold" or (ff_ratio is None and latent is None),
+            powers_of_two=powers_of_two,
+            layout=layout,
+            multiple=multiple,
+            depth=depth,
+        )
+    fields_of_recipe: dict[str, Any] = {
+        "method": method,
+        "schedule": None if chosen is None else chosen.model_dump(),
+        "ff_ratio": ff_ratio,
+        "latent": latent,
+        "fold": (fold or FoldConfig()).model_dump(),
+        "exclude": tuple(exclude),
+        "feed_forward": feed_forward,
+        "calibration": (calibration or CalibrationConfig()).model_dump(),
+    }
+    if plan is not None:
+        fields_of_recipe |= unplanned(plan.method)
+    recipe = validate(Recipe, {"model": "-", "output": "-", **fields_of_recipe}, "the options")
     if isinstance(model, LoadedModel):
         loaded = model
         cast_parameters_(loaded.model, torch.float32)
     else:
         loaded = load(model, revision=revision, device=device, dtype=torch.float32)
-    recipe = Recipe(
-        model=loaded.source,
-        revision=loaded.revision,
-        output="",
-        method=method,
-        schedule=chosen,
-        exclude=tuple(exclude),
-        feed_forward=feed_forward,
-        calibration=calibration or CalibrationConfig(),
+    recipe = recipe.model_copy(
+        update={"model": loaded.source, "revision": loaded.revision, "output": ""}
     )
     return compress_loaded_(loaded, recipe, plan=plan, series=series, on_progress=on_progress)
 
@@ -183,26 +282,48 @@ def compress_loaded_(
 ) -> CompressedModel:
     """Calibrate, plan and operate on a model in memory, as ``recipe`` says; its weights change."""
     _ = loaded.forecaster  # families that do not forecast are for profiling only
-    architecture = loaded.architecture
-    if recipe.method == "svd" and series is not None:
-        raise UsageError("svd does not calibrate; give no series, or use activation-svd.")
     method = plan.method if plan is not None else recipe.method
-    moments: dict[str, Moment] | None = None
+    if method == "svd" and series is not None:
+        raise UsageError("svd does not calibrate; give no series, or use another method.")
     record: dict[str, Any] = {}
-    if method == "activation-svd":
-        names = [name for _, _, name in architecture.attention_projections()]
-        if recipe.feed_forward or (plan is not None and plan.parameters("feed_forward")[0]):
-            names += [name for _, _, name in architecture.feed_forward_projections()]
+    batches: list[CalibrationBatch] = []
+    if method != "svd":
         batches = calibration_batches(loaded, recipe.calibration, series)
-        moments = collect_moments(
-            loaded, batches, names, lambda done: on_progress("calibrate", done, len(batches))
-        )
         record = recipe.calibration.model_dump()
         if series is not None and recipe.calibration.source == SYNTHETIC:
             record["source"] = "given series"
         record["series"] = sum(len(batch.context) for batch in batches)
-    given_plan = plan is not None
+    if method == "fold":
+        _fold_(loaded, recipe, plan, batches, on_progress)
+    else:
+        _factor_(loaded, recipe, plan, batches, on_progress)
+    cast_parameters_(loaded.model, loaded.stored_dtype)
+    known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    # A plan made by hand has no recipe: plan.json alone says what was done.
+    return CompressedModel(**known, recipe=recipe if plan is None else None, calibration=record)
+
+
+def _factor_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    plan: Plan | None,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> None:
+    """Replace projections by two factors."""
+    architecture = loaded.architecture
+    method = plan.method if plan is not None else recipe.method
+    moments: dict[str, Moment] | None = None
+    if method == "activation-svd":
+        names = [name for _, _, name in architecture.attention_projections()]
+        if recipe.feed_forward or (plan is not None and plan.parameters("feed_forward")[0]):
+            names += [name for _, _, name in architecture.feed_forward_projections()]
+        moments = collect_moments(
+            loaded, batches, names, lambda done: on_progress("calibrate", done, len(batches))
+        )
     if plan is None:
+        assert recipe.schedule is not None
+        assert not isinstance(recipe.schedule, PlannedSchedule | FitSchedule)
         on_progress("plan", 0, 1)
         plan = make_plan(
             loaded.model,
@@ -215,10 +336,39 @@ def compress_loaded_(
         )
         on_progress("plan", 1, 1)
     apply_plan_(loaded, plan, moments, lambda done, total: on_progress("factor", done, total))
-    cast_parameters_(loaded.model, loaded.stored_dtype)
-    known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
-    # A plan made by hand has no recipe: plan.json alone says what was done.
-    return CompressedModel(**known, recipe=None if given_plan else recipe, calibration=record)
+
+
+def _fold_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    plan: Plan | None,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> None:
+    """Make heads and hidden layers smaller."""
+    if plan is None:
+        if isinstance(recipe.schedule, PlannedSchedule):
+            plan = plan_within_budget(
+                loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
+            )
+        else:
+            plan = fold_plan_of(
+                loaded.model,
+                loaded.architecture,
+                recipe.schedule,
+                ff_ratio=recipe.ff_ratio,
+                latent=recipe.latent,
+                exclude=recipe.exclude,
+            )
+    if plan.kept_layers:
+        keep_layers_(loaded, plan.kept_layers)
+    apply_fold_(
+        loaded,
+        plan,
+        batches,
+        recipe.fold,
+        lambda done, total: on_progress("fold", done, total),
+    )
 
 
 @dataclass
@@ -243,8 +393,9 @@ def run(
 ) -> RunResult:
     """The whole walk: the compressed checkpoint goes below ``recipe.output``, and is measured.
 
-    The checkpoint's directory keeps the original's name (``chronos-t5-base-activation-svd``):
-    AutoGluon chooses batch size and device by it.
+    The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
+    chooses batch size and device by it, and asks for a GPU where the path contains
+    ``chronos-t5-small``, ``-base`` or ``-large``.
 
     Raises
     ------
@@ -252,7 +403,7 @@ def run(
         A subclass says what was wrong; nothing is left half-written.
     """
     output = Path(recipe.output)
-    target = output / f"{Path(recipe.model).name}-{recipe.method}"
+    target = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}"
     check_output(target, force=force)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None

@@ -99,7 +99,13 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 
 def describe(family: str, model: nn.Module) -> Architecture:
-    """The architecture of ``model``, which belongs to ``family``."""
+    """The architecture of ``model``, which belongs to ``family``.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Its cross-attention reads a latent already.
+    """
     return FAMILIES[family].describe(family, model)
 
 
@@ -125,6 +131,11 @@ def _describe_t5(family: str, model: nn.Module) -> Architecture:
                     attention.append(AttentionBlock(name, kind, depth, heads, _children(name)))
                 elif hasattr(layer, "EncDecAttention"):
                     name = f"{prefix}.EncDecAttention"
+                    if not hasattr(layer.EncDecAttention, "k"):
+                        raise UnsupportedModelError(
+                            f"{name} reads a latent and has no keys and values to look at; "
+                            "profile or compress the original checkpoint."
+                        )
                     heads = layer.EncDecAttention.n_heads
                     attention.append(
                         AttentionBlock(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +16,21 @@ from torch import Tensor, nn
 
 from tscompress.architectures import Architecture
 from tscompress.corpus import FloatArray, SyntheticCorpus
-from tscompress.data import check_no_leak, read_series
+from tscompress.data import LabelledSeries, check_no_leak, read_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel
 
 SYNTHETIC = "synthetic"
+
+#: A window cut from a longer series has at least two patches of the models that read patches.
+_SHORTEST_CUT = 32
+#: Batches of a single length are worth this many times as many batches.
+_MORE_BATCHES = 1.5
+#: By default: with fewer, fits of wide layers to what a decoder sees follow the noise.
+_NUM_SERIES = {"chronos-t5": 256}
+_MANY_SERIES = 1024
+#: Series in a group that Chronos-2 attends across.
+_GROUP_SIZE = 4
 
 
 class CalibrationConfig(BaseModel):
@@ -27,12 +39,22 @@ class CalibrationConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(default=SYNTHETIC, description=f"'{SYNTHETIC}' or a file of series")
-    num_series: int = Field(default=256, ge=1)
+    num_series: int | None = Field(
+        default=None,
+        ge=1,
+        description="series, or windows of long ones; null: 256 for Chronos-T5, 1024 for the "
+        "others, whose decoder sees one position a series",
+    )
     context_length: int = Field(
-        default=512, ge=2, description="longest context; cut to the model's own"
+        default=2048, ge=2, description="longest context; cut to the model's own"
     )
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
+    stratify: bool = Field(
+        default=True,
+        description="give each frequency and each octave of length the same share of the series, "
+        "and cut long series where there are too few; else draw at random",
+    )
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,7 @@ class CalibrationBatch:
 
     context: Tensor  # [B, T]
     target: Tensor  # [B, H]
+    group_ids: Tensor | None = None  # [B], int64; Chronos-2 attends across rows of one group
 
 
 @dataclass
@@ -75,7 +98,19 @@ def calibration_batches(
 ) -> list[CalibrationBatch]:
     """Batches of about equally long series, at lengths from short to the longest allowed.
 
-    ``series`` overrides ``config.source``. The last steps of every series are its target.
+    Synthetic series come in eight lengths. Series of a file are stratified by frequency and length,
+    unless ``config.stratify`` is off: the strata take turns until ``num_series`` are drawn, and
+    where the series do not suffice, windows of long ones are added. The last steps of every series
+    are its target.
+
+    For Chronos-2 every second batch, the last among them, is made of groups of four: without,
+    group attention sees a single key a query, and all its queries and keys would seem irrelevant.
+
+    Parameters
+    ----------
+    series
+        Series, each 1-D, instead of ``config.source``; a
+        :class:`~tscompress.data.LabelledSeries` also knows their frequencies.
 
     Raises
     ------
@@ -84,20 +119,66 @@ def calibration_batches(
     LeakError
         A series belongs to an evaluation suite.
     """
+    count = config.num_series or _NUM_SERIES.get(loaded.family, _MANY_SERIES)
     longest = min(config.context_length, loaded.forecaster.model_context_length)
     horizon = min(loaded.forecaster.model_prediction_length, max(1, longest // 2))
     rng = np.random.default_rng(config.seed)
-    if series is None and config.source == SYNTHETIC:
-        windows = _synthetic_windows(rng, config.num_series, longest + horizon)
+    synthetic = series is None and config.source == SYNTHETIC
+    if synthetic:
+        windows = _synthetic_windows(rng, count, longest + horizon)
     else:
-        given = list(series) if series is not None else read_series(config.source)
-        check_no_leak(given)
-        windows = [w for w in map(_trim, given) if np.isfinite(w).sum() >= 3]
-        if not windows:
-            raise DataError("no calibration series has three observed values.")
-        picks = rng.permutation(len(windows))[: config.num_series]
-        windows = [windows[pick] for pick in picks]
-    return list(_batches(windows, config.batch_size, longest, horizon))
+        given = read_series(config.source) if series is None else series
+        windows = _given_windows(rng, given, count, config.stratify, longest + horizon)
+
+    def split(window: FloatArray) -> tuple[int, int]:
+        # Short series give a third of themselves as target and keep the rest as context.
+        steps = min(horizon, max(1, len(window) // 3))
+        return min(longest, len(window) - steps), steps
+
+    batches = []
+    chunks = _chunks(windows, config.batch_size, split)
+    for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
+        grouped = loaded.family == "chronos-2" and later % 2 == 0
+        if grouped and synthetic:
+            chunk = _related(rng, chunk)
+        batches.append(_batch([(window, *split(window)) for window in chunk], grouped))
+    return batches
+
+
+def _trim(series: FloatArray) -> FloatArray:
+    observed = np.flatnonzero(np.isfinite(series))
+    return series[observed[0] : observed[-1] + 1] if observed.size else series[:0]
+
+
+def _chunks(
+    windows: Sequence[FloatArray], batch_size: int, split: Callable[[FloatArray], tuple[int, int]]
+) -> list[list[FloatArray]]:
+    """Windows of the batches, by length; batches of one length need neither padding nor masks."""
+
+    def pieces(ordered: list[FloatArray]) -> list[list[FloatArray]]:
+        return [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+
+    ordered = sorted(windows, key=split)
+    filled = pieces(ordered)
+    of_one_length = [piece for _, same in groupby(ordered, split) for piece in pieces(list(same))]
+    return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
+
+
+def _batch(rows: Sequence[tuple[FloatArray, int, int]], grouped: bool) -> CalibrationBatch:
+    """``rows`` are windows and how many of their last steps are context, and then target."""
+    context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
+    target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
+    for row, (window, past, steps) in enumerate(rows):
+        cut = len(window) - steps
+        context[row, context.shape[1] - past :] = window[cut - past : cut]
+        target[row, :steps] = window[cut:]
+    group_ids = torch.arange(len(rows)) // _GROUP_SIZE if grouped else None
+    return CalibrationBatch(torch.from_numpy(context), torch.from_numpy(target), group_ids)
+
+
+# --------------------------------------------------------------------------------------------------
+# Synthetic series
+# --------------------------------------------------------------------------------------------------
 
 
 def _synthetic_windows(rng: np.random.Generator, count: int, longest: int) -> list[FloatArray]:
@@ -116,26 +197,127 @@ def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:
     return [windows[pick] for pick in picks]
 
 
-def _trim(series: FloatArray) -> FloatArray:
-    observed = np.flatnonzero(np.isfinite(series))
-    return series[observed[0] : observed[-1] + 1] if observed.size else series[:0]
+def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[FloatArray]:
+    """Each window mixed with those of its group that are as long: convex, in its own unit."""
+    related: list[FloatArray] = []
+    for first in range(0, len(windows), _GROUP_SIZE):
+        group = windows[first : first + _GROUP_SIZE]
+        for window in group:
+            members = np.stack(
+                [w[-len(window) :] for w in group if len(w) >= len(window)]
+            )  # [m, L]
+            magnitude = np.maximum(np.abs(members).mean(axis=1), 1e-12)
+            share = rng.dirichlet(np.ones(len(members)))
+            unit = np.abs(window).mean() or 1.0
+            related.append((unit * (share / magnitude) @ members).astype(np.float32))
+    return related
 
 
-def _batches(
-    windows: Sequence[FloatArray], batch_size: int, longest: int, horizon: int
-) -> Iterator[CalibrationBatch]:
-    ordered = sorted(windows, key=len)
-    for start in range(0, len(ordered), batch_size):
-        chunk = ordered[start : start + batch_size]
-        # Short series give a third of themselves as target and keep the rest as context.
-        targets = [min(horizon, max(1, len(window) // 3)) for window in chunk]
-        contexts = [w[: len(w) - h][-longest:] for w, h in zip(chunk, targets, strict=True)]
-        context = np.full((len(chunk), max(map(len, contexts))), np.nan, dtype=np.float32)
-        target = np.full((len(chunk), max(targets)), np.nan, dtype=np.float32)
-        for row, (window, past, steps) in enumerate(zip(chunk, contexts, targets, strict=True)):
-            context[row, context.shape[1] - len(past) :] = past
-            target[row, :steps] = window[len(window) - steps :]
-        yield CalibrationBatch(torch.from_numpy(context), torch.from_numpy(target))
+# --------------------------------------------------------------------------------------------------
+# Given series
+# --------------------------------------------------------------------------------------------------
+
+
+class _Window(NamedTuple):
+    """Steps ``start`` to ``stop`` of one series."""
+
+    series: int
+    start: int
+    stop: int
+
+
+def _given_windows(
+    rng: np.random.Generator,
+    given: Sequence[FloatArray],
+    count: int,
+    stratify: bool,
+    longest: int,
+) -> list[FloatArray]:
+    """``count`` windows of the given series, or as many as they yield."""
+    check_no_leak(given)
+    known: Sequence[str | None] = [None] * len(given)
+    if isinstance(given, LabelledSeries):
+        known = given.frequencies
+        if len(known) != len(given):
+            raise DataError(
+                f"{len(given)} series have {len(known)} frequencies: the list was changed after it "
+                "was made. Make a new LabelledSeries."
+            )
+    usable = [(_trim(s), name) for s, name in zip(given, known, strict=True) if _is_usable(s)]
+    if not usable:
+        raise DataError("no calibration series has three observed values.")
+    series = [values for values, _ in usable]
+    if not stratify:
+        return [series[pick] for pick in rng.permutation(len(series))[:count]]
+
+    def stratum(window: _Window) -> Hashable:
+        return usable[window.series][1], int(np.log2(window.stop - window.start))
+
+    def observed(windows: Iterable[_Window]) -> list[_Window]:
+        return [w for w in windows if _is_usable(series[w.series][w.start : w.stop])]
+
+    # What the model cannot see of a series does not make it longer.
+    newest = [_Window(i, max(0, len(s) - longest), len(s)) for i, s in enumerate(series)]
+    whole = observed(newest)
+    order = _taking_turns(rng, [stratum(window) for window in whole])
+    chosen = [whole[pick] for pick in order[:count]]
+    missing = count - len(chosen)
+    if missing:
+        cuts = observed(cut for window in newest for cut in _cuts(window, longest, missing))
+        order = _taking_turns(rng, [stratum(cut) for cut in cuts])
+        chosen += _apart_first([cuts[pick] for pick in order], chosen)[:missing]
+    if not chosen:
+        raise DataError(f"no calibration series has three observed values in {longest} steps.")
+    return [_trim(series[w.series][w.start : w.stop]) for w in chosen]
+
+
+def _is_usable(values: FloatArray) -> bool:
+    return bool(np.isfinite(values).sum() >= 3)
+
+
+def _taking_turns(rng: np.random.Generator, strata: Sequence[Hashable]) -> list[int]:
+    """A random order of which any first n hold each stratum equally often, or all of it."""
+    distinct = dict.fromkeys(strata)
+    turn = dict(zip(distinct, rng.permutation(len(distinct)).tolist(), strict=True))
+    seen: Counter[Hashable] = Counter()
+    keys = []
+    for index in rng.permutation(len(strata)).tolist():
+        stratum = strata[index]
+        keys.append((seen[stratum], turn[stratum], index))
+        seen[stratum] += 1
+    return [index for *_, index in sorted(keys)]
+
+
+def _cuts(newest: _Window, longest: int, limit: int) -> Iterator[_Window]:
+    """Windows of a series besides the newest, of its length, half of it, a quarter and so on.
+
+    Those of one length lie side by side, and at most ``limit`` of a length come, spread evenly.
+    """
+    size = min(newest.stop, longest)
+    while size >= _SHORTEST_CUT:
+        places = newest.stop // size
+        picks = np.linspace(0, places - 1, min(places, limit + 1)).round()  # the newest is one
+        for place in picks.astype(int).tolist():
+            stop = newest.stop - place * size
+            if (cut := _Window(newest.series, stop - size, stop)) != newest:
+                yield cut
+        size //= 2
+
+
+def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Window]:
+    """``cuts`` in order, but after all others those that share steps with one before them."""
+    used: dict[int, list[_Window]] = {}
+    for window in taken:
+        used.setdefault(window.series, []).append(window)
+    apart, overlapping = [], []
+    for cut in cuts:
+        others = used.setdefault(cut.series, [])
+        if any(cut.start < other.stop and other.start < cut.stop for other in others):
+            overlapping.append(cut)
+        else:
+            apart.append(cut)
+            others.append(cut)
+    return apart + overlapping
 
 
 # --------------------------------------------------------------------------------------------------
@@ -160,6 +342,7 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1).to(device),
+            use_cache=False,  # one pass reads nothing back
         )
     if loaded.family == "chronos-bolt":
         return model(context=batch.context.to(device))
@@ -167,6 +350,7 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
         patch = loaded.forecaster.model_output_patch_size
         return model(
             context=batch.context.to(device),
+            group_ids=None if batch.group_ids is None else batch.group_ids.to(device),
             num_output_patches=-(-batch.target.shape[1] // patch),
         )
     raise UnsupportedModelError(
@@ -194,7 +378,7 @@ def collect_moments(
         moments[name] = Moment(zero)
     with _observe(loaded, moments) as validity:
         for done, batch in enumerate(batches, start=1):
-            validity.decoder = _fed_positions(loaded, batch)
+            validity.decoder = fed_positions(loaded, batch)
             run_teacher_forced(loaded, batch)
             on_batch(done)
     return {name: moments[readers[name]] for name in names}
@@ -213,7 +397,7 @@ def _first_readers(architecture: Architecture) -> dict[str, str]:
     return readers
 
 
-def _fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
+def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
     """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
     if loaded.family != "chronos-t5":
         return None

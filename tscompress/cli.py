@@ -39,7 +39,7 @@ app = typer.Typer(
         "reference/t5 (small models that ship with tscompress), or the output of compress.\n\n"
         "A first walk, offline:\n\n"
         "  tscompress profile reference/bolt\n\n"
-        "  tscompress compress reference/bolt --budget 0.25 --output small\n\n"
+        "  tscompress compress reference/bolt --rank 8 --ff-ratio 0.25 --output small\n\n"
         "  tscompress evaluate small --against reference/bolt\n\n"
         "  tscompress bench small --against reference/bolt"
     ),
@@ -47,8 +47,8 @@ app = typer.Typer(
 _debug = False
 _INTERRUPTED = 130
 _PLANNING_OPTIONS = (
-    "method", "rank", "epsilon", "energy", "schedule", "powers_of_two", "budget", "exclude",
-    "feed_forward",
+    "method", "rank", "ff_ratio", "latent", "epsilon", "energy", "schedule", "fit",
+    "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
 )  # fmt: skip
 #: ClickException; typer brings a click of its own, or not, depending on its version.
 _UsageMistake: Any = typer.BadParameter.__mro__[2]
@@ -176,28 +176,61 @@ def compress(
     model: Model,
     output: Annotated[Path, typer.Option(help="Directory of the compressed checkpoint.")],
     recipe: Annotated[Path | None, typer.Option(help="YAML; instead of all options below.")] = None,
-    method: Annotated[str, typer.Option(help="svd or activation-svd.")] = "activation-svd",
-    rank: Annotated[int | None, typer.Option(help="The same rank everywhere.")] = None,
+    method: Annotated[
+        str, typer.Option(help="fold (smaller layers), svd or activation-svd (two factors).")
+    ] = "fold",
+    rank: Annotated[
+        int | None, typer.Option(help="Of every projection; with fold the size of heads, d_kv.")
+    ] = None,
+    ff_ratio: Annotated[
+        float | None, typer.Option(help="With fold: share of hidden units to keep.")
+    ] = None,
+    latent: Annotated[
+        int | None,
+        typer.Option(
+            help="With fold: all cross-attention reads one latent of this size; smallest KV cache, "
+            "needs tscompress to load."
+        ),
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
     energy: Annotated[float | None, typer.Option(help="Keep this share of the energy.")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="D0,ALPHA: head sizes ⌈D0 (1+i)^ALPHA⌉ at depth i.")
     ] = None,
+    fit: Annotated[
+        float | None, typer.Option(help="With fold: the schedule that fits the ranks at this ε.")
+    ] = None,
     powers_of_two: Annotated[
         bool, typer.Option("--powers-of-two", help="Round the schedule down to powers of two.")
     ] = False,
     budget: Annotated[
-        float | None, typer.Option(help="Parameters to keep, as a share of the planned layers.")
+        str | None,
+        typer.Option(
+            help="With fold, of the whole model: parameters=0.5, bytes=20MB, macs=0.4, "
+            "kv-cache=0.125, latency=0.4 or wql=1%. With svd: share of the planned layers."
+        ),
     ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="With a budget: folded (a plain checkpoint) or factored (by layer)."),
+    ] = None,
+    multiple: Annotated[
+        int | None, typer.Option(help="With a budget: sizes in multiples of 8 or 16.")
+    ] = None,
+    depth: Annotated[
+        bool, typer.Option("--depth", help="With a budget: may drop whole layers.")
+    ] = False,
     plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.")] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Shell pattern of layers to leave; repeatable.")
     ] = None,
     feed_forward: Annotated[
-        bool, typer.Option("--feed-forward", help="Factor the feed-forward layers too.")
+        bool, typer.Option("--feed-forward", help="With svd: factor the feed-forwards too.")
     ] = False,
     series: SeriesFile = None,
-    calibration_series: Annotated[int, typer.Option(help="Series to calibrate on.", min=1)] = 256,
+    calibration_series: Annotated[
+        int | None, typer.Option(help="Series to calibrate on; 256 or 1024 by default.", min=1)
+    ] = None,
     revision: Revision = None,
     device: Device = "cpu",
     force: Force = False,
@@ -206,7 +239,7 @@ def compress(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replace attention layers by low-rank factors and save a verified checkpoint."""
+    """Make the layers of a model smaller and save a verified checkpoint."""
     from tscompress import api
     from tscompress.calibration import SYNTHETIC, CalibrationConfig
     from tscompress.data import read_series
@@ -220,7 +253,7 @@ def compress(
     given = None if series is None else read_series(series)
     edited = None if plan is None else Plan.load(plan)
     if edited is not None:
-        _refuse(context, "--plan says every rank", _PLANNING_OPTIONS)
+        _refuse(context, "--plan says every size", _PLANNING_OPTIONS)
     if recipe is None and (method if edited is None else edited.method) == "svd":
         _refuse(context, "svd does not calibrate", ("series", "calibration_series"))
     if recipe is not None:
@@ -234,20 +267,32 @@ def compress(
             "method": edited.method if edited is not None else method,
             "exclude": tuple(exclude or ()),
             "feed_forward": feed_forward,
+            "schedule": None,
+            "ff_ratio": ff_ratio,
+            "latent": latent,
             "calibration": CalibrationConfig(
                 num_series=calibration_series,
                 source=SYNTHETIC if series is None else str(series),
             ).model_dump(),
         }
-        if edited is None:
-            fields["schedule"] = api.choose_schedule(
+        if edited is not None:
+            fields |= api.unplanned(edited.method)
+        else:
+            asked = api.choose_schedule(
+                method=method,  # type: ignore[arg-type]
                 rank=rank,
                 epsilon=epsilon,
                 energy=energy,
                 schedule=None if schedule is None else _pair(schedule),
+                fit=fit,
                 budget=budget,
                 powers_of_two=powers_of_two,
-            ).model_dump()
+                layout=layout,  # type: ignore[arg-type]
+                multiple=multiple,
+                depth=depth,
+                required=method != "fold" or (ff_ratio, latent) == (None, None),
+            )
+            fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")
     loaded = _load(model, device, "float32", revision or chosen.revision)
     chosen = chosen.model_copy(
@@ -483,7 +528,7 @@ def diff(
     first, second = (Plan.load(p / PLAN_FILE if p.is_dir() else p) for p in (old, new))
     lines = first.diff(second)
     ratios = [plan.attention_parameter_ratio for plan in (first, second)]
-    text = "\n".join(lines) if lines else "the plans give every layer the same rank"
+    text = "\n".join(lines) if lines else "the plans give every layer the same size"
     _print(
         as_json,
         {"changes": lines, "attention_parameter_ratio": ratios},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -19,14 +20,62 @@ ID_COLUMNS = ("item_id", "id", "unique_id", "series_id")
 TIME_COLUMNS = ("timestamp", "time", "ds", "date", "datetime")
 TARGET_COLUMNS = ("target", "y", "value")
 
+#: Class of sampling frequency to the seconds of one step.
+FREQUENCIES: dict[str, float] = {
+    "s": 1,
+    "10s": 10,
+    "min": 60,
+    "5min": 300,
+    "10min": 600,
+    "15min": 900,
+    "30min": 1800,
+    "h": 3600,
+    "6h": 6 * 3600,
+    "D": 86400,
+    "W": 7 * 86400,
+    "M": 365.25 / 12 * 86400,
+    "Q": 365.25 / 4 * 86400,
+    "Y": 365.25 * 86400,
+}
 
-def read_series(path: str | Path) -> list[FloatArray]:
+
+class LabelledSeries(list[FloatArray]):
+    """A list of 1-D series that knows how often each was sampled.
+
+    A slice or a sum is a plain list: the labels hold for the list as it was made.
+
+    Attributes
+    ----------
+    frequencies
+        For each series a key of :data:`FREQUENCIES`, or another name of the user's; None where
+        unknown.
+
+    Raises
+    ------
+    DataError
+        Not one frequency a series.
+    """
+
+    def __init__(self, series: Iterable[FloatArray], frequencies: Iterable[str | None]) -> None:
+        super().__init__(series)
+        self.frequencies = tuple(frequencies)
+        if len(self.frequencies) != len(self):
+            raise DataError(
+                f"{len(self.frequencies)} frequencies for {len(self)} series; give one a series, "
+                "None where it is unknown."
+            )
+
+
+def read_series(path: str | Path) -> LabelledSeries:
     """Series of a file, float32, each 1-D, in file order; missing values are NaN.
 
     CSV, Parquet and Arrow (Feather) files are in long format: a target column (``target``, ``y`` or
     ``value``), and, for more than one series, an id column (``item_id``, ``id``, ``unique_id`` or
     ``series_id``); a time column sorts the rows. A table of numbers alone is read as one series a
     column. JSON lines hold ``{"target": [...]}``, as in GluonTS.
+
+    The list also says each series' frequency: the class nearest to the median step of its dates,
+    or what ``freq`` says in JSON lines.
 
     Raises
     ------
@@ -78,31 +127,89 @@ def check_no_leak(series: Sequence[FloatArray]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _from_frame(frame: pd.DataFrame) -> list[FloatArray]:
+def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
     by_lower = {str(column).lower(): column for column in frame.columns}
     target, time, identifier = (
         _first(by_lower, names) for names in (TARGET_COLUMNS, TIME_COLUMNS, ID_COLUMNS)
     )
-    order = np.arange(len(frame)) if time is None else _time_order(frame[time])
+    order = np.arange(len(frame))
+    stamps: Any = None
+    if time is not None:
+        order, stamps = _in_time(frame[time])
     if target is None:
         columns = frame.drop(columns=[] if time is None else [time])
         numeric = columns.select_dtypes("number")
         if numeric.shape[1] == 0 or numeric.shape[1] < columns.shape[1] - 1:
             raise ValueError(f"no target column; expected one of {', '.join(TARGET_COLUMNS)}")
-        return [_floats(numeric[column])[order] for column in numeric.columns]
+        found = [_floats(numeric[column])[order] for column in numeric.columns]
+        return LabelledSeries(found, [_frequency(stamps)] * len(found))
     values = _floats(frame[target])[order]
     if identifier is None:
-        return [values]
+        return LabelledSeries([values], [_frequency(stamps)])
     number, _ = pd.factorize(frame[identifier], use_na_sentinel=False)  # by first appearance
     number = number[order]
-    return [values[number == index] for index in range(number.max(initial=-1) + 1)]
+    rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+    return LabelledSeries(
+        [values[of] for of in rows],
+        [_frequency(None if stamps is None else stamps[of]) for of in rows],
+    )
 
 
-def _time_order(stamps: Any) -> Any:
-    """Positions in order of time, which is a number or a date; what is neither comes last."""
-    if not pd.api.types.is_numeric_dtype(stamps):
-        stamps = pd.to_datetime(stamps, errors="coerce", utc=True, format="mixed")
-    return stamps.reset_index(drop=True).sort_values(kind="stable").index.to_numpy()
+def _in_time(column: Any) -> tuple[Any, Any]:
+    """Positions in order of time, and the times in that order, datetime64; None for numbers.
+
+    What is neither a number nor a date comes last, as NaT.
+    """
+    numbers = pd.api.types.is_numeric_dtype(column)
+    if not numbers:
+        column = pd.to_datetime(column, errors="coerce", utc=True, format="mixed")
+    column = column.reset_index(drop=True).sort_values(kind="stable")
+    order = column.index.to_numpy()
+    return order, None if numbers else column.to_numpy(dtype="datetime64[ms]")
+
+
+def _frequency(stamps: Any) -> str | None:
+    """Class of the median step, which a few gaps do not move; ``stamps`` are sorted."""
+    if stamps is None:
+        return None
+    steps = np.diff(stamps[~np.isnat(stamps)]).astype(np.float64) / 1000  # seconds
+    steps = steps[steps > 0]
+    return _nearest_frequency(float(np.median(steps))) if steps.size else None
+
+
+def _nearest_frequency(seconds: float) -> str:
+    return min(FREQUENCIES, key=lambda name: abs(np.log(FREQUENCIES[name] / seconds)))
+
+
+#: Steps of pandas, of all its versions: business and custom variants, starts and ends of periods.
+_LONG_STEP = re.compile(r"(?:B|CB)?(?P<unit>[AYQM])[SE]?")
+_SHORT_STEPS = {
+    **dict.fromkeys(("s", "S", "L", "ms", "U", "us", "N", "ns"), "s"),
+    **dict.fromkeys(("min", "T"), "min"),
+    **dict.fromkeys(("h", "H", "bh", "BH"), "h"),
+    **dict.fromkeys(("D", "B", "C"), "D"),
+    "W": "W",
+}
+
+
+def _named_frequency(name: object) -> str | None:
+    """Class of a pandas frequency such as ``30T``, ``W-SUN`` or ``QE-DEC``.
+
+    Not pandas' own parser: that of each version warns about or refuses the names of another. A name
+    in other words still tells series apart, and stays.
+    """
+    if not isinstance(name, str) or not name.strip():
+        return None
+    match = re.fullmatch(r"(\d{0,9})([A-Za-z]+)(?:-\w+)?", name.strip())
+    if match is None:
+        return name.strip()
+    count, step = match.groups()
+    unit = _SHORT_STEPS.get(step)
+    if unit is None and (long := _LONG_STEP.fullmatch(step)):
+        unit = long["unit"].replace("A", "Y")
+    if unit is None:
+        return name.strip()
+    return _nearest_frequency(max(int(count or 1), 1) * FREQUENCIES[unit])
 
 
 def _first(columns: dict[str, Any], names: Sequence[str]) -> Any | None:
@@ -117,8 +224,9 @@ def _floats(values: Any) -> FloatArray:
     return floats
 
 
-def _read_json_lines(path: Path) -> list[FloatArray]:
+def _read_json_lines(path: Path) -> LabelledSeries:
     series: list[FloatArray] = []
+    frequencies: list[str | None] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
@@ -130,10 +238,11 @@ def _read_json_lines(path: Path) -> list[FloatArray]:
         if lists not in (0, len(rows)):
             raise ValueError(f"line {number} mixes numbers and lists")
         series.extend(_floats(row) for row in (rows if lists else [rows]))
-    return series
+        frequencies += [_named_frequency(record.get("freq"))] * (len(series) - len(frequencies))
+    return LabelledSeries(series, frequencies)
 
 
-_READERS: dict[str, Callable[[Path], list[FloatArray]]] = {
+_READERS: dict[str, Callable[[Path], LabelledSeries]] = {
     ".csv": lambda path: _from_frame(pd.read_csv(path)),
     ".parquet": lambda path: _from_frame(pd.read_parquet(path)),
     ".arrow": lambda path: _from_frame(pd.read_feather(path)),

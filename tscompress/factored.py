@@ -1,4 +1,4 @@
-"""Factored checkpoints: models in which some Linear layers are two factors.
+"""Factored checkpoints: some Linear layers are two factors, or sizes differ from layer to layer.
 
 Stock software must not open one by accident: it would find no ``q.weight`` and start from random
 queries without a word. So ``config.json`` has a ``model_type`` of its own, which stock loaders
@@ -19,6 +19,7 @@ from torch import nn
 
 from tscompress.errors import CorruptCheckpointError, PlanError
 from tscompress.files import write_text_atomically
+from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
 
@@ -59,7 +60,11 @@ def projection_(model: nn.Module, name: str) -> nn.Linear:
 
 
 def apply_structure_(model: nn.Module, plan: Plan) -> None:
-    """Replace the planned layers by empty factors, on the device and in the dtype of the layers."""
+    """Replace the planned layers by empty ones, on the device and in the dtype of the layers."""
+    for head in plan.heads:
+        replace_heads_(model, head)
+    for hidden in plan.hidden:
+        resize_hidden_(model, hidden)
     for entry in plan.projections:
         linear = projection_(model, entry.name)
         entry.check_shape((linear.out_features, linear.in_features))
@@ -85,6 +90,22 @@ def write_factored(
         "chronos_pipeline_class": PIPELINE_CLASS,
         "base_config": dict(base_config),
     }
+    _write(model, plan, config, directory)
+
+
+def write_folded(
+    model: nn.Module, plan: Plan, config: Mapping[str, Any], dtype: torch.dtype, directory: Path
+) -> None:
+    """Write a plain checkpoint, which stock software loads, and ``plan.json`` for the record.
+
+    ``config`` is already that of the folded model. The dtype is written under the names that old
+    and new versions of transformers look for.
+    """
+    name = str(dtype).removeprefix("torch.")
+    _write(model, plan, {**config, "dtype": name, "torch_dtype": name}, directory)
+
+
+def _write(model: nn.Module, plan: Plan, config: Mapping[str, Any], directory: Path) -> None:
     save_file(unique_tensors(model), directory / WEIGHTS_FILE, metadata={"format": "pt"})
     plan.save(directory / PLAN_FILE)
     write_text_atomically(

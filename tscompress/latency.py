@@ -33,6 +33,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
+from tscompress.heads import LatentCrossAttention
 
 _MEBI = 2**20
 # Fewer rounds than this carry no information about the tails of a 95 % interval.
@@ -122,9 +123,9 @@ def kv_cache_bytes(
 ) -> int:
     """Bytes of the key-value cache at its fullest during one ``predict`` call.
 
-    The cache holds keys and values, each of ``n_heads * key_value_proj_dim`` numbers a token, of
-    the self-attention (over decoder tokens) and the cross-attention (over encoder tokens) of
-    every decoder layer:
+    The cache holds keys and values, as wide as the projections that make them, of the
+    self-attention (over decoder tokens) and the cross-attention (over encoder tokens) of
+    every decoder layer, or of cross-attention the one latent that all layers read:
 
     * Chronos-T5 keeps ``batch_size * num_samples`` rows, because the encoder output is repeated
       for each sample path. Encoder tokens are the context plus EOS, decoder tokens the horizon.
@@ -167,7 +168,9 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 
 def _cached_numbers_per_token(attention: Any) -> int:
-    return 2 * int(attention.n_heads) * int(attention.key_value_proj_dim)
+    if isinstance(attention, LatentCrossAttention):  # one latent for all layers
+        return attention.cached_numbers
+    return int(attention.k.out_features) + int(attention.v.out_features)
 
 
 def _decoder_passes(

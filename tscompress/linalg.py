@@ -7,7 +7,8 @@ Flow-of-ranks, and Compressibility"). Everything is computed in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -80,6 +81,263 @@ def whitened_svd(W: Tensor, C: Tensor, rank: int, damping: float = 1e-6) -> tupl
     root, inverse_root = symmetric_roots(C, damping)
     L, R = truncated_svd(W.detach().to(torch.float64) @ root, rank)
     return L, R @ inverse_root
+
+
+@dataclass(frozen=True)
+class Roots:
+    """C^{1/2} and C^{-1/2} of a second moment ``[d, d]``, found once for all heads of a block."""
+
+    root: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, C: Tensor) -> Roots:
+        """As :func:`symmetric_roots` finds them."""
+        return cls(*symmetric_roots(C))
+
+    @classmethod
+    def identity(cls, d: int, device: torch.device | None = None) -> Roots:
+        """Of inputs about which nothing is known."""
+        eye = torch.eye(d, dtype=torch.float64, device=device)
+        return cls(eye, eye)
+
+
+def fold_bilinear(
+    W_Q: Tensor, W_K: Tensor, C_x: Roots, C_y: Roots, rank: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Smaller queries and keys of one head that lose least of its scores x^T W_Q^T W_K y.
+
+    Truncates the SVD of C_x^{1/2} W_Q^T W_K C_y^{1/2}, which minimises the mean squared error of
+    the scores when queries and keys are drawn independently. QR of the thin factors first, so
+    nothing d x d is decomposed but the moments.
+
+    Parameters
+    ----------
+    W_Q, W_K
+        ``[k, d]``.
+    C_x, C_y
+        Second moments of what feeds queries and keys.
+    rank
+        At most ``k``.
+
+    Returns
+    -------
+    ``W_Q'``, ``W_K'`` ``[rank, d]`` with W_Q'^T W_K' the truncated form, and the ``k`` singular
+    values, all float64.
+    """
+    Q_x, R_x = torch.linalg.qr(C_x.root @ W_Q.detach().to(torch.float64).T)  # [d, k], [k, k]
+    Q_y, R_y = torch.linalg.qr(C_y.root @ W_K.detach().to(torch.float64).T)
+    U, S, Vt = torch.linalg.svd(R_x @ R_y.T)
+    half = S[:rank].sqrt()
+    queries = C_x.inverse @ (Q_x @ (U[:, :rank] * half))
+    keys = C_y.inverse @ (Q_y @ (Vt[:rank].T * half))
+    return queries.T, keys.T, S
+
+
+def fold_rotary(
+    W_Q: Tensor,
+    W_K: Tensor,
+    C_x: Roots,
+    C_y: Roots,
+    groups: Sequence[Mapping[int, float]],
+) -> tuple[Tensor, Tensor]:
+    """Fewer rotary pairs for one head: each kept frequency takes over a group of pairs.
+
+    Rows j and j + k/2 make a complex number that turns with frequency w_j, and the score of the
+    pair is Re(conj(q_j) k_j e^{i w_j t}) at distance t: a complex bilinear form of rank one. Over
+    the distances that occur, the part of it that turns with another frequency w is the form times
+    E cos((w_j - w) t). So the forms of a group, each times that weight, are summed and truncated
+    to rank one. A group of one pair keeps it as it is.
+
+    Parameters
+    ----------
+    W_Q, W_K
+        ``[k, d]``.
+    C_x, C_y
+        Second moments of what feeds queries and keys.
+    groups
+        For each kept pair, the pairs it stands for and their weights; its own weight is 1.
+
+    Returns
+    -------
+    ``W_Q'``, ``W_K'`` ``[2 len(groups), d]`` in the same layout, float64.
+    """
+    half = len(W_Q) // 2
+    Q, K = (torch.complex(W[:half], W[half:]) for W in (W_Q.double(), W_K.double()))  # [k/2, d]
+    queries, keys = [], []
+    for group in groups:
+        index = torch.tensor(list(group), device=Q.device)
+        if len(group) == 1:
+            queries.append(Q[index[0]])
+            keys.append(K[index[0]])
+            continue
+        weights = torch.tensor(list(group.values()), dtype=Q.dtype, device=Q.device)
+        U_x, R_x = torch.linalg.qr(C_x.root.to(Q.dtype) @ Q[index].mH)  # [d, g], [g, g]
+        U_y, R_y = torch.linalg.qr(C_y.root.to(Q.dtype) @ (K[index] * weights[:, None]).T)
+        U, S, Vh = torch.linalg.svd(R_x @ R_y.T)
+        queries.append((C_x.inverse.to(Q.dtype) @ (U_x @ U[:, 0])).conj() * S[0].sqrt())
+        keys.append(C_y.inverse.to(Q.dtype) @ (U_y @ Vh[0]) * S[0].sqrt())
+    q, k = torch.stack(queries), torch.stack(keys)
+    return torch.cat([q.real, q.imag]), torch.cat([k.real, k.imag])
+
+
+def fold_values(
+    W_O: Tensor, C: Tensor, num_heads: int, rank: int, sweeps: int = 0, *, refit: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Smaller values of all heads of a block that lose least of its output W_O c.
+
+    c ``[H k]`` holds what the heads read: the attention-weighted values of each. Head h keeps
+    P_h c_h, ``[rank]``, and the output matrix becomes W_O'. Starts from the truncated SVD of each
+    W_O^h C_hh^{1/2}. Each sweep then solves E |W_O c - W_O' P c|^2 for W_O', and for one P_h after
+    the other, with all else fixed: what heads say alike is said once, and the error never grows.
+
+    Parameters
+    ----------
+    W_O
+        ``[d, H k]``.
+    C
+        Second moment of c, ``[H k, H k]``. Zero: the values are truncated by weight alone.
+    rank
+        At most k.
+    sweeps
+        0: the truncated SVDs, and W_O' fitted to them.
+    refit
+        False: the truncated SVDs alone.
+
+    Returns
+    -------
+    ``P`` ``[H, rank, k]`` and ``W_O'`` ``[d, H rank]``, float64.
+    """
+    W, C = W_O.detach().to(torch.float64), C.to(torch.float64)
+    size = W.shape[1] // num_heads
+    P = torch.zeros(num_heads, rank, size, dtype=torch.float64, device=W.device)
+    out = torch.zeros(len(W), num_heads, rank, dtype=torch.float64, device=W.device)
+    heads = [slice(h * size, (h + 1) * size) for h in range(num_heads)]
+    for h, head in enumerate(heads):
+        # Damping in proportion to rounding: these moments may have the rank of one.
+        out[:, h], P[h] = whitened_svd(W[:, head], C[head, head], rank, damping=1e-12)
+    if not refit or float(C.diagonal().sum()) <= 0:
+        return P, out.flatten(1)
+    inverses = [_pseudo_inverse(C[head, head]) for head in heads] if sweeps else []
+    for _ in range(sweeps):
+        block = _block_diagonal(P)
+        out = least_squares(W @ C @ block.T, block @ C @ block.T, out.flatten(1)).view_as(out)
+        error = W - out.flatten(1) @ block
+        for h, head in enumerate(heads):
+            error[:, head] += out[:, h] @ P[h]
+            gram = _pseudo_inverse(out[:, h].T @ out[:, h])
+            P[h] = gram @ (out[:, h].T @ (error @ C[:, head])) @ inverses[h]
+            error[:, head] -= out[:, h] @ P[h]
+    block = _block_diagonal(P)
+    return P, least_squares(W @ C @ block.T, block @ C @ block.T, out.flatten(1))
+
+
+def shared_latent(G: Tensor, C: Roots, rank: int) -> tuple[Tensor, Tensor]:
+    """The ``rank`` numbers z = A y that tell most of W y, and B with y ~ B z.
+
+    With V_r the leading right singular vectors of W C^{1/2}, A = V_r^T C^{-1/2} and
+    B = C^{1/2} V_r minimise E |W y - W B A y|^2.
+
+    Parameters
+    ----------
+    G
+        W^T W, ``[d, d]``; of several matrices that read y, the sum.
+    C
+        Second moment of y.
+    rank
+        At most ``d``; at ``d``, B A is the identity to rounding.
+
+    Returns
+    -------
+    A ``[rank, d]`` and B ``[d, rank]``, float64.
+    """
+    whitened = C.root @ G.to(torch.float64) @ C.root
+    V = torch.linalg.eigh((whitened + whitened.T) / 2).eigenvectors.flip(1)[:, :rank]
+    return V.T @ C.inverse, C.root @ V
+
+
+def _block_diagonal(P: Tensor) -> Tensor:
+    """``[H r, H k]`` of ``[H, r, k]``."""
+    block: Tensor = torch.block_diag(*P)  # type: ignore[no-untyped-call]
+    return block
+
+
+def _pseudo_inverse(C: Tensor) -> Tensor:
+    inverse: Tensor = torch.linalg.pinv(C, rtol=1e-9, hermitian=True)
+    return inverse
+
+
+def least_squares(T: Tensor, C: Tensor, W: Tensor, damping: float = 1e-6) -> Tensor:
+    """The ``W'`` ``[m, n]`` that minimises E |t - W' u|^2, drawn towards ``W`` where u says little.
+
+    Solves W' (C + s I) = T + s W with s = ``damping`` times the mean eigenvalue of C, so
+    directions that were hardly seen stay as ``W`` has them. With C = 0 that is ``W``.
+
+    Parameters
+    ----------
+    T
+        E t u^T, ``[m, n]``.
+    C
+        E u u^T, ``[n, n]``.
+    """
+    C, T, W = (matrix.to(torch.float64) for matrix in (C, T, W))
+    strength = damping * float(C.diagonal().mean())
+    if not strength > 0:
+        return W
+    damped = C + strength * torch.eye(len(C), dtype=torch.float64, device=C.device)
+    # T + s W = (T - W C) + W (C + s I): solving for the change alone keeps W to the last digit
+    # where there is nothing to change.
+    change: Tensor = torch.linalg.solve(damped, (T - W @ C).T).T
+    return W + change
+
+
+def select_units(W: Tensor, C: Tensor, count: int, *, sketch: int = 128) -> Tensor:
+    """Hidden units that together tell most of W h: greedy column selection.
+
+    Each step takes the unit that lowers most the error E |W h - W' h_S|^2 with the best W' for the
+    units S so far, through a pivoted Cholesky factorization of C.
+
+    Parameters
+    ----------
+    W
+        ``[m, n]``, what reads the hidden units.
+    C
+        Second moment of the hidden units, ``[n, n]``.
+    count
+        Units to keep, at most ``n``.
+    sketch
+        With more outputs than this, that many random combinations of them stand for all: the
+        error of a unit is then known to about (2 / sketch)^{1/2} of itself.
+
+    Returns
+    -------
+    Their indices, ascending, ``[count]``.
+    """
+    W, C = W.detach().to(torch.float64), C.to(torch.float64)
+    n = len(C)
+    if len(W) > sketch:
+        generator = torch.Generator().manual_seed(0)
+        mix = torch.randn(sketch, len(W), generator=generator, dtype=torch.float64)
+        W = mix.to(W.device) @ W
+    reach = W @ C  # [m, n]: E (what is not yet told) h^T
+    left = C.diagonal().clone()  # variance of each unit that the chosen ones do not explain
+    floor = 1e-10 * float(left.max())
+    factor = torch.zeros(n, count, dtype=torch.float64, device=C.device)
+    chosen = torch.zeros(n, dtype=torch.bool, device=C.device)
+    for step in range(count):
+        gain = reach.square().sum(0) / left.clamp_min(floor or 1.0)
+        gain[left <= floor] = 0.0  # silent, or told by the chosen ones: nothing to gain
+        gain[chosen] = -1.0
+        pick = int(gain.argmax())
+        chosen[pick] = True
+        pivot = float(left[pick])
+        if pivot <= floor:
+            continue
+        column = C[:, pick] - factor[:, :step] @ factor[pick, :step]
+        factor[:, step] = column / math.sqrt(pivot)
+        reach.addr_(reach[:, pick] / pivot, column, alpha=-1)
+        left -= factor[:, step] ** 2
+    return chosen.nonzero()[:, 0]
 
 
 def power_law_ranks(

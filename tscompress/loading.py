@@ -388,7 +388,7 @@ def _load_stock(
             )
     _check_keys(model, _stored_keys(directory), source)
     return LoadedModel(
-        model, pipeline, family, _name(source), source, directory, kept_dtype, config
+        model, pipeline, family, model_name(source), source, directory, kept_dtype, config
     )
 
 
@@ -421,7 +421,7 @@ def _model_class(config: Mapping[str, Any]) -> Any:
     return found if is_model else transformers.AutoModel
 
 
-def _name(source: str) -> str:
+def model_name(source: str) -> str:
     """The Hub id, ``reference/...``, or the name of the directory."""
     path = Path(source).expanduser()
     return path.resolve().name if path.is_dir() else source
@@ -473,7 +473,7 @@ def _load_factored(
         model,
         pipeline,
         family,
-        _name(source),
+        model_name(source),
         source,
         directory,
         kept_dtype,

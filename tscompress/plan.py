@@ -1,6 +1,8 @@
-"""The plan: for each projection, dense or the rank it gets. Plain data that one can read and edit.
+"""The plan: what becomes of each layer. Plain data that one can read and edit.
 
-A plan rebuilds the architecture of a compressed checkpoint, so it is saved inside it.
+A plan says for each projection whether it stays dense or the rank of its two factors (``svd``,
+``activation-svd``), or for each attention block and feed-forward the smaller size it gets
+(``fold``). It rebuilds the architecture of a compressed checkpoint, so it is saved inside it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tscompress.architectures import BlockKind
 from tscompress.errors import PlanError
 from tscompress.files import write_text_atomically
 
@@ -60,67 +63,252 @@ class ProjectionPlan(BaseModel):
         return self.rank * (self.out_features + self.in_features)
 
 
+class HeadPlan(BaseModel):
+    """Head sizes of one attention block.
+
+    Attributes
+    ----------
+    head_size
+        Of the original: queries, keys and values of each head have this many numbers.
+    qk_size, vo_size
+        After folding, of queries and keys, and of values.
+    frequencies
+        With rotary embedding: which of the original's ``head_size / 2`` frequencies the
+        ``qk_size / 2`` pairs of numbers turn with; the same in every head.
+    latent
+        Cross-attention whose keys and values are one and the same latent of the encoder's output,
+        with ``qk_size`` = ``vo_size`` numbers, for all heads of all layers.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    kind: BlockKind
+    d_model: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    head_size: int = Field(ge=1)
+    qk_size: int = Field(ge=1)
+    vo_size: int = Field(ge=1)
+    frequencies: tuple[int, ...] | None = None
+    latent: bool = False
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> HeadPlan:
+        if self.latent:
+            if self.kind != "cross" or self.qk_size != self.vo_size:
+                raise ValueError(
+                    f"{self.name}: only cross-attention has a latent, with qk_size = vo_size"
+                )
+            if self.qk_size > self.d_model:
+                raise ValueError(
+                    f"{self.name}: a latent of {self.qk_size} numbers would not be smaller than "
+                    f"what it is of, which has {self.d_model}"
+                )
+            return self
+        if max(self.qk_size, self.vo_size) > self.head_size:
+            raise ValueError(
+                f"{self.name} has heads of size {self.head_size}; "
+                f"{self.qk_size} and {self.vo_size} would not be smaller"
+            )
+        if self.kind != "time":
+            if self.frequencies is not None:
+                raise ValueError(f"{self.name} has no rotary embedding, so frequencies: null")
+            return self
+        if self.qk_size % 2 or self.frequencies is None:
+            raise ValueError(f"{self.name} turns pairs: an even qk_size, and their frequencies")
+        known = set(range(self.head_size // 2))
+        if len(self.frequencies) != self.qk_size // 2 or not known.issuperset(self.frequencies):
+            raise ValueError(
+                f"{self.name} needs {self.qk_size // 2} frequencies below {self.head_size // 2}"
+            )
+        return self
+
+    @property
+    def dense_parameters(self) -> int:
+        return 4 * self.d_model * self.num_heads * self.head_size
+
+    @property
+    def parameters(self) -> int:
+        """Of the block alone: the projection to a latent belongs to all blocks."""
+        if self.latent:
+            return 2 * self.d_model * self.num_heads * self.qk_size
+        return 2 * self.d_model * self.num_heads * (self.qk_size + self.vo_size)
+
+    @property
+    def text(self) -> str:
+        if self.latent:
+            return f"latent {self.qk_size}"
+        if self.qk_size == self.vo_size:
+            return f"head size {self.qk_size}"
+        return f"head sizes {self.qk_size} (q, k), {self.vo_size} (v)"
+
+
+class HiddenPlan(BaseModel):
+    """Hidden units of one feed-forward, or of one patch embedding, which has biases.
+
+    Attributes
+    ----------
+    d_ff, kept
+        Hidden units before and after.
+    gated
+        Two input projections, whose product is the hidden unit.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    part: Literal["feed_forward", "patch"]
+    in_features: int = Field(ge=1)
+    out_features: int = Field(ge=1)
+    d_ff: int = Field(ge=1)
+    kept: int = Field(ge=1)
+    gated: bool = False
+
+    @model_validator(mode="after")
+    def _keeps_no_more(self) -> HiddenPlan:
+        if self.kept > self.d_ff:
+            raise ValueError(f"{self.name} has {self.d_ff} hidden units, not {self.kept} to keep")
+        return self
+
+    def _parameters(self, units: int) -> int:
+        per_unit = self.in_features * (2 if self.gated else 1) + self.out_features
+        return units * (per_unit + (1 if self.part == "patch" else 0))
+
+    @property
+    def dense_parameters(self) -> int:
+        return self._parameters(self.d_ff)
+
+    @property
+    def parameters(self) -> int:
+        return self._parameters(self.kept)
+
+    @property
+    def text(self) -> str:
+        return f"{self.kept} hidden units"
+
+
+PlannedLayer = ProjectionPlan | HeadPlan | HiddenPlan
+
+
 class Plan(BaseModel):
-    """Ranks of every projection, and how they came about.
+    """What every layer becomes, and how that came about.
 
     Attributes
     ----------
     method
-        ``svd`` or ``activation-svd``.
+        ``fold``, ``svd`` or ``activation-svd``.
     schedule
-        The schedule that chose the ranks, as in a recipe, for the record.
+        The schedule that chose the sizes, as in a recipe, for the record.
+    projections
+        Of ``svd`` and ``activation-svd``.
+    heads, hidden
+        Of ``fold``. Their names are those after layers were dropped.
+    kept_layers
+        Of ``fold`` with fewer layers: stack to the original's indices of the layers that stay.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = PLAN_VERSION
     family: str
-    method: Literal["svd", "activation-svd"]
+    method: Literal["fold", "svd", "activation-svd"]
     schedule: dict[str, Any] = Field(default_factory=dict)
-    projections: tuple[ProjectionPlan, ...]
+    projections: tuple[ProjectionPlan, ...] = ()
+    heads: tuple[HeadPlan, ...] = ()
+    hidden: tuple[HiddenPlan, ...] = ()
+    kept_layers: dict[str, tuple[int, ...]] | None = None
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Plan:
-        names = [projection.name for projection in self.projections]
+    def _is_consistent(self) -> Plan:
+        names = [layer.name for layer in self.layers]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"projections named more than once: {', '.join(repeated)}")
+            raise ValueError(f"layers named more than once: {', '.join(repeated)}")
+        folds = bool(self.heads or self.hidden or self.kept_layers)
+        if folds if self.method != "fold" else bool(self.projections):
+            raise ValueError(f"{self.method} plans and the other methods' layers do not mix")
+        cross = [head for head in self.heads if head.kind == "cross"]
+        if len({head.qk_size if head.latent else None for head in cross}) > 1:
+            raise ValueError("one latent is for all cross-attention: give every block the same one")
         return self
+
+    @property
+    def layers(self) -> tuple[PlannedLayer, ...]:
+        """Every planned layer."""
+        return (*self.projections, *self.heads, *self.hidden)
 
     @property
     def ranks(self) -> dict[str, int]:
         """Name to rank of the projections that become two factors."""
         return {p.name: p.rank for p in self.projections if p.rank is not None}
 
+    @property
+    def latent(self) -> int | None:
+        """Numbers of the latent that all cross-attention reads; None without."""
+        return next((head.qk_size for head in self.heads if head.latent), None)
+
+    @property
+    def changes_anything(self) -> bool:
+        """Whether applying it makes the model, or its cache, smaller."""
+        return bool(self.kept_layers or self.latent) or any(
+            layer.parameters < layer.dense_parameters for layer in self.layers
+        )
+
+    @property
+    def uniform_sizes(self) -> tuple[int, int] | None:
+        """``(d_kv, d_ff)`` of a plain config that the folded model fits; None if there is none."""
+        sizes = {size for head in self.heads for size in (head.qk_size, head.vo_size)}
+        units = {hidden.kept for hidden in self.hidden}
+        if self.method != "fold" or len(sizes) != 1 or len(units) != 1 or self.latent:
+            return None
+        (d_kv,), (d_ff,) = sizes, units
+        stock = all(
+            head.frequencies is None or head.frequencies == stock_frequencies(head.head_size, d_kv)
+            for head in self.heads
+        )
+        return (d_kv, d_ff) if stock else None
+
     def parameters(self, part: str | None = None) -> tuple[int, int]:
-        """Parameters of the planned projections ``(before, after)``, of one part or of all."""
-        chosen = [p for p in self.projections if part in (None, p.part)]
-        return sum(p.dense_parameters for p in chosen), sum(p.parameters for p in chosen)
+        """Parameters of the planned layers ``(before, after)``.
+
+        ``part``: ``attention``, ``feed_forward``, ``patch``; None for all of them.
+        """
+        chosen = [layer for layer in self.layers if part in (None, part_of(layer))]
+        shared = 0
+        if self.latent and part in (None, "attention"):
+            shared = self.latent * next(head.d_model for head in self.heads if head.latent)
+        return sum(p.dense_parameters for p in chosen), shared + sum(p.parameters for p in chosen)
 
     @property
     def attention_parameter_ratio(self) -> float:
-        """After / before, of the attention projections."""
+        """After / before, of the attention projections of the layers that stay."""
         before, after = self.parameters("attention")
         return after / before if before else 1.0
 
     def diff(self, other: Plan) -> list[str]:
-        """One line for each projection whose rank differs, ``name: rank -> other's rank``."""
-        ours = {p.name: p.rank for p in self.projections}
-        theirs = {p.name: p.rank for p in other.projections}
+        """One line for each layer that differs, ``name: old -> new``."""
+        ours, theirs = ({p.name: _text(p) for p in plan.layers} for plan in (self, other))
         lines = []
+        if self.kept_layers != other.kept_layers:
+            old, new = (_layers_text(plan.kept_layers) for plan in (self, other))
+            lines.append(f"layers: {old} -> {new}")
         for name in [*ours, *(name for name in theirs if name not in ours)]:
-            old, new = (_rank_text(ranks, name) for ranks in (ours, theirs))
+            old, new = (texts.get(name, "absent") for texts in (ours, theirs))
             if old != new:
                 lines.append(f"{name}: {old} -> {new}")
         return lines
 
     def summary(self) -> str:
-        """Sizes and the reasons why layers stay dense, in a few lines."""
+        """Sizes, and the reasons why layers stay dense, in a few lines."""
         before, after = self.parameters("attention")
+        attention = (
+            f"attention {before:,} -> {after:,} parameters ({self.attention_parameter_ratio:.1%})"
+        )
+        if self.method == "fold":
+            return "\n".join(self._fold_summary(attention))
         lines = [
             f"{self.method}: {len(self.ranks)} of {len(self.projections)} projections become two "
-            f"factors; attention {before:,} -> {after:,} parameters "
-            f"({self.attention_parameter_ratio:.1%})"
+            f"factors; {attention}"
         ]
         reasons: dict[str, int] = {}
         for projection in self.projections:
@@ -129,6 +317,35 @@ class Plan(BaseModel):
                 reasons[reason] = reasons.get(reason, 0) + 1
         lines += [f"dense: {count} projections, {reason}" for reason, count in reasons.items()]
         return "\n".join(lines)
+
+    def _fold_summary(self, attention: str) -> list[str]:
+        lines = []
+        uniform = self.uniform_sizes
+        if uniform is not None:
+            lines.append(f"fold to a plain config with d_kv {uniform[0]}, d_ff {uniform[1]}")
+        else:
+            heads = [head for head in self.heads if not head.latent]
+            for label, sizes in (
+                ("queries and keys", [head.qk_size for head in heads]),
+                ("values", [head.vo_size for head in heads]),
+                ("hidden units", [hidden.kept for hidden in self.hidden]),
+            ):
+                lines.append(f"fold, {label}: {min(sizes)} to {max(sizes)}" if sizes else "")
+            if self.latent:
+                lines.append(f"fold, all cross-attention: one latent of {self.latent}")
+        lines = [*filter(None, lines), attention]
+        before, after = (
+            a + b
+            for a, b in zip(self.parameters("feed_forward"), self.parameters("patch"), strict=True)
+        )
+        if after < before:
+            lines.append(
+                f"feed-forward and patch layers {before:,} -> {after:,} parameters "
+                f"({after / before:.1%})"
+            )
+        if self.kept_layers:
+            lines.append(f"layers kept: {_layers_text(self.kept_layers)}")
+        return lines
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, replacing the file in one step."""
@@ -162,7 +379,29 @@ class Plan(BaseModel):
             raise PlanError(f"{source}: {where}: {first['msg']}.") from None
 
 
-def _rank_text(ranks: Mapping[str, int | None], name: str) -> str:
-    if name not in ranks:
-        return "absent"
-    return "dense" if ranks[name] is None else str(ranks[name])
+def stock_frequencies(head_size: int, qk_size: int) -> tuple[int, ...] | None:
+    """Indices of the original's rotary frequencies that a plain config of ``qk_size`` turns with.
+
+    theta^(-2 j / qk_size) is one of the original's frequencies theta^(-2 i / head_size) when
+    ``qk_size`` divides ``head_size``: i = j head_size / qk_size. None otherwise.
+    """
+    if head_size % qk_size or qk_size % 2:
+        return None
+    return tuple(range(0, head_size // 2, head_size // qk_size))
+
+
+def part_of(layer: PlannedLayer) -> str:
+    """``attention``, ``feed_forward`` or ``patch``."""
+    return "attention" if isinstance(layer, HeadPlan) else layer.part
+
+
+def _text(layer: PlannedLayer) -> str:
+    if isinstance(layer, ProjectionPlan):
+        return "dense" if layer.rank is None else str(layer.rank)
+    return layer.text
+
+
+def _layers_text(kept: Mapping[str, tuple[int, ...]] | None) -> str:
+    if not kept:
+        return "all"
+    return "; ".join(f"{stack} {', '.join(map(str, layers))}" for stack, layers in kept.items())

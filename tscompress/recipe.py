@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import reprlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tscompress.budgets import Budget
 from tscompress.calibration import CalibrationConfig
 from tscompress.errors import RecipeError
+from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
-from tscompress.planning import BudgetSchedule, Method, Schedule
+from tscompress.planning import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    FitSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+)
 from tscompress.pretraining import PretrainRecipe
 
 M = TypeVar("M", bound=BaseModel)
@@ -42,6 +52,38 @@ class ProfileConfig(BaseModel):
     epsilons: tuple[float, ...] = Field(default=(0.3, 0.1, 0.03, 0.01), min_length=1)
 
 
+class PlannedSchedule(BaseModel):
+    """Sizes that lose least, as measured, within a budget of the whole model; for ``fold``."""
+
+    model_config = _STRICT
+
+    kind: Literal["planned"] = "planned"
+    budget: Budget
+    layout: Literal["folded", "factored"] = Field(
+        default="folded", description="one size everywhere, a plain config; or sizes by layer"
+    )
+    multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
+    depth: bool = Field(default=False, description="may drop whole layers")
+
+    @model_validator(mode="after")
+    def _layout_allows(self) -> PlannedSchedule:
+        if self.depth and self.layout == "factored":
+            raise ValueError("depth goes with the folded layout only")
+        return self
+
+
+AnySchedule = Annotated[
+    EpsilonSchedule
+    | RankSchedule
+    | EnergySchedule
+    | PowerLawSchedule
+    | BudgetSchedule
+    | FitSchedule
+    | PlannedSchedule,
+    Field(discriminator="kind"),
+]
+
+
 class Recipe(BaseModel):
     """A compression from the model to the output directory."""
 
@@ -50,16 +92,55 @@ class Recipe(BaseModel):
     model: str
     revision: str | None = None
     output: str
-    method: Method = "activation-svd"
-    schedule: Schedule = BudgetSchedule(parameter_ratio=0.25)
+    method: Method = "fold"
+    schedule: AnySchedule | None = Field(
+        default=RankSchedule(rank=16), description="null, with fold: heads keep their size"
+    )
+    ff_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="hidden units that fold keeps; null: all"
+    )
+    latent: int | None = Field(
+        default=None, ge=1, description="with fold: size of what all cross-attention reads"
+    )
+    fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(default=(), description="shell patterns on layer names")
-    feed_forward: bool = False
+    feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
     calibration: CalibrationConfig = CalibrationConfig()
     profile: ProfileConfig | None = Field(default=ProfileConfig(), description="null: skip it")
     evaluation: EvaluationConfig | None = Field(
         default=EvaluationConfig(), description="null: skip it"
     )
     bench: Workload | None = Field(default=Workload(), description="null: skip it")
+
+    @model_validator(mode="after")
+    def _options_belong_to_the_method(self) -> Recipe:
+        kind = None if self.schedule is None else self.schedule.kind
+        if self.method == "fold":
+            if kind is None and self.ff_ratio is None and self.latent is None:
+                raise ValueError("fold needs a schedule of head sizes, ff_ratio or latent")
+            if kind == "budget":
+                raise ValueError(
+                    "a budget for fold says of what, such as "
+                    "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
+                )
+            if kind == "planned" and self.ff_ratio is not None:
+                raise ValueError("a budget chooses the hidden units; give no ff_ratio with it")
+            if kind == "planned" and self.latent is not None:
+                raise ValueError("a budget plans folded heads; give no latent with it")
+            if kind == "planned" and self.exclude:
+                raise ValueError("a budget considers every layer; give no exclude with it")
+            if self.feed_forward:
+                raise ValueError("fold sizes feed-forwards by ff_ratio; leave out feed_forward")
+            return self
+        if kind in (None, "fit", "planned"):
+            raise ValueError(
+                f"{self.method} needs a schedule of kind epsilon, rank, energy, power-law or budget"
+            )
+        if self.ff_ratio is not None:
+            raise ValueError(f"ff_ratio is for fold; {self.method} has feed_forward")
+        if self.latent is not None:
+            raise ValueError(f"latent is for fold; {self.method} factors each projection")
+        return self
 
     def to_yaml(self) -> str:
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
@@ -106,7 +187,10 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "recipe"
+        if not first["loc"]:  # of several keys together: the message names them
+            reason = first["msg"].removeprefix("Value error, ")
+            raise RecipeError(f"{source}: {reason}.") from None
+        where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             allowed = ", ".join(model.model_fields) if len(first["loc"]) == 1 else "see the docs"
             raise RecipeError(

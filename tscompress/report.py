@@ -130,7 +130,11 @@ def report_tables(result: RunResult) -> list[Any]:
 
 def headline(result: RunResult) -> str:
     """One sentence: what was kept, what it cost, what it saved. Good news or bad."""
-    parts = [f"Attention keeps {result.plan.attention_parameter_ratio:.1%} of its parameters"]
+    kept = f"Attention keeps {result.plan.attention_parameter_ratio:.1%} of its parameters"
+    before, after = result.plan.parameters("feed_forward")
+    if after < before:
+        kept += f", feed-forwards {after / before:.1%}"
+    parts = [kept]
     ratios = _quality_ratios(result)
     if ratios is not None:
         parts.append(
@@ -222,7 +226,10 @@ def _comparison_row(result: RunResult, ratios: dict[str, Any]) -> ComparisonRow:
     assert result.bench is not None
     name = result.bench.models[-1].name
     cost = result.bench.ratios(name)
+    sizes = result.plan.uniform_sizes
     label = f"{result.plan.method}, attention {result.plan.attention_parameter_ratio:.0%}"
+    if sizes is not None:
+        label = f"fold, d_kv {sizes[0]}, d_ff {sizes[1]}"
     return ComparisonRow(
         label, ratios["WQL"], ratios["MASE"], cost["latency_ms"], cost["parameters"]
     )

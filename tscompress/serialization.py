@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -17,13 +18,15 @@ import torch
 from tscompress._version import __version__
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
-from tscompress.factored import WEIGHTS_FILE, unique_tensors, write_factored
+from tscompress.factored import WEIGHTS_FILE, unique_tensors, write_factored, write_folded
 from tscompress.files import new_directory, write_text_atomically
 from tscompress.loading import LoadedModel, load, weight_files
+from tscompress.plan import Plan
 from tscompress.recipe import Recipe
 
 RECIPE_FILE = "recipe.yaml"
 PROVENANCE_FILE = "provenance.json"
+GENERATION_FILE = "generation_config.json"
 _RECORDED_LIBRARIES = (
     "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",
 )  # fmt: skip
@@ -40,27 +43,30 @@ class CompressedModel(LoadedModel):
 def save(compressed: CompressedModel, output: str | Path, *, force: bool = False) -> Path:
     """Write a checkpoint directory, load it back, compare, and only then put it in place.
 
-    The directory holds ``config.json``, ``model.safetensors``, ``plan.json``, ``recipe.yaml`` and
-    ``provenance.json`` (source, revision, hashes, library versions, calibration).
+    A model folded to the same sizes everywhere becomes a plain checkpoint that stock software
+    loads; anything else becomes a factored one. Besides config and weights the directory holds
+    ``plan.json``, ``recipe.yaml`` and ``provenance.json`` (source, revision, hashes, library
+    versions, calibration). Give it a name that contains the original's: AutoGluon chooses batch
+    size and device by it.
 
     Raises
     ------
     PlanError
-        The plan keeps every layer dense: there is nothing to save.
+        The plan keeps every layer as it is: there is nothing to save.
     OutputExistsError
         ``output`` holds something and ``force`` is false.
     VerificationError
         What was written does not load back bit-equal.
     """
     plan = compressed.plan
-    if plan is None or not plan.ranks:
+    if plan is None or not plan.changes_anything:
         raise PlanError(
             "the plan keeps every layer dense, so there is nothing to save; "
             "ask for a lower rank, a larger epsilon or a smaller budget."
         )
     output = Path(output)
     with new_directory(output, force=force) as directory:
-        write_factored(compressed.model, plan, compressed.config, directory)
+        _write_model(compressed, plan, directory)
         if compressed.recipe is not None:
             resolved = {"output": str(output), "revision": compressed.revision}
             recipe = compressed.recipe.model_copy(update=resolved)
@@ -69,6 +75,17 @@ def save(compressed: CompressedModel, output: str | Path, *, force: bool = False
         write_text_atomically(directory / PROVENANCE_FILE, record)
         verify(compressed, directory)
     return output
+
+
+def _write_model(compressed: CompressedModel, plan: Plan, directory: Path) -> None:
+    if plan.uniform_sizes is None:
+        write_factored(compressed.model, plan, compressed.config, directory)
+        return
+    dtype = compressed.stored_dtype
+    write_folded(compressed.model, plan, compressed.config, dtype, directory)
+    generation = compressed.directory / GENERATION_FILE
+    if generation.is_file():
+        shutil.copyfile(generation, directory / GENERATION_FILE)
 
 
 def verify(compressed: LoadedModel, directory: Path) -> None:

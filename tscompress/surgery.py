@@ -1,19 +1,27 @@
-"""Putting a plan into effect: Linear layers become two factors. The model is changed in place."""
+"""Putting a plan into effect. The model is changed in place.
+
+Linear layers become two factors, or layers are folded to smaller sizes; a model folded to the same
+sizes everywhere is then the stock model of a plain config.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.calibration import Moment
-from tscompress.errors import FactorizationError
+from tscompress.calibration import CalibrationBatch, Moment
+from tscompress.errors import FactorizationError, PlanError
 from tscompress.factored import projection_, replace_module_
+from tscompress.folding import FoldConfig, fold_
 from tscompress.linalg import truncated_svd, whitened_svd
-from tscompress.loading import LoadedModel
+from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
+from tscompress.planning import settle_fold_plan
 
 
 def apply_plan_(
@@ -70,3 +78,92 @@ def _factor(
     if not all(bool(torch.isfinite(p).all()) for p in module.parameters()):
         raise FactorizationError(f"the factors of {name} are not finite in {linear.weight.dtype}.")
     return module
+
+
+def apply_fold_(
+    loaded: LoadedModel,
+    plan: Plan,
+    batches: Sequence[CalibrationBatch],
+    config: FoldConfig,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Fold ``loaded`` as planned, on what it sees in ``batches``, and note the plan on it.
+
+    Layers that are to go have gone already (:func:`keep_layers_`). If all sizes are alike,
+    ``loaded`` is a stock model of a plain config afterwards.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model.
+    FactorizationError
+        A decomposition failed; names the layer. The model is then half folded: load it again.
+    """
+    plan = settle_fold_plan(loaded.model, loaded.architecture, plan)
+    fold_(loaded, plan, batches, config, on_layer)
+    loaded.plan = plan
+    sizes = plan.uniform_sizes
+    if sizes is not None:
+        _rebuild_(loaded, {**loaded.config, "d_kv": sizes[0], "d_ff": sizes[1]})
+
+
+def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None:
+    """Drop all layers of a stack but those given; what is left is a plain model with fewer.
+
+    The relative position biases, which the first layer of a stack holds for all of them, stay.
+
+    Raises
+    ------
+    PlanError
+        A stack or layer is not there, or none would be left.
+    """
+    config = config_of_layers(loaded, kept)
+    old: dict[str, torch.Tensor] = loaded.model.state_dict()
+    new = {}
+    for name, tensor in old.items():
+        stack, is_block, rest = name.partition(".block.")
+        index, _, inner = rest.partition(".")
+        if not is_block or stack not in kept or "relative_attention_bias" in name:
+            new[name] = tensor
+        elif int(index) in kept[stack]:
+            new[f"{stack}.block.{list(kept[stack]).index(int(index))}.{inner}"] = tensor
+    _rebuild_(loaded, config, new)
+
+
+def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """The config of the model with only the layers ``kept``; PlanError as in keep_layers_."""
+    model: Any = loaded.model
+    changes: dict[str, int] = {}
+    for stack, layers in kept.items():
+        count = len(getattr(getattr(model, stack, None), "block", ()))
+        if not layers or sorted(set(layers) & set(range(count))) != list(layers):
+            raise PlanError(
+                f"cannot keep layers {list(layers)} of {stack!r}, which has {count}; "
+                "give at least one, ascending."
+            )
+        changes["num_layers" if stack == "encoder" else "num_decoder_layers"] = len(layers)
+    if hasattr(model, "decoder"):
+        # Without a number of its own, the decoder would have as many layers as the encoder.
+        changes.setdefault("num_layers", len(model.encoder.block))
+        changes.setdefault("num_decoder_layers", len(model.decoder.block))
+        if loaded.family == "chronos-t5" and changes["num_layers"] < changes["num_decoder_layers"]:
+            raise PlanError(
+                f"a Chronos-T5 of {changes['num_layers']} encoder and "
+                f"{changes['num_decoder_layers']} decoder layers cannot generate with transformers "
+                "5, which sizes the decoder's cache by the encoder; keep as many in the encoder."
+            )
+    return {**loaded.config, **changes}
+
+
+def _rebuild_(
+    loaded: LoadedModel, config: dict[str, Any], weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Make ``loaded`` the stock model of ``config`` with these weights, by default its own."""
+    device = next(loaded.model.parameters()).device
+    weights = dict(loaded.model.state_dict() if weights is None else weights)
+    model: Any = build_empty(loaded.family, config)
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.tie_weights()
+    changed = replace(loaded, model=model.to(device).eval(), config=config)
+    changed.pipeline = wrap_pipeline(loaded.family, changed.model)
+    vars(loaded).update(vars(changed))

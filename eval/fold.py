@@ -1,0 +1,239 @@
+"""Folding on the reference checkpoints: what each switch is worth, and what each size costs.
+
+    python eval/fold.py switches --output eval/results/fold-switches [--model reference/bolt]
+    python eval/fold.py sizes --output eval/results/fold-sizes [--max-series 100]
+    python eval/fold.py attention --output eval/results/fold-attention [--ratio 0.125]
+
+`switches` folds each reference with one switch of `FoldConfig` (or of the calibration) changed at
+a time, at sizes at which something is lost. `sizes` is the table of head sizes and hidden units.
+`attention` folds one kind of attention block at a time, values or queries and keys, to see where
+the loss sits, and then gives each block its own sizes at the same number of parameters.
+
+Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite
+(Chronos-T5 with common random numbers), and the forecast loss on held-out synthetic windows (for
+Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is synthetic throughout,
+so nothing here has seen the evaluation data.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+import tscompress
+from tscompress.api import score
+from tscompress.budgets import Budget
+from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
+from tscompress.candidates import choose_factored
+from tscompress.costs import CostModel
+from tscompress.evaluation import EvaluationResult, relative
+from tscompress.files import write_text_atomically
+from tscompress.folding import FoldConfig
+from tscompress.latency import Workload
+from tscompress.loading import LoadedModel, load
+from tscompress.plan import Plan
+from tscompress.planning import fold_plan
+from tscompress.recipe import EvaluationConfig
+from tscompress.sensitivity import forecast_loss, measure_sensitivity
+
+REFERENCES = ("reference/bolt", "reference/t5")
+#: Head size and share of hidden units at which each reference loses something.
+HARD = {"reference/bolt": (3, 0.125), "reference/t5": (8, 0.25)}
+SIZES = (
+    (32, 1.0), (16, 1.0), (8, 1.0), (4, 1.0), (64, 0.5), (64, 0.25),
+    (32, 0.75), (16, 0.5), (8, 0.25),
+)  # fmt: skip
+HELD_OUT = CalibrationConfig(num_series=128, seed=7)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to fold a model."""
+
+    label: str
+    plan: Plan
+    fold: FoldConfig = field(default_factory=FoldConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+
+
+class Bed:
+    """An original, its scores and its losses: what every trial is held against."""
+
+    def __init__(self, model: str, max_series: int | None, console: Console) -> None:
+        self.model = model
+        self.console = console
+        self.config = EvaluationConfig(max_series=max_series, batch_size=64)
+        self.original = load(model, dtype="float32")
+        self.held_out = calibration_batches(self.original, HELD_OUT)
+        self.loss = mean_loss(self.original, self.held_out)
+        self.scores: EvaluationResult = score(self.original.forecaster, model, self.config)
+
+    def plan(self, head_size: int, ff_ratio: float) -> Plan:
+        """The same sizes everywhere."""
+        whole = fold_plan(self.original.model, self.original.architecture)
+        return fold_plan(
+            self.original.model,
+            self.original.architecture,
+            qk=head_size,
+            vo=head_size,
+            hidden={entry.name: round(ff_ratio * entry.d_ff) for entry in whole.hidden},
+        )
+
+    def rows(self, trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
+        """One row a trial, as they are measured."""
+        for trial in trials:
+            folded = tscompress.compress(
+                self.model, plan=trial.plan, fold=trial.fold, calibration=trial.calibration
+            )
+            result = score(folded.forecaster, trial.label, self.config)
+            before, after = trial.plan.parameters()
+            quality = relative(result, self.scores)
+            row: dict[str, Any] = {
+                "model": self.model,
+                "trial": trial.label,
+                "parameters": (folded_parameters(folded) / folded_parameters(self.original)),
+                "planned layers": after / before,
+                "attention": trial.plan.attention_parameter_ratio,
+                "WQL": quality["WQL"],
+                "MASE": quality["MASE"],
+                "loss": mean_loss(folded, self.held_out) - self.loss,
+            }
+            self.console.print({k: _short(v) for k, v in row.items()})
+            yield row
+
+
+def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
+    """Forecast loss of each observed target, over all batches."""
+    sums, counts = zip(*(forecast_loss(loaded, batch) for batch in batches), strict=True)
+    return float(sum(sums)) / sum(counts)
+
+
+def folded_parameters(loaded: LoadedModel) -> int:
+    return sum(parameter.numel() for parameter in loaded.model.parameters())
+
+
+def switch_trials(bed: Bed) -> list[Trial]:
+    """The default, and every switch turned the other way."""
+    head_size, ff_ratio = HARD[bed.model]
+    heads, hidden = bed.plan(head_size, 1.0), bed.plan(64, ff_ratio)
+    switches: tuple[dict[str, Any], ...] = (
+        {"query_moments": False},
+        {"centre_keys": False},
+        {"value_moments": "inputs"},
+        {"value_sweeps": 0},
+        {"refit": "layer"},
+        {"refit": "none", "value_sweeps": 0},
+        {"order": "original", "refit": "layer"},
+    )
+    trials = [Trial(f"d_kv {head_size}", heads)]
+    trials += [Trial(_label(head_size, s), heads, FoldConfig(**s)) for s in switches]
+    trials += [
+        Trial(f"d_kv {head_size}, {n} series", heads, calibration=CalibrationConfig(num_series=n))
+        for n in (64, 256, 1024)
+    ]
+    of_hidden: tuple[dict[str, Any], ...] = (
+        {},
+        {"select": "leverage"},
+        {"refit": "layer"},
+        {"refit": "none"},
+        {"order": "original", "refit": "layer"},
+    )
+    trials += [Trial(_label(f"{ff_ratio:.1%}", s), hidden, FoldConfig(**s)) for s in of_hidden]
+    return trials
+
+
+def _label(size: object, switches: Mapping[str, Any]) -> str:
+    what = f"d_kv {size}" if isinstance(size, int) else f"d_ff {size}"
+    return ", ".join([what, *(f"{key} {value}" for key, value in switches.items())])
+
+
+def size_trials(bed: Bed) -> list[Trial]:
+    """The table of sizes, the last three being the strengths of the recipes."""
+    return [
+        Trial(f"d_kv {head_size}, d_ff {ff_ratio:.0%}", bed.plan(head_size, ff_ratio))
+        for head_size, ff_ratio in SIZES
+    ]
+
+
+def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
+    """Where the loss sits at one head size, and how sizes by block compare."""
+    original = bed.original
+    blocks = original.architecture.attention
+    size = round(ratio * 64)
+    trials = [Trial(f"all at {size}", bed.plan(size, 1.0))]
+    for kind in dict.fromkeys(block.kind for block in blocks):
+        small = {block.name: size for block in blocks if block.kind == kind}
+        for role in ("qk", "vo"):
+            sizes: dict[str, Any] = {role: small}
+            plan = fold_plan(original.model, original.architecture, **sizes)
+            trials.append(Trial(f"{kind} {role} at {size}", plan))
+    sensitivity = measure_sensitivity(
+        original, calibration_batches(original, CalibrationConfig(num_series=128)),
+        fold=FoldConfig(), layers=False,
+    )  # fmt: skip
+    heads_only = sensitivity.model_copy(
+        update={"parts": tuple(part for part in sensitivity.parts if part.kind != "hidden")}
+    )
+    costs = CostModel(original.family, original.model, Workload(), bytes_per_number=4)
+    limit = costs.of_plan(trials[0].plan).parameters
+    chosen = choose_factored(heads_only, costs, Budget(measure="parameters", limit=limit))
+    plan = fold_plan(original.model, original.architecture, qk=chosen.qk, vo=chosen.vo)
+    trials.append(Trial("by block, as measured", plan))
+    return trials
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The table as GitHub shows it; ratios to the original."""
+    lines = [
+        "| trial | parameters | attention | WQL | MASE | loss |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in frame.to_dict("records"):
+        lines.append(
+            f"| {row['trial']} | {row['parameters']:.1%} | {row['attention']:.2%} | "
+            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {row['loss']:+.4f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _short(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=("switches", "sizes", "attention"))
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
+    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
+    arguments = parser.parse_args()
+    console = Console()
+    for model in arguments.model or REFERENCES:
+        bed = Bed(model, arguments.max_series, console)
+        trials = {
+            "switches": lambda bed=bed: switch_trials(bed),
+            "sizes": lambda bed=bed: size_trials(bed),
+            "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
+        }[arguments.what]()
+        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
+        rows = []
+        for row in bed.rows(trials):
+            rows.append(row)
+            frame = pd.DataFrame(rows)
+            write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
+            table = markdown(frame)
+            write_text_atomically(Path(f"{stem}.md"), table)
+        console.print(table, markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Time and memory of folding Chronos-T5 models of the published shapes, tiny to base.
+
+    python eval/fold_growth.py --output eval/results/fold-growth [--size base] [--threads 2]
+
+Random weights of each true shape (bfloat16, as published) are saved to a temporary directory; a
+fresh process then does what `tscompress compress DIR --rank 8 --ff-ratio 0.25` does. Time is split
+into loading, folding (calibration included) and saving with the check of what was written. Memory
+is the peak of the resident set above what the process had before loading, and its ratio to the
+weights in float32, in which folding works. `large` is not run: its figures are the power law
+through the two largest others, and marked as estimated. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+
+from tscompress.files import write_text_atomically
+from tscompress.pretraining import (
+    Architecture,
+    Bucket,
+    PretrainRecipe,
+    Stage,
+    build_model,
+    save_pretrained,
+)
+
+#: d_model, d_ff, layers of each stack, heads
+SHAPES = {
+    "tiny": (256, 1024, 4, 4),
+    "mini": (384, 1536, 4, 8),
+    "small": (512, 2048, 6, 8),
+    "base": (768, 3072, 12, 12),
+}
+LARGE = 709e6  # parameters
+
+_CHILD = """
+import json, re, sys, time
+import torch
+torch.set_num_threads(int(sys.argv[2]))
+import tscompress
+from tscompress import api, serialization  # what the command has imported by then
+def resident(key):
+    return 1024 * int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = resident("VmRSS")
+started = time.perf_counter()
+loaded = tscompress.load(sys.argv[1], dtype="float32")
+parameters = sum(p.numel() for p in loaded.model.parameters())
+loading = time.perf_counter()
+folded = tscompress.compress(loaded, rank=8, ff_ratio=0.25)
+folding = time.perf_counter()
+peak = resident("VmHWM")
+tscompress.save(folded, sys.argv[1] + "/../folded")
+done = time.perf_counter()
+print(json.dumps({
+    "parameters": parameters,
+    "load_s": loading - started,
+    "fold_s": folding - loading,
+    "save_s": done - folding,
+    "total_s": done - started,
+    "peak_bytes": peak - before,
+    "peak / weights": (peak - before) / (4 * parameters),
+}))
+"""
+
+
+def measure(size: str, threads: int) -> dict[str, Any]:
+    """One row, from a process of its own."""
+    d_model, d_ff, layers, heads = SHAPES[size]
+    recipe = PretrainRecipe(
+        family="chronos-t5",
+        name=f"{size}-shape",
+        architecture=Architecture(
+            d_model=d_model, d_kv=64, d_ff=d_ff, num_layers=layers, num_decoder_layers=layers,
+            num_heads=heads, context_length=512,
+        ),
+        stages=(Stage(steps=1, buckets=(Bucket(context_length=8, horizon=1, batch_size=1),)),),
+        token_embedding="normal",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / f"chronos-t5-{size}"
+        torch.manual_seed(0)
+        save_pretrained(build_model(recipe).to(torch.bfloat16), source)
+        child = [sys.executable, "-c", _CHILD, str(source), str(threads)]
+        answer = subprocess.run(child, check=True, capture_output=True, text=True).stdout
+    return {"size": size, "estimated": False, **json.loads(answer.splitlines()[-1])}
+
+
+def estimate_large(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The power law through the two largest shapes that were measured."""
+    last = rows[-2:]
+    row: dict[str, Any] = {"size": "large", "estimated": True, "parameters": LARGE}
+    for key in ("load_s", "fold_s", "save_s", "total_s", "peak_bytes"):
+        x, y = (np.log([r[name] for r in last]) for name in ("parameters", key))
+        slope = (y[1] - y[0]) / (x[1] - x[0])
+        row[key] = float(np.exp(y[1] + slope * (np.log(LARGE) - x[1])))
+    return row | {"peak / weights": row["peak_bytes"] / (4 * LARGE)}
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The table as GitHub shows it."""
+    lines = [
+        "| shape | parameters | load | fold | save and check | total | peak memory | / weights |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in frame.to_dict("records"):
+        name = f"{row['size']} (estimated)" if row["estimated"] else row["size"]
+        seconds = (f"{row[key]:.0f} s" for key in ("load_s", "fold_s", "save_s", "total_s"))
+        lines.append(
+            f"| {name} | {row['parameters'] / 1e6:.0f}M | {' | '.join(seconds)} | "
+            f"{row['peak_bytes'] / 1e9:.2f} GB | {row['peak / weights']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(frame: pd.DataFrame, path: Path) -> None:
+    """Time and memory against parameters, both axes logarithmic."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    panels = (
+        (axes[0], "total_s", "seconds to fold and save", 1.0),
+        (axes[1], "peak_bytes", "peak memory above start, GB", 1e9),
+    )
+    measured = frame[~frame["estimated"]]
+    for axis, key, title, unit in panels:
+        axis.plot(frame["parameters"], frame[key] / unit, color="#9aa5b1", lw=1, ls="--", zorder=1)
+        axis.plot(measured["parameters"], measured[key] / unit, color="#1f6feb", lw=1.6, zorder=2)
+        for row in frame.to_dict("records"):
+            axis.plot(
+                row["parameters"], row[key] / unit, "o", ms=7, zorder=3, mew=1.4, color="#1f6feb",
+                mfc="white" if row["estimated"] else "#1f6feb",
+            )  # fmt: skip
+            label = f"{row['size']}\n(estimated)" if row["estimated"] else row["size"]
+            axis.annotate(
+                label, (row["parameters"], row[key] / unit), (0, 8), textcoords="offset points",
+                ha="right", fontsize=8.5,
+            )  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlabel="parameters", title=title)
+        axis.margins(x=0.12, y=0.18)
+        axis.grid(alpha=0.25, which="both", lw=0.5)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
+    parser.add_argument("--size", action="append", choices=list(SHAPES), help="default: all")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    rows = []
+    for size in arguments.size or SHAPES:
+        rows.append(measure(size, arguments.threads))
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()})
+    if len(rows) > 1:
+        rows.append(estimate_large(rows))
+    frame = pd.DataFrame(rows)
+    write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
+    write_text_atomically(Path(f"{arguments.output}.md"), markdown(frame))
+    if len(rows) > 1:
+        draw(frame, Path(f"{arguments.output}.png"))
+    print(markdown(frame))
+
+
+if __name__ == "__main__":
+    main()

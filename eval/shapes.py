@@ -1,0 +1,219 @@
+"""Time of folded shapes against the dense ones, with random weights: time does not depend on them.
+
+    python eval/shapes.py --output eval/results/shapes [--quick] [--device cpu|cuda] [--threads 2]
+
+Models of the published Chronos-T5 and Chronos-Bolt shapes, with smaller heads (d_kv) or fewer
+hidden units (d_ff), take turns in one process with the dense original and with the next smaller
+official size, which every compressed model has to beat. Ratios are to the dense original.
+
+float32 on the CPU. With `--device cuda`: bfloat16, the base shapes too, and peak memory. Chronos
+asks for exactly as many new tokens as the horizon has steps, so random weights cannot end early.
+`--quick` only shows that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from chronos import BaseChronosPipeline
+from rich.console import Console
+
+from tscompress.files import write_text_atomically
+from tscompress.latency import BenchResult, Workload, bench
+from tscompress.loading import wrap_pipeline
+from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+
+FamilyName = Literal["chronos-t5", "chronos-bolt"]
+DENSE_D_KV = 64
+#: d_model, d_ff, layers of each stack, heads; the same in both families.
+PUBLISHED = {
+    "mini": (384, 1536, 4, 8),
+    "small": (512, 2048, 6, 8),
+    "base": (768, 3072, 12, 12),
+}
+SMALLER = {"small": "mini", "base": "small"}
+CONTEXT_LENGTH = {"chronos-t5": 512, "chronos-bolt": 2048}
+PAPER = "The paper reports 0.346 of the time and 0.186 of the memory for its compressed Chronos-T5."
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published shape, or one folded to smaller heads and a share of the hidden units."""
+
+    family: FamilyName
+    size: str
+    d_kv: int = DENSE_D_KV
+    d_ff_share: float = 1.0
+
+    @property
+    def d_ff(self) -> int:
+        return round(PUBLISHED[self.size][1] * self.d_ff_share)
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.size} d_kv {self.d_kv} d_ff {self.d_ff}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Folded shapes ``(d_kv, share of d_ff)`` of one published model, under one workload."""
+
+    family: FamilyName
+    size: str
+    folded: tuple[tuple[int, float], ...]
+    workload: Workload
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The dense original, what it is folded to, and the next smaller official size."""
+        folded = [Shape(self.family, self.size, d_kv, share) for d_kv, share in self.folded]
+        smaller = Shape(self.family, SMALLER[self.size])
+        return [Shape(self.family, self.size), *folded, smaller]
+
+
+T5_FOLDED = ((8, 1.0), (8, 0.25), (16, 1.0))
+BOLT_FOLDED = ((8, 1.0), (64, 0.25), (8, 0.25), (16, 0.5))
+T5_WORKLOAD = Workload(
+    batch_size=4, context_length=512, horizon=16, num_samples=20, repeats=11, warmup=2
+)
+BOLT_WORKLOAD = Workload(batch_size=32, context_length=2048, horizon=64, repeats=15, warmup=3)
+SMALL = (
+    Comparison("chronos-t5", "small", T5_FOLDED, T5_WORKLOAD),
+    Comparison("chronos-bolt", "small", BOLT_FOLDED, BOLT_WORKLOAD),
+)
+BASE = (
+    Comparison(
+        "chronos-t5", "base", T5_FOLDED,
+        T5_WORKLOAD.model_copy(update={"batch_size": 32, "horizon": 64}),
+    ),
+    Comparison("chronos-bolt", "base", BOLT_FOLDED, BOLT_WORKLOAD),
+)  # fmt: skip
+QUICK = {"batch_size": 1, "context_length": 32, "horizon": 2, "repeats": 5, "warmup": 1}
+
+
+def build(shape: Shape, device: str, dtype: torch.dtype) -> BaseChronosPipeline:
+    """A pipeline of random weights in the official initial distribution."""
+    d_model, _, layers, heads = PUBLISHED[shape.size]
+    recipe = PretrainRecipe(
+        family=shape.family,
+        name=shape.name,
+        architecture=Architecture(
+            d_model=d_model, d_kv=shape.d_kv, d_ff=shape.d_ff, num_layers=layers,
+            num_decoder_layers=layers, num_heads=heads,
+            context_length=CONTEXT_LENGTH[shape.family],
+        ),
+        stages=(Stage(steps=1, buckets=(Bucket(context_length=8, horizon=1, batch_size=1),)),),
+        token_embedding="normal",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = build_model(recipe).to(device=device, dtype=dtype).eval()
+    return wrap_pipeline(shape.family, model)
+
+
+def measure(
+    comparison: Comparison, *, quick: bool, device: str, threads: int | None
+) -> BenchResult:
+    """All shapes of a comparison, taking turns."""
+    changes = {"device": device, "threads": threads} | (QUICK if quick else {})
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return bench(
+        [(shape.name, build(shape, device, dtype)) for shape in comparison.shapes],
+        comparison.workload.model_copy(update=changes),
+        measure_memory=device == "cuda",
+    )
+
+
+def rows(comparison: Comparison, result: BenchResult) -> list[dict[str, Any]]:
+    """One row a shape; ratios to the dense original, the first."""
+    found = []
+    for shape, model in zip(comparison.shapes, result.models, strict=True):
+        ratios = result.ratios(model.name)
+        low, high = result.latency_ratio_interval(model.name) or (float("nan"),) * 2
+        found.append(
+            {
+                "model": f"{shape.family}-{shape.size}",
+                "d_kv": shape.d_kv,
+                "d_ff": shape.d_ff,
+                "parameters": ratios["parameters"],
+                "bytes": ratios["parameter_bytes"],
+                "MACs": ratios["macs"],
+                "KV cache": ratios["kv_cache_bytes"],
+                "latency": ratios["latency_ms"],
+                "latency low": low,
+                "latency high": high,
+                "latency ms": model.latency_ms,
+                "peak memory": ratios.get("peak_memory_bytes", float("nan")),
+            }
+        )
+    return found
+
+
+def markdown(comparison: Comparison, result: BenchResult) -> str:
+    """A heading that says what was run, and the table as GitHub shows it."""
+    workload = result.workload
+    samples = f", {workload.num_samples} samples" if comparison.family == "chronos-t5" else ""
+    dtype = "bfloat16" if workload.device == "cuda" else "float32"
+    has_memory = workload.device == "cuda"
+    lines = [
+        f"### {comparison.family}-{comparison.size}",
+        "",
+        f"{workload.batch_size} series × {workload.context_length} steps{samples}, horizon "
+        f"{workload.horizon}, {dtype}, {result.device_name}, {result.threads} threads, "
+        f"{workload.repeats} rounds, torch {result.torch_version}.",
+        "",
+        "| shape | d_kv | d_ff | parameters | bytes | MACs | KV cache | latency (95 %) | ms |"
+        + (" peak memory |" if has_memory else ""),
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|" + ("--:|" if has_memory else ""),
+    ]
+    for place, row in enumerate(rows(comparison, result)):
+        latency = "1"
+        if place:
+            latency = f"{row['latency']:.3f} ({row['latency low']:.3f}–{row['latency high']:.3f})"
+        memory = f" {row['peak memory']:.3f} |" if has_memory else ""
+        lines.append(
+            f"| {row['model']} | {row['d_kv']} | {row['d_ff']} | {row['parameters']:.3f} | "
+            f"{row['bytes']:.3f} | {row['MACs']:.3f} | {row['KV cache']:.3f} | {latency} | "
+            f"{row['latency ms']:.0f} |{memory}"
+        )
+    if has_memory and comparison.family == "chronos-t5":
+        lines += ["", PAPER]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser.add_argument("--quick", action="store_true", help="tiny workloads: does it run?")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, help="default: as PyTorch is set")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no CUDA device; use --device cpu.")
+    console = Console()
+    table: list[dict[str, Any]] = []
+    text: list[str] = []
+    for comparison in SMALL + (BASE if arguments.device == "cuda" else ()):
+        result = measure(
+            comparison,
+            quick=arguments.quick,
+            device=arguments.device,
+            threads=arguments.threads,
+        )
+        table += rows(comparison, result)
+        text.append(markdown(comparison, result))
+        console.print(text[-1], markup=False, soft_wrap=True)
+        # After each comparison, so that a long run that is cut short leaves what it has measured.
+        frame = pd.DataFrame(table)
+        write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
+        write_text_atomically(Path(f"{arguments.output}.md"), "\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

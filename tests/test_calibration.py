@@ -1,0 +1,370 @@
+"""Which series a model is run on, in which batches, and how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tscompress.calibration import (
+    CalibrationBatch,
+    CalibrationConfig,
+    _related,
+    calibration_batches,
+    collect_moments,
+    run_teacher_forced,
+)
+from tscompress.corpus import FloatArray
+from tscompress.data import LabelledSeries, read_series
+from tscompress.errors import DataError
+from tscompress.loading import LoadedModel, load
+
+#: The tiny Bolt predicts 16 steps, so that a window has at most 56.
+CONFIG = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+LONGEST = 56
+
+
+@pytest.fixture(scope="module")
+def bolt(checkpoints: dict[str, Path]) -> LoadedModel:
+    return load(checkpoints["chronos-bolt"])
+
+
+@pytest.fixture(scope="module")
+def chronos2(checkpoints: dict[str, Path]) -> LoadedModel:
+    return load(checkpoints["chronos-2"])
+
+
+def constant(value: float, length: int = 30) -> FloatArray:
+    return np.full(length, value, dtype=np.float32)
+
+
+def noise(length: int, seed: int = 0) -> FloatArray:
+    return np.random.default_rng(seed).normal(size=length).astype(np.float32)
+
+
+def changed(**changes: object) -> CalibrationConfig:
+    return CONFIG.model_copy(update=changes)
+
+
+def rows(batches: Sequence[CalibrationBatch]) -> list[FloatArray]:
+    """Observed context and target of every row, as one series."""
+    both = [torch.cat([b.context, b.target], dim=1).numpy() for b in batches]
+    return [row[np.isfinite(row)] for values in both for row in values]
+
+
+def where(window: FloatArray, series: FloatArray) -> tuple[int, int]:
+    """Start and stop of a window in the series it was cut from."""
+    start = int(np.flatnonzero(series == window[0])[0])
+    assert np.array_equal(series[start : start + len(window)], window)
+    return start, start + len(window)
+
+
+# --------------------------------------------------------------------------------------------------
+# Strata
+# --------------------------------------------------------------------------------------------------
+
+
+def mixed_frequencies() -> LabelledSeries:
+    names = ["D"] * 90 + ["h"] * 6 + [None] * 4
+    values = {"D": 1.0, "h": 2.0, None: 3.0}
+    return LabelledSeries([constant(values[name]) for name in names], names)
+
+
+def drawn(loaded: LoadedModel, config: CalibrationConfig, series: list[FloatArray]) -> list[int]:
+    """How many series were drawn of each value 1, 2, 3."""
+    found = Counter(float(row[0]) for row in rows(calibration_batches(loaded, config, series)))
+    return [found[1.0], found[2.0], found[3.0]]
+
+
+def test_every_frequency_gets_the_same_share(bolt: LoadedModel) -> None:
+    assert drawn(bolt, CONFIG, mixed_frequencies()) == [4, 4, 4]
+    # Without strata as often as they come.
+    assert drawn(bolt, changed(stratify=False), mixed_frequencies())[0] >= 9
+    # Bare arrays have no frequency.
+    assert drawn(bolt, CONFIG, list(mixed_frequencies()))[0] >= 9
+
+
+def test_what_a_small_stratum_cannot_fill_goes_to_the_others(bolt: LoadedModel) -> None:
+    assert drawn(bolt, changed(num_series=16), mixed_frequencies()) == [6, 6, 4]
+    assert drawn(bolt, changed(num_series=40), mixed_frequencies()) == [30, 6, 4]
+
+
+def test_fewer_draws_than_strata_take_different_ones(bolt: LoadedModel) -> None:
+    seen = set()
+    for seed in range(12):
+        counts = drawn(bolt, changed(num_series=2, seed=seed), mixed_frequencies())
+        assert sorted(counts) == [0, 1, 1]
+        seen.add(tuple(counts))
+    assert len(seen) == 3
+
+
+def test_every_octave_of_length_gets_the_same_share(bolt: LoadedModel) -> None:
+    # 40 and 500 steps are the same to a model that sees 56; 8 to 15 and 16 to 31 are not.
+    lengths = [40, 500] * 30 + [20] * 6 + [8, 12, 15] * 2
+    values = {40: 1.0, 500: 1.0, 20: 2.0}
+    series = [constant(values.get(length, 3.0), length) for length in lengths]
+    assert drawn(bolt, CONFIG, series) == [4, 4, 4]
+    assert drawn(bolt, changed(stratify=False), series)[0] >= 8
+
+
+def test_frequencies_of_a_file_are_used(bolt: LoadedModel, tmp_path: Path) -> None:
+    lines = ["id,ds,y"]
+    for item in range(40):
+        step, value = ("D", 1) if item < 36 else ("h", 2)
+        stamps = np.arange(np.datetime64("2024-01-01T00"), np.datetime64("2024-03-01T00"))
+        stamps = stamps[:: 24 if step == "D" else 1][:30]
+        lines += [f"{item},{stamp},{value}" for stamp in stamps]
+    path = tmp_path / "series.csv"
+    path.write_text("\n".join(lines))
+    config = changed(source=str(path), num_series=8)
+    assert drawn(bolt, config, read_series(path)) == [4, 4, 0]
+    found = Counter(float(row[0]) for row in rows(calibration_batches(bolt, config)))
+    assert found == {1.0: 4, 2.0: 4}
+
+
+def test_the_draw_depends_on_the_seed_alone(bolt: LoadedModel) -> None:
+    series = LabelledSeries([constant(v) for v in range(1, 41)], ["D", "h"] * 20)
+
+    def values(seed: int) -> list[float]:
+        return [float(r[0]) for r in rows(calibration_batches(bolt, changed(seed=seed), series))]
+
+    assert values(0) == values(0)
+    assert len(set(values(0))) == 12
+    assert sorted(values(0)) != sorted(values(1))
+
+
+def test_a_changed_list_has_no_labels(bolt: LoadedModel) -> None:
+    series = LabelledSeries([constant(1)], ["D"])
+    series.append(constant(2))
+    with pytest.raises(DataError, match="2 series have 1 frequencies: the list was changed"):
+        calibration_batches(bolt, CONFIG, series)
+
+
+# --------------------------------------------------------------------------------------------------
+# Windows of long series
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_long_series_is_cut_side_by_side_into_several_lengths(bolt: LoadedModel) -> None:
+    series = noise(2000)
+    found = [where(row, series) for row in rows(calibration_batches(bolt, CONFIG, [series]))]
+    assert len(found) == CONFIG.num_series
+    assert (2000 - LONGEST, 2000) in found
+    assert {stop - start for start, stop in found} == {LONGEST}  # half of it were shorter than 32
+    ordered = sorted(found)
+    assert all(a[1] <= b[0] for a, b in pairwise(ordered))
+    # As before: the newest window alone.
+    (alone,) = rows(calibration_batches(bolt, changed(stratify=False), [series]))
+    assert where(alone, series) == (2000 - LONGEST, 2000)
+
+
+def test_lengths_from_short_to_the_longest_the_model_sees(chronos2: LoadedModel) -> None:
+    config = changed(num_series=24, context_length=128)
+    assert chronos2.forecaster.model_context_length == 128
+    horizon = chronos2.forecaster.model_prediction_length
+    assert horizon == 64
+    series = noise(100 * 192)
+    found = [where(row, series) for row in rows(calibration_batches(chronos2, config, [series]))]
+    lengths = Counter(stop - start for start, stop in found)
+    assert set(lengths) == {192, 96, 48}
+    assert max(lengths.values()) - min(lengths.values()) <= 3
+    ordered = sorted(found)
+    assert all(a[1] <= b[0] for a, b in pairwise(ordered))
+
+
+def test_windows_overlap_only_when_nothing_else_is_left(chronos2: LoadedModel) -> None:
+    series = noise(6 * 192)
+    for count, overlapping in ((5, False), (30, True)):
+        config = changed(num_series=count, context_length=128)
+        batches = calibration_batches(chronos2, config, [series])
+        found = sorted(where(row, series) for row in rows(batches))
+        assert len(set(found)) == count
+        assert any(a[1] > b[0] for a, b in pairwise(found)) is overlapping
+
+
+def test_short_cuts_of_a_series_the_model_sees_whole(chronos2: LoadedModel) -> None:
+    series = noise(130)
+    config = changed(num_series=20, context_length=128)
+    found = [where(row, series) for row in rows(calibration_batches(chronos2, config, [series]))]
+    # All there is: the whole, its halves, its quarters, the oldest steps left out.
+    assert sorted(found) == sorted(
+        [(0, 130), (65, 130), (0, 65), (98, 130), (66, 98), (34, 66), (2, 34)]
+    )
+
+
+def test_every_series_comes_before_a_second_window_of_any(bolt: LoadedModel) -> None:
+    series = [noise(5000, seed=1), *(constant(value) for value in range(2, 10))]
+    for count in (9, 12):
+        found = rows(calibration_batches(bolt, changed(num_series=count), series))
+        assert len(found) == count
+        constants = [float(row[0]) for row in found if row[0] == row[1]]
+        assert sorted(constants) == list(range(2, 10))
+
+
+def test_gaps_are_not_windows(bolt: LoadedModel) -> None:
+    series = noise(600)
+    series[100:500] = np.nan
+    found = rows(calibration_batches(bolt, changed(num_series=50), [series]))
+    assert 1 < len(found) < 10
+    assert all(len(row) >= 3 for row in found)
+    # Too far apart for any window to have three.
+    sparse = np.full(601, np.nan, dtype=np.float32)
+    sparse[::300] = 1
+    with pytest.raises(DataError, match="no calibration series has three observed values in 56"):
+        calibration_batches(bolt, CONFIG, [sparse])
+    with pytest.raises(DataError, match="no calibration series has three observed values"):
+        calibration_batches(bolt, CONFIG, [constant(np.nan), constant(1, length=2)])
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches
+# --------------------------------------------------------------------------------------------------
+
+
+def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    batches = calibration_batches(loaded, changed(num_series=64, batch_size=8))
+    assert len(batches) == 8
+    for batch in batches:
+        assert len(batch.context) == 8
+        assert torch.isfinite(batch.context).all()
+        assert torch.isfinite(batch.target).all()
+    assert batches[-1].context.shape[1] == 40
+
+
+def test_batches_break_where_the_length_changes(bolt: LoadedModel) -> None:
+    series = [constant(1, 30)] * 6 + [constant(2, 45)] * 6
+    shapes = [tuple(b.context.shape) for b in calibration_batches(bolt, CONFIG, series)]
+    assert shapes == [(4, 20), (2, 20), (4, 30), (2, 30)]  # 4 for 3
+    # Many lengths would make too many batches; those share, with NaN on the left.
+    series = [constant(1, length) for length in range(20, 32)]
+    batches = calibration_batches(bolt, CONFIG, series)
+    assert [len(b.context) for b in batches] == [4, 4, 4]
+    assert torch.isnan(batches[0].context[0, 0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_every_second_batch_of_chronos2_has_groups(chronos2: LoadedModel, given: bool) -> None:
+    series = [noise(30, seed) for seed in range(22)] if given else None
+    config = changed(num_series=22, batch_size=6)
+    batches = calibration_batches(chronos2, config, series)
+    assert len(batches) == 4
+    assert [batch.group_ids is not None for batch in batches] == [False, True, False, True]
+    for batch in batches[1::2]:
+        assert batch.group_ids is not None
+        assert batch.group_ids.dtype == torch.long
+        assert batch.group_ids.tolist() == [0, 0, 0, 0, 1, 1][: len(batch.context)]
+    if given:  # the series themselves
+        known = {float(values[0]) for values in series or ()}
+        assert {float(row[0]) for row in rows(batches)} == known
+
+
+def test_a_single_batch_has_groups(chronos2: LoadedModel) -> None:
+    (batch,) = calibration_batches(chronos2, changed(num_series=3))
+    assert batch.group_ids is not None
+    assert batch.group_ids.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_other_families_have_no_groups(checkpoints: dict[str, Path], family: str) -> None:
+    loaded = load(checkpoints[family])
+    assert all(b.group_ids is None for b in calibration_batches(loaded, CONFIG))
+
+
+def correlations(series: Sequence[FloatArray]) -> list[float]:
+    """Of every pair."""
+    return [float(np.corrcoef(a, b)[0, 1]) for a, b in combinations(series, 2)]
+
+
+def test_related_series_are_mixtures_of_their_group() -> None:
+    rng = np.random.default_rng(0)
+    windows = [noise(200, seed) * 10.0**seed + 2 for seed in range(6)]
+    related = _related(rng, windows)
+    for group in (slice(0, 4), slice(4, 6)):
+        sources = np.stack(windows[group]).astype(np.float64)
+        for mixture, window in zip(related[group], windows[group], strict=True):
+            weights, *_ = np.linalg.lstsq(sources.T, mixture, rcond=None)
+            np.testing.assert_allclose(
+                weights @ sources, mixture, atol=1e-4 * np.abs(mixture).max()
+            )
+            assert (weights > -1e-6).all()
+            assert 0.1 < np.abs(mixture).mean() / np.abs(window).mean() < 1.01  # its own unit
+    between = correlations(windows[:4])
+    within = correlations(related[:4])
+    assert np.mean(within) > np.mean(between) + 0.2
+
+
+def test_related_series_of_several_lengths_and_none_observed() -> None:
+    windows = [noise(20, 1), np.zeros(30, np.float32), noise(30, 2), noise(40, 3)]
+    related = _related(np.random.default_rng(0), windows)
+    assert [len(values) for values in related] == [20, 30, 30, 40]
+    assert all(np.isfinite(values).all() and values.dtype == np.float32 for values in related)
+    np.testing.assert_allclose(related[3], windows[3], rtol=1e-5)  # nothing else is as long
+
+
+def test_groups_reach_the_model(chronos2: LoadedModel) -> None:
+    """Queries and keys of group attention matter in groups, and only there."""
+    batch = CalibrationBatch(torch.randn(4, 48), torch.randn(4, 16))
+    alone = CalibrationBatch(batch.context, batch.target, torch.arange(4))
+    together = CalibrationBatch(batch.context, batch.target, torch.zeros(4, dtype=torch.long))
+
+    def outputs(kind: CalibrationBatch) -> torch.Tensor:
+        quantiles: torch.Tensor = run_teacher_forced(chronos2, kind).quantile_preds
+        return quantiles
+
+    before = {kind: outputs(batch) for kind, batch in (("alone", alone), ("together", together))}
+    torch.testing.assert_close(outputs(batch), before["alone"])
+    assert not torch.allclose(before["alone"], before["together"])
+    name = "encoder.block.0.layer.1.self_attention.q"
+    layer: Any = chronos2.model.get_submodule(name)
+    weight = layer.weight
+    original = weight.data.clone()
+    try:
+        weight.data *= -2
+        torch.testing.assert_close(outputs(alone), before["alone"])
+        assert not torch.allclose(outputs(together), before["together"])
+    finally:
+        weight.data = original
+
+
+def test_moments_of_groups_count_every_row(chronos2: LoadedModel) -> None:
+    batches = calibration_batches(chronos2, CONFIG)
+    names = [name for _, _, name in chronos2.architecture.attention_projections()]
+    moments = collect_moments(chronos2, batches, names)
+    assert len({moment.count for moment in moments.values()}) == 1
+    assert all(torch.isfinite(moment.second).all() for moment in moments.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# Running the model
+# --------------------------------------------------------------------------------------------------
+
+
+def test_t5_allocates_no_cache(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoints["chronos-t5"])
+    batch = calibration_batches(loaded, CONFIG)[0]
+    output = run_teacher_forced(loaded, batch)
+    assert output.past_key_values is None
+    model: Any = loaded.model
+    forward = model.forward
+
+    def cached(**kwargs: Any) -> Any:
+        return forward(**{**kwargs, "use_cache": True})
+
+    monkeypatch.setattr(model, "forward", cached)
+    with_cache = run_teacher_forced(loaded, batch)
+    assert with_cache.past_key_values is not None
+    torch.testing.assert_close(output.logits, with_cache.logits)

@@ -1,0 +1,341 @@
+"""Costs computed from shapes are those counted on models of these shapes, to the last unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chronos.chronos2 import Chronos2Model
+from conftest import FAMILIES, tiny_chronos2, tiny_recipe
+from torch import nn
+
+from tscompress.architectures import describe
+from tscompress.costs import CostModel, Costs
+from tscompress.errors import PlanError, UnsupportedModelError, UsageError
+from tscompress.latency import (
+    Workload,
+    count_macs,
+    kv_cache_bytes,
+    parameter_bytes,
+    parameter_count,
+)
+from tscompress.loading import build_empty, load, wrap_pipeline
+from tscompress.low_rank import LowRankLinear
+from tscompress.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
+from tscompress.pretraining import build_model
+
+D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4
+#: Context and horizon are no multiples of the patches.
+WORKLOADS = (
+    Workload(batch_size=3, context_length=37, horizon=9, num_samples=5),
+    Workload(batch_size=1, context_length=16, horizon=1),
+)
+
+
+def tiny_model(family: str, **shape: int) -> Any:
+    """A tiny model of another ``d_kv``, ``d_ff`` or number of layers."""
+    if family == "chronos-2":
+        config = tiny_chronos2().config.to_dict()
+        shape.pop("num_decoder_layers", None)
+        return Chronos2Model(Chronos2Model.config_class(**config | shape)).eval()
+    architecture = tiny_recipe(family).architecture.model_copy(update=shape)
+    return build_model(tiny_recipe(family, architecture=architecture)).eval()
+
+
+def counted(family: str, model: Any, workload: Workload) -> Costs:
+    """The same costs, counted on the model itself."""
+    return Costs(
+        parameter_count(model),
+        parameter_bytes(model),
+        count_macs(wrap_pipeline(family, model), workload),
+        kv_cache_bytes(model, workload),
+    )
+
+
+def cost_model(family: str, workload: Workload = WORKLOADS[0], **shape: int) -> CostModel:
+    return CostModel(family, tiny_model(family, **shape), workload, bytes_per_number=4)
+
+
+def blocks(family: str, model: nn.Module) -> list[str]:
+    return [block.name for block in describe(family, model).attention]
+
+
+def hidden_names(family: str, model: nn.Module) -> list[str]:
+    found = [block.name for block in describe(family, model).feed_forward]
+    return found + [name for name, _ in model.named_children() if name.endswith("patch_embedding")]
+
+
+def fold_plan(
+    family: str,
+    qk: int,
+    vo: int,
+    units: int,
+    kept_layers: Mapping[str, tuple[int, ...]] | None = None,
+    **shape: int,
+) -> Plan:
+    """Every block of a tiny model at the same sizes; ``shape`` is that after dropping layers."""
+    model = tiny_model(family, **shape)
+    patch_sides = {
+        name: (
+            model.get_submodule(f"{name}.hidden_layer").in_features,
+            model.get_submodule(f"{name}.output_layer").out_features,
+        )
+        for name in hidden_names(family, model)
+        if name.endswith("patch_embedding")
+    }
+    return Plan(
+        family=family,
+        method="fold",
+        heads=tuple(
+            HeadPlan(
+                name=block.name,
+                kind=block.kind,
+                d_model=D_MODEL,
+                num_heads=HEADS,
+                head_size=D_KV,
+                qk_size=qk,
+                vo_size=vo,
+                frequencies=stock_frequencies(D_KV, qk) if block.kind == "time" else None,
+            )
+            for block in describe(family, model).attention
+        ),
+        hidden=tuple(
+            HiddenPlan(
+                name=name,
+                part="patch" if name in patch_sides else "feed_forward",
+                in_features=patch_sides.get(name, (D_MODEL, D_MODEL))[0],
+                out_features=patch_sides.get(name, (D_MODEL, D_MODEL))[1],
+                d_ff=D_FF,
+                kept=units,
+            )
+            for name in hidden_names(family, model)
+        ),
+        kept_layers=dict(kept_layers) if kept_layers else None,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Agreement with what is counted
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_original_costs_what_is_counted_on_it(family: str, workload: Workload) -> None:
+    model = tiny_model(family)
+    costs = CostModel(family, model, workload, bytes_per_number=4)
+    assert costs.original == counted(family, model, workload)
+    assert costs.costs() == costs.original
+    if family == "chronos-2":  # the only one that puts out several patches
+        workload = workload.model_copy(update={"horizon": 50})
+        costs = CostModel(family, model, workload, bytes_per_number=4)
+        assert costs.original == counted(family, model, workload)
+    assert costs.of_plan(Plan(family=family, method="fold")) == costs.original
+
+
+def test_a_loaded_checkpoint(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    costs = CostModel(
+        loaded.family,
+        loaded.model,
+        WORKLOADS[0],
+        bytes_per_number=loaded.stored_dtype.itemsize,
+    )
+    assert costs.original == counted(loaded.family, loaded.model, WORKLOADS[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_meta_model_without_its_ties_costs_the_same(family: str) -> None:
+    empty = build_empty(family, tiny_model(family).config.to_dict())
+    assert next(empty.parameters()).is_meta
+    costs = CostModel(family, empty, WORKLOADS[0], bytes_per_number=4)
+    assert costs.original == cost_model(family).original
+
+
+@pytest.mark.parametrize(("size", "units"), [(2, 40), (8, 10), (4, 1)])
+@pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folded_model_costs_what_its_plan_says(
+    family: str, workload: Workload, size: int, units: int
+) -> None:
+    costs = cost_model(family, workload).of_plan(fold_plan(family, size, size, units))
+    assert costs == counted(family, tiny_model(family, d_kv=size, d_ff=units), workload)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_may_differ_by_block(family: str) -> None:
+    model = tiny_model(family)
+    sizes = {name: 2 + 2 * (place % 3) for place, name in enumerate(blocks(family, model))}
+    units = {name: 7 + place for place, name in enumerate(hidden_names(family, model))}
+    predicted = cost_model(family).costs(qk=sizes, vo=sizes, hidden=units)
+    for name, size in sizes.items():
+        resize_attention_(model.get_submodule(name), size)
+    for name, count in units.items():
+        resize_hidden_(model.get_submodule(name), count)
+    assert predicted == counted(family, model, WORKLOADS[0])
+
+
+def resize_attention_(attention: Any, size: int) -> None:
+    for role in "qkv":
+        setattr(attention, role, nn.Linear(D_MODEL, HEADS * size, bias=False))
+    attention.o = nn.Linear(HEADS * size, D_MODEL, bias=False)
+    attention.inner_dim = HEADS * size
+    attention.key_value_proj_dim = attention.kv_proj_dim = size  # T5's name and Chronos-2's
+    if getattr(attention, "use_rope", False):
+        attention.rope_embed.inv_freq = attention.rope_embed.inv_freq[: size // 2]
+
+
+def resize_hidden_(module: Any, units: int) -> None:
+    first, last = (
+        ("hidden_layer", "output_layer") if hasattr(module, "hidden_layer") else ("wi", "wo")
+    )
+    old_first, old_last = getattr(module, first), getattr(module, last)
+    bias = old_first.bias is not None
+    setattr(module, first, nn.Linear(old_first.in_features, units, bias=bias))
+    setattr(module, last, nn.Linear(units, old_last.out_features, bias=bias))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropped_layers_cost_nothing(family: str) -> None:
+    costs = cost_model(family, num_layers=4, num_decoder_layers=3)
+    kept = {"encoder": (1, 2, 3), "decoder": (0, 2)}
+    if family == "chronos-2":
+        del kept["decoder"]
+    after = {"num_layers": 3, "num_decoder_layers": 2}
+    assert costs.costs(kept_layers=kept) == counted(
+        family, tiny_model(family, **after), WORKLOADS[0]
+    )
+    plan = fold_plan(family, 4, 4, 9, kept, **after)
+    small = tiny_model(family, d_kv=4, d_ff=9, **after)
+    assert costs.of_plan(plan) == counted(family, small, WORKLOADS[0])
+
+
+def test_names_are_those_after_the_drop() -> None:
+    """A model whose layers differ: what stays at index 0 was the layer at index 1."""
+    model = tiny_model("chronos-bolt")
+    resize_hidden_(model.get_submodule("encoder.block.1.layer.1.DenseReluDense"), 11)
+    costs = CostModel("chronos-bolt", model, WORKLOADS[0], bytes_per_number=4)
+    name = "encoder.block.0.layer.1.DenseReluDense"
+    kept = {"encoder": (1,)}
+    whole = costs.costs(kept_layers=kept)
+    assert costs.costs(hidden={name: 11}, kept_layers=kept) == whole
+    assert whole.parameters - costs.costs(hidden={name: 10}, kept_layers=kept).parameters == 48
+
+
+# --------------------------------------------------------------------------------------------------
+# Unit costs
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("measure", ["parameters", "bytes", "macs", "kv-cache"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unit_costs_add_up(family: str, measure: Any) -> None:
+    model, costs = tiny_model(family), cost_model(family)
+    attention, hidden = blocks(family, model), hidden_names(family, model)
+    qk = dict.fromkeys(attention, 4)
+    vo = dict.fromkeys(attention, 3)
+    units = dict.fromkeys(hidden, 5)
+    saved = sum(
+        (full - size) * costs.unit_cost(name, kind, measure)
+        for kind, full, sizes in (("qk", D_KV, qk), ("vo", D_KV, vo), ("hidden", D_FF, units))
+        for name, size in sizes.items()
+    )
+    small = costs.costs(qk, vo, units)
+    assert costs.original.of(measure) - small.of(measure) == saved
+    if (family, measure) != ("chronos-2", "kv-cache"):
+        assert 0 < small.of(measure) < costs.original.of(measure)
+
+
+def test_queries_and_keys_cost_on_their_own_what_a_hand_count_says() -> None:
+    """No stock model has values of another size than keys, so this one is counted by hand."""
+    workload = Workload(batch_size=3, context_length=20, horizon=6, num_samples=5)
+    costs = cost_model("chronos-t5", workload)
+    name = "decoder.block.1.layer.1.EncDecAttention"
+    keys, paths = 21, 15
+    projections = paths * (6 + keys) * D_MODEL
+    for kind in ("qk", "vo"):
+        assert costs.unit_cost(name, kind, "parameters") == 2 * D_MODEL * HEADS
+        assert costs.unit_cost(name, kind, "macs") == HEADS * (projections + paths * 6 * keys)
+        assert costs.unit_cost(name, kind, "kv-cache") == 4 * HEADS * paths * keys
+
+
+def test_what_the_cache_holds() -> None:
+    costs = cost_model("chronos-t5")
+    assert costs.unit_cost("encoder.block.0.layer.0.SelfAttention", "qk", "kv-cache") == 0
+    assert costs.unit_cost("decoder.block.0.layer.2.DenseReluDense", "hidden", "kv-cache") == 0
+    own = costs.unit_cost("decoder.block.0.layer.0.SelfAttention", "vo", "kv-cache")
+    assert own == 4 * HEADS * 3 * 5 * 9
+
+
+def test_rotary_pairs_turn_by_angles_that_cost_something() -> None:
+    costs = cost_model("chronos-2")
+    name = "encoder.block.0.layer.0.self_attention"
+    tokens = 3 + 1 + 1  # 37 steps in patches of 16, REG, one output patch
+    turned = costs.unit_cost(name, "qk", "macs") - costs.unit_cost(name, "vo", "macs")
+    assert turned == tokens / 2
+
+
+def test_bytes_follow_the_dtype() -> None:
+    model = tiny_model("chronos-t5").to(torch.bfloat16)
+    half = CostModel("chronos-t5", model, WORKLOADS[0], bytes_per_number=2)
+    assert half.original == counted("chronos-t5", model, WORKLOADS[0])
+    full = cost_model("chronos-t5").original
+    assert (2 * half.original.bytes, half.original.macs) == (full.bytes, full.macs)
+
+
+# --------------------------------------------------------------------------------------------------
+# What is refused
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"qk": {"encoder.block.9": 4}}, r"no qk size at 'encoder.block.9'; it has 4: encoder"),
+        ({"vo": {"encoder.block.0.layer.0.self_attention": 0}}, "vo size 0 of .* is not positive"),
+        ({"qk": {"encoder.block.0.layer.0.self_attention": 3}}, "qk size 3 of .* and even"),
+        ({"kept_layers": {"decoder": (0,)}}, r"keep layers \[0\] of 'decoder', which has 0"),
+        ({"kept_layers": {"encoder": (0, 0)}}, r"keep layers \[0, 0\] of 'encoder', which has 2"),
+        ({"kept_layers": {"encoder": ()}}, r"keep layers \[\] of 'encoder'"),
+        (
+            {"hidden": {"encoder.block.1.layer.2.mlp": 3}, "kept_layers": {"encoder": (1,)}},
+            "'encoder.block.1.layer.2.mlp' is beyond the 1 layers of 'encoder' that stay",
+        ),
+    ],
+)
+def test_sizes_that_the_model_cannot_have(arguments: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        cost_model("chronos-2").costs(**arguments)
+
+
+def test_plans_of_another_kind_or_model() -> None:
+    costs = cost_model("chronos-bolt")
+    with pytest.raises(PlanError, match="a fold plan of a chronos-t5 model has no costs here"):
+        costs.of_plan(Plan(family="chronos-t5", method="fold"))
+    projection = ProjectionPlan(name="x", part="attention", out_features=4, in_features=4)
+    with pytest.raises(PlanError, match="a svd plan of a chronos-bolt model"):
+        costs.of_plan(Plan(family="chronos-bolt", method="svd", projections=(projection,)))
+    other = cost_model("chronos-bolt", d_ff=41)
+    with pytest.raises(PlanError, match=r"with 1,920 parameters before; the model has 1,968"):
+        other.of_plan(fold_plan("chronos-bolt", 4, 4, 40))
+
+
+@pytest.mark.parametrize(("family", "longest"), [*zip(FAMILIES, (16, 16, 64), strict=True)])
+def test_workloads_of_several_passes(family: str, longest: int) -> None:
+    cost_model(family, Workload(context_length=64, horizon=longest))
+    with pytest.raises(UsageError, match=f"one pass, which forecasts {longest} steps"):
+        cost_model(family, Workload(context_length=64, horizon=longest + 1))
+    with pytest.raises(UsageError, match="context_length is 200 but the model reads only"):
+        cost_model(family, Workload(context_length=200, horizon=1))
+
+
+def test_models_that_are_not_dense_or_do_not_forecast() -> None:
+    model = tiny_model("chronos-bolt")
+    with pytest.raises(UnsupportedModelError, match="a bert model does not forecast"):
+        CostModel("bert", model, WORKLOADS[0], bytes_per_number=4)
+    model.encoder.block[0].layer[0].SelfAttention.q = LowRankLinear(D_MODEL, HEADS * D_KV, 2)
+    with pytest.raises(UnsupportedModelError, match="q is a LowRankLinear, not a Linear"):
+        CostModel("chronos-bolt", model, WORKLOADS[0], bytes_per_number=4)

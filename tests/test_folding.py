@@ -1,0 +1,886 @@
+"""Folding on tiny checkpoints: what must not change, what must, and what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chronos import BaseChronosPipeline
+from torch import Tensor, nn
+
+import tscompress
+from tscompress import folding
+from tscompress.calibration import (
+    CalibrationBatch,
+    CalibrationConfig,
+    calibration_batches,
+    run_teacher_forced,
+)
+from tscompress.errors import FactorizationError, PlanError, UsageError
+from tscompress.folding import FoldConfig, choose_frequencies, fold_
+from tscompress.heads import SizedT5Attention
+from tscompress.latency import parameter_count
+from tscompress.layerwise import record, walk
+from tscompress.loading import LoadedModel, load
+from tscompress.plan import Plan
+from tscompress.planning import fold_plan
+from tscompress.surgery import apply_fold_, keep_layers_
+
+SIZE, D_FF = 8, 40  # of the checkpoints in conftest
+CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+FOLD = FoldConfig(value_sweeps=2)
+
+
+def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    rng = np.random.default_rng(0)
+    time = np.arange(steps)
+    return [
+        (np.sin(time / (2 + i)) + 2 + 0.3 * rng.standard_normal(steps)).astype(np.float32)
+        for i in range(count)
+    ]
+
+
+def folded(
+    checkpoint: Path,
+    config: FoldConfig = FOLD,
+    batches: Sequence[CalibrationBatch] | None = None,
+    **sizes: Any,
+) -> LoadedModel:
+    """The checkpoint with heads and hidden units of these sizes."""
+    loaded = load(checkpoint)
+    if batches is None:
+        batches = calibration_batches(loaded, CALIBRATION)
+    apply_fold_(loaded, fold_plan(loaded.model, loaded.architecture, **sizes), batches, config)
+    return loaded
+
+
+def output(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor:
+    result = run_teacher_forced(loaded, batch)
+    found: Tensor = result.logits if "logits" in result else result.quantile_preds
+    return found
+
+
+def outputs(loaded: LoadedModel, batches: Sequence[CalibrationBatch] | None = None) -> Tensor:
+    """Of all batches in one row."""
+    batches = calibration_batches(loaded, CALIBRATION) if batches is None else batches
+    return torch.cat([output(loaded, batch).flatten() for batch in batches])
+
+
+def predict(loaded: LoadedModel | BaseChronosPipeline) -> Tensor:
+    """Forecasts as a user gets them; Chronos-2's of variates that are told of one another."""
+    pipeline = loaded.forecaster if isinstance(loaded, LoadedModel) else loaded
+    series = torch.tensor(np.stack(waves(4, 48))).view(2, 2, 48)
+    series[0, 0, :9] = torch.nan
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if type(pipeline).__name__ != "Chronos2Pipeline":
+            forecast: Tensor = pipeline.predict(series.flatten(0, 1), prediction_length=12)
+            return forecast
+        covariates = {
+            "target": series[0],
+            "past_covariates": {"known": series[1, 0].numpy(), "past": series[1, 1].numpy()},
+            "future_covariates": {"known": np.linspace(1, 2, 12, dtype=np.float32)},
+        }
+        several = pipeline.predict(series, prediction_length=12)
+        told = pipeline.predict([covariates], prediction_length=12)
+        return torch.cat([forecast.flatten() for forecast in (*several, *told)])
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Relative to the expected."""
+    return float((found - expected).norm() / expected.norm())
+
+
+def weights(loaded: LoadedModel) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in loaded.model.named_parameters()}
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Nothing is lost that need not be
+# --------------------------------------------------------------------------------------------------
+
+
+def test_full_sizes_change_nothing(checkpoint: Path) -> None:
+    original = load(checkpoint)
+    same = folded(checkpoint)
+    assert same.plan is not None
+    assert not same.plan.changes_anything
+    assert distance(outputs(same), outputs(original)) < 1e-6
+    for role in ("q", "k", "v", "wi"):
+        for name, weight in weights(original).items():
+            if name.endswith(f".{role}.weight"):
+                assert torch.equal(weights(same)[name], weight), name
+    assert distance(predict(same), predict(original)) < (
+        0.2 if original.family == "chronos-t5" else 1e-5  # one token of a path may be drawn anew
+    )
+
+
+def make_redundant_(model: Any, architecture: Any) -> None:
+    """Give every head half the rank of its size, and silence half of the hidden units."""
+    generator = torch.Generator().manual_seed(0)
+    for block in architecture.attention:
+        for role in "qkv":
+            linear = model.get_submodule(block.projections[role])
+            heads = linear.weight.data.unflatten(0, (block.num_heads, SIZE))
+            if block.kind == "time" and role != "v":  # pairs 1 and 3 are silent
+                heads[:, [1, 3, 5, 7]] = 0
+                continue
+            mix = torch.randn(block.num_heads, SIZE, SIZE // 2, generator=generator) / 2
+            linear.weight.data = (mix @ heads[:, : SIZE // 2]).flatten(0, 1)
+    inputs = [feed_forward.projections["wi"] for feed_forward in architecture.feed_forward]
+    for name in ("input_patch_embedding", "output_patch_embedding"):
+        if hasattr(model, name):
+            inputs.append(f"{name}.hidden_layer")
+    for name in inputs:
+        for parameter in model.get_submodule(name).parameters():
+            parameter.data[D_FF // 2 :] = 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [FOLD, FoldConfig(refit="none"), FoldConfig(order="original", refit="layer")],
+    ids=["default", "no refit", "order"],
+)
+def test_what_is_redundant_is_folded_away_without_loss(
+    checkpoint: Path, tmp_path: Path, config: FoldConfig
+) -> None:
+    original = load(checkpoint)
+    make_redundant_(original.model, original.architecture)
+    original.model.save_pretrained(tmp_path)
+    small = folded(tmp_path, config, qk=SIZE // 2, vo=SIZE // 2, hidden=D_FF // 2)
+    assert (small.config["d_kv"], small.config["d_ff"]) == (SIZE // 2, D_FF // 2)
+    assert distance(outputs(small), outputs(original)) < 1e-4
+    if original.family != "chronos-t5":
+        assert distance(predict(small), predict(original)) < 1e-4
+
+
+def test_pairs_that_turn_alike_are_merged_in_the_model(checkpoints: dict[str, Path]) -> None:
+    """Where two frequencies are one and their queries proportional, one pair says the same."""
+    original, small = load(checkpoints["chronos-2"]), load(checkpoints["chronos-2"])
+    generator = torch.Generator().manual_seed(0)
+    for loaded in (original, small):
+        for block in loaded.architecture.attention:
+            if block.kind != "time":
+                continue
+            attention: Any = loaded.model.get_submodule(block.name)
+            for buffer in attention.rope_embed.buffers():
+                buffer.copy_(torch.tensor([0.7, 0.7, 0.1, 0.1]))
+            queries = attention.q.weight.data.unflatten(0, (block.num_heads, 2, SIZE // 2))
+            turn = torch.randn(2, generator=generator.manual_seed(1))
+            for kept, merged in ((0, 1), (2, 3)):
+                real, imaginary = queries[:, 0, kept].clone(), queries[:, 1, kept].clone()
+                queries[:, 0, merged] = turn[0] * real - turn[1] * imaginary
+                queries[:, 1, merged] = turn[1] * real + turn[0] * imaginary
+    times = {b.name: 4 for b in small.architecture.attention if b.kind == "time"}
+    batches = calibration_batches(small, CALIBRATION)
+    before = outputs(original)
+    apply_fold_(small, fold_plan(small.model, small.architecture, qk=times), batches, FOLD)
+    assert distance(outputs(small), before) < 1e-5
+    assert distance(predict(small), predict(original)) < 1e-5
+
+
+def test_smaller_sizes_lose_more(checkpoint: Path) -> None:
+    before = outputs(load(checkpoint))
+    lost = [
+        distance(outputs(folded(checkpoint, qk=n, vo=n, hidden=5 * n)), before) for n in (8, 4, 2)
+    ]
+    assert lost[0] < lost[1] < lost[2] < 1
+
+
+def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    recording = record(loaded, calibration_batches(loaded, CALIBRATION))
+    step = next(
+        iter(walk(loaded, recording, on_compressed=False, residual_targets=False))
+    )  # time attention comes first
+    attention: Any = loaded.model.get_submodule(step.block.name)
+    pairs = attention.k.weight.data.view(4, 2, SIZE // 2, -1)
+    pairs[:, :, [0, 2]] *= 0.01
+    moments = folding.attention_moments(loaded, step, FOLD)
+    assert choose_frequencies(attention, 4, 2, moments) == (1, 3)
+    assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
+
+
+# --------------------------------------------------------------------------------------------------
+# Options
+# --------------------------------------------------------------------------------------------------
+
+HALVES: dict[str, Any] = {"qk": 4, "vo": 4, "hidden": 20}
+
+
+@pytest.fixture(scope="session")
+def by_default(checkpoints: dict[str, Path]) -> dict[str, dict[str, Tensor]]:
+    """Family to the weights that the default options give."""
+    return {family: weights(folded(path, **HALVES)) for family, path in checkpoints.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query_moments": False},
+        {"centre_keys": False},
+        {"value_moments": "inputs"},
+        {"value_sweeps": 0},
+        {"order": "original"},
+        {"refit": "layer"},
+        {"refit": "none"},
+        {"select": "leverage"},
+        {"damping": 1.0},
+    ],
+    ids=str,
+)
+def test_every_option_changes_the_weights(
+    checkpoint: Path, by_default: Mapping[str, Mapping[str, Tensor]], change: dict[str, Any]
+) -> None:
+    loaded = folded(checkpoint, FOLD.model_copy(update=change), **HALVES)
+    default = by_default[loaded.family]
+    assert any(not torch.equal(weight, default[name]) for name, weight in weights(loaded).items())
+    assert outputs(loaded).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "change", [{"value_sweeps": -1}, {"order": "random"}, {"damping": 0.0}, {"sweeps": 3}], ids=str
+)
+def test_options_that_are_not_there(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        FoldConfig.model_validate(change)
+
+
+def test_two_runs_are_bit_equal(
+    checkpoint: Path, by_default: Mapping[str, Mapping[str, Tensor]]
+) -> None:
+    again = folded(checkpoint, **HALVES)
+    for name, weight in weights(again).items():
+        assert torch.equal(weight, by_default[again.family][name]), name
+
+
+def final_states(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Tensor:
+    """What the last stack hands on."""
+    model: Any = loaded.model
+    seen: list[Tensor] = []
+    stack = getattr(model, "decoder", model.encoder)
+    hook = stack.final_layer_norm.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].flatten())
+    )
+    outputs(loaded, batches)
+    hook.remove()
+    return torch.cat(seen)
+
+
+def test_fitting_to_the_residual_stream_brings_it_back(checkpoint: Path) -> None:
+    original = load(checkpoint)
+    batches = calibration_batches(original, CALIBRATION)
+    expected = final_states(original, batches)
+    lost = {
+        refit: distance(
+            final_states(folded(checkpoint, FoldConfig(refit=refit), **HALVES), batches), expected
+        )
+        for refit in ("none", "layer", "residual")
+    }
+    assert lost["residual"] < 0.7 * lost["none"]
+    assert lost["layer"] < lost["none"]
+
+
+# --------------------------------------------------------------------------------------------------
+# One layer, and only that
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refit", ["residual", "none"])
+def test_a_plan_of_one_block_leaves_the_others(checkpoint: Path, refit: Any) -> None:
+    original = load(checkpoint)
+    chosen = original.architecture.attention[-1].name
+    config = FoldConfig(refit=refit, value_sweeps=1)
+    loaded = folded(checkpoint, config, qk={chosen: 4}, vo={chosen: 2})
+    new = weights(loaded)
+    for name, weight in weights(original).items():
+        if name.startswith(chosen) and name.rpartition(".")[0][-1] in "qkvo":
+            assert new[name].numel() < weight.numel()
+        elif refit == "none" or name.split(".")[-2] not in ("o", "wo"):
+            assert torch.equal(new[name], weight), name
+
+
+def test_only_hidden_units_or_only_heads(checkpoint: Path) -> None:
+    original = weights(load(checkpoint))
+    new = weights(folded(checkpoint, FoldConfig(refit="none"), hidden=10))
+    for name, weight in original.items():
+        if name.split(".")[-2] in "qkvo":
+            assert torch.equal(new[name], weight)
+        elif name.split(".")[-2] == "wi":  # rows of the original, in order
+            kept = (new[name][:, None] == weight[None]).all(-1).nonzero()[:, 1].tolist()
+            assert len(kept) == 10
+            assert kept == sorted(kept)
+
+
+def test_layers_are_counted(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    plan = fold_plan(loaded.model, loaded.architecture, qk=4)
+    seen: list[tuple[int, int]] = []
+    batches = calibration_batches(loaded, CALIBRATION)
+    fold_(loaded, plan, batches, FOLD, lambda done, total: seen.append((done, total)))
+    total = len(plan.heads) + len(plan.hidden)
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Hooks and failures
+# --------------------------------------------------------------------------------------------------
+
+
+def test_no_hook_stays(checkpoint: Path) -> None:
+    loaded = folded(checkpoint, qk=4, vo=2, hidden=20)
+    assert hooks(loaded.model) == 0
+
+
+@pytest.mark.parametrize("stop", [1, 3, 7])
+def test_no_hook_stays_after_a_failure_between_layers(checkpoint: Path, stop: int) -> None:
+    loaded = load(checkpoint)
+    plan = fold_plan(loaded.model, loaded.architecture, qk=4, vo=2, hidden=20)
+
+    def fail(done: int, total: int) -> None:
+        if done == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply_fold_(loaded, plan, calibration_batches(loaded, CALIBRATION), FOLD, fail)
+    assert hooks(loaded.model) == 0
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3, 5, 8])
+def test_no_hook_stays_after_a_failure_within_a_pass(checkpoint: Path, calls: int) -> None:
+    loaded = load(checkpoint)
+    model: Any = loaded.model
+    plan = fold_plan(model, loaded.architecture, qk=4, vo=2, hidden=20)
+    left = calls
+
+    def fail(*_: object) -> None:
+        nonlocal left
+        if left == 0:
+            raise RuntimeError("out of memory")
+        left -= 1
+
+    last = model.encoder.block[1].layer[0].layer_norm
+    own = last.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        apply_fold_(loaded, plan, calibration_batches(loaded, CALIBRATION), FOLD)
+    own.remove()
+    assert hooks(model) == 0
+
+
+def test_what_fails_names_the_layer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = folding.fold_values
+
+    def not_finite(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        P, out = original(*args, **options)
+        return P, out / 0
+
+    def diverges(*args: Any, **options: Any) -> None:
+        raise torch.linalg.LinAlgError("did not converge")
+
+    name = load(checkpoint).architecture.attention[0].name.replace(".", r"\.")
+    monkeypatch.setattr(folding, "fold_values", not_finite)
+    with pytest.raises(FactorizationError, match=f"folding {name} gave .* not finite"):
+        folded(checkpoint, vo=4)
+    monkeypatch.setattr(folding, "fold_values", diverges)
+    with pytest.raises(FactorizationError, match=f"decomposition of {name} failed: did not"):
+        folded(checkpoint, vo=4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: {"heads": [{**h, "head_size": 16} for h in p["heads"]]},
+        lambda p: {"heads": [{**h, "d_model": 32} for h in p["heads"]]},
+        lambda p: {"heads": [{**h, "num_heads": 2, "head_size": 16} for h in p["heads"]]},
+        lambda p: {"hidden": [{**h, "d_ff": 64} for h in p["hidden"]]},
+        lambda p: {"hidden": [{**h, "out_features": 99} for h in p["hidden"]]},
+        lambda p: {"heads": [*p["heads"], {**p["heads"][0], "name": "encoder.block.9.q"}]},
+        lambda p: {"hidden": [*p["hidden"], {**p["hidden"][0], "name": "encoder.block.9.wi"}]},
+    ],
+    ids=["head_size", "d_model", "num_heads", "d_ff", "out_features", "a head", "a feed-forward"],
+)
+def test_a_plan_for_another_model_is_refused(
+    checkpoint: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    loaded = load(checkpoint)
+    sizes = {"qk": 4, "vo": 4, "hidden": 20}
+    content = fold_plan(loaded.model, loaded.architecture, **sizes).model_dump(mode="json")  # type: ignore[arg-type]
+    before = weights(loaded)
+    plan = Plan.parse(content | change(content))
+    with pytest.raises(PlanError, match=r"the plan (has|names)"):
+        apply_fold_(loaded, plan, calibration_batches(loaded, CALIBRATION), FOLD)
+    after = weights(loaded)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_plan_of_another_family_is_refused(checkpoints: dict[str, Path]) -> None:
+    t5, bolt = load(checkpoints["chronos-t5"]), load(checkpoints["chronos-bolt"])
+    plans = {
+        x.family: fold_plan(x.model, x.architecture, qk=4, vo=4, hidden=20) for x in (t5, bolt)
+    }
+    for loaded, family in ((t5, "chronos-bolt"), (bolt, "chronos-t5")):
+        with pytest.raises(PlanError, match="plan"):
+            tscompress.compress(loaded, plan=plans[family], calibration=CALIBRATION)
+
+
+# --------------------------------------------------------------------------------------------------
+# Degenerate data
+# --------------------------------------------------------------------------------------------------
+
+DEGENERATE: dict[str, Any] = {
+    "one series": waves(1),
+    "constant": [np.full(60, value, dtype=np.float32) for value in (3, 3, 7, -1, 3)],
+    "zero": [np.zeros(60, dtype=np.float32)] * 5,
+    "short": [np.arange(3, dtype=np.float32), np.arange(4, dtype=np.float32)],
+    "gaps": [np.where(np.arange(64) % 3 == i % 3, np.nan, wave) for i, wave in enumerate(waves(5))],
+}
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_degenerate_calibration_never_gives_nan(checkpoint: Path, kind: str) -> None:
+    loaded = load(checkpoint)
+    batches = calibration_batches(loaded, CALIBRATION, DEGENERATE[kind])
+    apply_fold_(
+        loaded,
+        fold_plan(loaded.model, loaded.architecture, qk=2, vo=1, hidden=3),
+        batches,
+        FoldConfig(),
+    )
+    assert all(weight.isfinite().all() for weight in weights(loaded).values())
+    assert outputs(loaded).isfinite().all()
+
+
+def test_a_decoder_that_sees_one_key_keeps_finite_heads(checkpoints: dict[str, Path]) -> None:
+    """The one key of Bolt's decoder self-attention, less the mean over keys, is nothing."""
+    loaded = load(checkpoints["chronos-bolt"])
+    recording = record(loaded, calibration_batches(loaded, CALIBRATION))
+    steps = walk(loaded, recording, on_compressed=False, residual_targets=False)
+    step = next(s for s in steps if s.block.name == "decoder.block.0.layer.0.SelfAttention")
+    moments = folding.attention_moments(loaded, step, FOLD)
+    assert not moments.keys.any()
+    assert moments.queries.any()
+    plan = next(
+        head
+        for head in fold_plan(loaded.model, loaded.architecture, qk=2).heads
+        if head.name == step.block.name
+    )
+    attention = loaded.model.get_submodule(plan.name)
+    found = folding.folded_heads(attention, plan, moments, FOLD)
+    assert all(weight.isfinite().all() for weight in found.values())
+
+
+def padded(batch: CalibrationBatch, steps: int = 16) -> CalibrationBatch:
+    nothing = torch.full((len(batch.context), steps), torch.nan)
+    return dataclasses.replace(batch, context=torch.cat([nothing, batch.context], dim=1))
+
+
+@pytest.mark.parametrize("part", ["qk", "vo", "feed-forward", "input", "output"])
+def test_padding_does_not_count(checkpoint: Path, part: str) -> None:
+    original = load(checkpoint)
+    config = CALIBRATION.model_copy(update={"num_series": 40, "batch_size": 20})
+    batches = calibration_batches(original, config, waves(40))
+    hidden = [layer.name for layer in fold_plan(original.model, original.architecture).hidden]
+    patches = [name for name in hidden if "patch" in name]
+    if part in ("input", "output") and not patches:
+        pytest.skip("the family reads no patches")
+    sizes: dict[str, Any] = {
+        "qk": {"qk": 4},
+        "vo": {"vo": 4},
+        "feed-forward": {"hidden": {name: 20 for name in hidden if name not in patches}},
+    }.get(part, {"hidden": {f"{part}_patch_embedding": 20}})
+    alone = folded(checkpoint, batches=batches, **sizes)
+    among = folded(checkpoint, batches=[padded(batch) for batch in batches], **sizes)
+    # Of units that say the same either may stay, so what is compared is what they say.
+    # The output layer sees few and similar rows: its fit magnifies rounding.
+    tolerance = 3e-5 if part == "output" else 1e-6
+    assert distance(outputs(among, batches), outputs(alone, batches)) < tolerance
+
+
+# --------------------------------------------------------------------------------------------------
+# Fewer layers
+# --------------------------------------------------------------------------------------------------
+
+
+def all_layers(loaded: LoadedModel) -> dict[str, tuple[int, ...]]:
+    model: Any = loaded.model
+    stacks = [stack for stack in ("encoder", "decoder") if hasattr(model, stack)]
+    return {stack: tuple(range(len(getattr(model, stack).block))) for stack in stacks}
+
+
+def test_keeping_all_layers_is_the_identity(checkpoint: Path) -> None:
+    original, loaded = load(checkpoint), load(checkpoint)
+    keep_layers_(loaded, all_layers(loaded))
+    assert torch.equal(outputs(loaded), outputs(original))
+    assert torch.equal(predict(loaded), predict(original))
+    assert weights(loaded).keys() == weights(original).keys()
+
+
+def without(loaded: LoadedModel, kept: Mapping[str, tuple[int, ...]]) -> Tensor:
+    """Outputs with the residual stream led past the layers that are not kept."""
+
+    def past(_: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return args[0]
+        if isinstance(result, tuple):
+            return (args[0], *result[1:])
+        return dataclasses.replace(result, hidden_states=args[0])
+
+    with ExitStack() as stack:
+        for name, layers in kept.items():
+            for index, block in enumerate(loaded.model.get_submodule(name).block):  # type: ignore[arg-type]
+                for sublayer in block.layer if index not in layers else ():
+                    stack.callback(sublayer.register_forward_hook(past).remove)
+        return outputs(loaded)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_dropping_a_layer_is_leaving_it_out(checkpoint: Path, stack: str, layer: int) -> None:
+    original, loaded = load(checkpoint), load(checkpoint)
+    if stack not in all_layers(original):
+        pytest.skip("the family has no decoder")
+    kept = {stack: (layer,)}
+    if original.family == "chronos-t5" and stack == "encoder":
+        with pytest.raises(PlanError, match="1 encoder and 2 decoder layers cannot generate"):
+            keep_layers_(loaded, kept)
+        kept |= {"decoder": (0,)}
+    keep_layers_(loaded, kept)
+    model: Any = loaded.model
+    assert {k: len(v) for k, v in all_layers(loaded).items()} == {
+        name: 1 if name in kept else 2 for name in all_layers(original)
+    }
+    found = outputs(loaded)
+    assert not torch.allclose(found, outputs(original), rtol=1e-4)
+    torch.testing.assert_close(found, without(original, kept), rtol=1e-5, atol=1e-6)
+    biases = [name for name, _ in model.named_parameters() if "relative_attention_bias" in name]
+    assert len(biases) == (0 if loaded.family == "chronos-2" else 2)
+    assert all(".block.0." in name for name in biases)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({"encoder": ()}, r"cannot keep layers \[\] of 'encoder', which has 2"),
+        ({"encoder": (2,)}, r"layers \[2\] of 'encoder', which has 2"),
+        ({"encoder": (-1,)}, r"layers \[-1\] of 'encoder'"),
+        ({"encoder": (1, 0)}, "give at least one, ascending"),
+        ({"encoder": (0, 0)}, "give at least one, ascending"),
+        ({"neck": (0,)}, r"of 'neck', which has 0"),
+    ],
+    ids=str,
+)
+def test_layers_that_cannot_be_kept(
+    checkpoint: Path, kept: dict[str, tuple[int, ...]], message: str
+) -> None:
+    loaded = load(checkpoint)
+    before = outputs(loaded)
+    with pytest.raises(PlanError, match=message):
+        keep_layers_(loaded, kept)
+    assert torch.equal(outputs(loaded), before)
+
+
+def plan_with_layers(checkpoint: Path, kept: Mapping[str, tuple[int, ...]], **sizes: Any) -> Plan:
+    loaded = load(checkpoint)
+    keep_layers_(loaded, kept)
+    return fold_plan(loaded.model, loaded.architecture, kept_layers=kept, **sizes)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"qk": 4, "vo": 4, "hidden": 20}], ids=["layers", "sizes"])
+def test_fewer_layers_load_in_stock_chronos(
+    checkpoint: Path, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    kept = {"encoder": (1,)}
+    if "chronos-2" not in checkpoint.name:
+        kept["decoder"] = (0,)
+    plan = plan_with_layers(checkpoint, kept, **sizes)
+    assert "encoder 1" in plan.summary()
+    small = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
+    path = tscompress.save(small, tmp_path / "small")
+    config = json.loads((path / "config.json").read_text())
+    assert config["num_layers"] == 1
+    stock = BaseChronosPipeline.from_pretrained(path)
+    assert len(stock.inner_model.encoder.block) == 1
+    assert type(stock) is type(load(checkpoint).pipeline)
+    assert torch.equal(predict(stock), predict(small))
+
+
+def test_fewer_layers_with_sizes_by_layer(checkpoint: Path, tmp_path: Path) -> None:
+    kept = {"encoder": (0,)}
+    if "chronos-2" not in checkpoint.name:
+        kept["decoder"] = (1,)
+    plan = plan_with_layers(checkpoint, kept, vo=2)
+    small = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
+    again = load(tscompress.save(small, tmp_path / "small"))
+    assert again.plan == plan
+    assert torch.equal(predict(again), predict(small))
+
+
+# --------------------------------------------------------------------------------------------------
+# Save, load again
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_size_everywhere_is_a_plain_checkpoint(
+    checkpoint: Path, tmp_path: Path, dtype: str
+) -> None:
+    source = tmp_path / checkpoint.name
+    load(checkpoint, dtype=dtype).model.save_pretrained(source)
+    small = tscompress.compress(source, rank=4, ff_ratio=0.5, calibration=CALIBRATION)
+    path = tscompress.save(small, tmp_path / "small")
+    config = json.loads((path / "config.json").read_text())
+    assert (config["model_type"], config["d_kv"], config["d_ff"]) == ("t5", 4, 20)
+    assert config["dtype"] == config["torch_dtype"] == dtype
+    assert config["num_layers"] == 2
+    stock = BaseChronosPipeline.from_pretrained(path, dtype=dtype)
+    assert type(stock) is type(load(checkpoint).pipeline)
+    assert type(stock.inner_model) is type(load(checkpoint).model)
+    assert {p.dtype for p in stock.inner_model.parameters()} == {getattr(torch, dtype)}
+    assert torch.equal(predict(stock), predict(small))
+    assert not isinstance(stock.inner_model.encoder.block[0].layer[0], SizedT5Attention)
+    again = load(path)
+    assert again.plan is None  # an ordinary model
+    assert torch.equal(predict(again), predict(small))
+    assert Plan.load(path / "plan.json") == small.plan
+    # What generates needs the settings of the original.
+    generation = "generation_config.json"
+    assert (path / generation).exists() == (source / generation).exists()
+    if (source / generation).exists():
+        assert (path / generation).read_bytes() == (source / generation).read_bytes()
+
+
+FACTORED: dict[str, dict[str, Any]] = {
+    "power law": {"schedule": (2.5, 0.5)},
+    "by block": {"exclude": ["encoder.block.0.*"], "rank": 4},
+    "hidden": {"exclude": ["*.block.1.layer.*"], "ff_ratio": 0.5},
+    "energy": {"energy": 0.8},
+    "fit": {"fit": 0.2},
+}
+
+
+@pytest.mark.parametrize("options", FACTORED.values(), ids=FACTORED)
+def test_sizes_by_layer_are_a_factored_checkpoint(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    small = tscompress.compress(checkpoint, calibration=CALIBRATION, **options)
+    assert small.plan is not None
+    if small.plan.uniform_sizes is not None:
+        pytest.skip("the schedule gives all layers one size")
+    path = tscompress.save(small, tmp_path / "small")
+    config = json.loads((path / "config.json").read_text())
+    assert config["model_type"] == "tscompress"
+    assert config["base_config"]["d_kv"] == SIZE
+    again = load(path)
+    assert again.plan == small.plan
+    assert again.family == small.family
+    assert torch.equal(predict(again), predict(small))
+    import_module("tscompress.pipelines")  # registers
+    opened = BaseChronosPipeline.from_pretrained(path)
+    assert torch.equal(predict(opened), predict(small))
+
+
+def test_values_of_another_size_are_a_factored_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    loaded = load(checkpoint)
+    plan = fold_plan(loaded.model, loaded.architecture, qk=2, vo=4, hidden=20)
+    small = tscompress.compress(loaded, plan=plan, calibration=CALIBRATION)
+    path = tscompress.save(small, tmp_path / "small")
+    assert torch.equal(predict(load(path)), predict(small))
+    # Frequencies of one's own too, though the sizes are alike.
+    if loaded.family != "chronos-2":
+        return
+    fresh = load(checkpoint)
+    times = {b.name: (1, 3) for b in fresh.architecture.attention if b.kind == "time"}
+    plan = fold_plan(fresh.model, fresh.architecture, qk=4, vo=4, frequencies=times)
+    assert plan.uniform_sizes is None
+    small = tscompress.compress(fresh, plan=plan, calibration=CALIBRATION)
+    path = tscompress.save(small, tmp_path / "turned")
+    assert torch.equal(predict(load(path)), predict(small))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"qk": 4, "vo": 4, "hidden": 20},
+        {"qk": 2, "vo": 4, "hidden": 7},
+        {"vo": 3},
+        {"hidden": 1},
+        {},
+    ],
+    ids=str,
+)
+def test_the_plan_counts_parameters_as_they_are(checkpoint: Path, sizes: dict[str, int]) -> None:
+    original = parameter_count(load(checkpoint).model)
+    small = folded(checkpoint, FoldConfig(refit="none", value_sweeps=0), **sizes)
+    assert small.plan is not None
+    before, after = small.plan.parameters()
+    assert parameter_count(small.model) == original - before + after
+    parts = [small.plan.parameters(part) for part in ("attention", "feed_forward", "patch")]
+    assert (before, after) == tuple(map(sum, zip(*parts, strict=True)))
+    assert small.plan.changes_anything == (after < before) == bool(sizes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_edited_by_hand_is_applied_as_it_stands(checkpoint: Path, tmp_path: Path) -> None:
+    small = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
+    path = tscompress.save(small, tmp_path / "first") / "plan.json"
+    content = json.loads(path.read_text())
+    content["heads"][-1]["vo_size"] = 1
+    content["hidden"][0]["kept"] = 11
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(content))
+    edited = Plan.load(path)
+    first, second = content["heads"][-1]["name"], content["hidden"][0]["name"]
+    assert small.plan is not None
+    assert small.plan.diff(edited) == [
+        f"{first}: head size 4 -> head sizes 4 (q, k), 1 (v)",
+        f"{second}: 40 hidden units -> 11 hidden units",
+    ]
+    again = tscompress.compress(checkpoint, plan=edited, calibration=CALIBRATION)
+    assert again.plan == edited
+    assert again.recipe is None
+    module: Any = again.model.get_submodule(first)
+    assert (module.qk_size, module.vo_size) == (4, 1)
+    saved = tscompress.save(again, tmp_path / "second")
+    assert load(saved).plan == edited
+    assert not (saved / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize("cut", ["heads", "hidden"])
+def test_layers_taken_out_of_a_plan_keep_their_size(
+    checkpoint: Path, tmp_path: Path, cut: str
+) -> None:
+    loaded = load(checkpoint)
+    whole = fold_plan(loaded.model, loaded.architecture, qk=4, vo=4, hidden=20)
+    plan = whole.model_copy(update={cut: getattr(whole, cut)[:1]})
+    small = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
+    before, after = plan.parameters()
+    assert parameter_count(small.model) == parameter_count(loaded.model) - before + after
+    again = load(tscompress.save(small, tmp_path / "small"))
+    assert torch.equal(predict(again), predict(small))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rank": 3}, {"ff_ratio": 0.5}, {"exclude": ["*.0.*"]}, {"layout": "factored"},
+     {"depth": True}, {"multiple": 8}, {"powers_of_two": True}, {"feed_forward": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_plan_goes_with_no_other_selection(
+    checkpoints: dict[str, Path], options: dict[str, Any]
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    plan = fold_plan(loaded.model, loaded.architecture, qk=4)
+    with pytest.raises(UsageError, match="no schedule or selection"):
+        tscompress.compress(loaded, plan=plan, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "factored"}, "layout, multiple and depth go with a budget"),
+        ({"depth": True}, "layout, multiple and depth go with a budget"),
+        ({"multiple": 8}, "layout, multiple and depth go with a budget"),
+        ({"powers_of_two": True}, "powers_of_two rounds a power law"),
+        ({"feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
+        ({"method": "svd"}, "none was given|ff_ratio"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_hidden_units_alone(
+    checkpoints: dict[str, Path], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(tscompress.errors.TscompressError, match=message):
+        tscompress.compress(checkpoints["chronos-bolt"], ff_ratio=0.5, **options)
+
+
+def test_hidden_units_alone_leave_heads_as_they_are(checkpoint: Path) -> None:
+    small = tscompress.compress(checkpoint, ff_ratio=0.5, calibration=CALIBRATION)
+    assert small.plan is not None
+    assert small.plan.uniform_sizes == (SIZE, D_FF // 2)
+    assert small.recipe is not None
+    assert small.recipe.schedule is None
+
+
+def test_summaries(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+
+    def summary(**sizes: Any) -> list[str]:
+        return fold_plan(loaded.model, loaded.architecture, **sizes).summary().splitlines()
+
+    plain = summary(qk=4, vo=4, hidden=20)
+    assert plain[0] == "fold to a plain config with d_kv 4, d_ff 20"
+    assert plain[1].startswith("attention ")
+    assert plain[1].endswith("parameters (50.0%)")
+    assert plain[2].startswith("feed-forward and patch layers ")
+    assert len(summary(qk=4, vo=4)) == 2  # nothing to say of feed-forwards
+    some = loaded.architecture.attention[0].name
+    assert summary(vo={some: 2}, hidden=20)[:3] == [
+        "fold, queries and keys: 8 to 8",
+        "fold, values: 2 to 8",
+        "fold, hidden units: 20 to 20",
+    ]
+
+
+def test_differences_name_layers_that_one_plan_lacks(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    whole = fold_plan(loaded.model, loaded.architecture, qk=4, vo=4)
+    part = whole.model_copy(
+        update={"heads": whole.heads[1:], "kept_layers": {"encoder": (0,)}, "hidden": ()}
+    )
+    lines = whole.diff(part)
+    assert lines[0] == "layers: all -> encoder 0"
+    assert lines[1] == f"{whole.heads[0].name}: head size 4 -> absent"
+    assert part.diff(whole)[0] == "layers: encoder 0 -> all"
+    assert whole.diff(whole) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"qk": 9}, "heads of size 8; 9 and 8 would not be smaller|at 9"),
+        ({"vo": 9}, "8 and 9 would not be smaller"),
+        ({"vo": 0}, "greater than or equal to 1"),
+        ({"hidden": 41}, "has 40 hidden units, not 41 to keep"),
+        ({"hidden": 0}, "greater than or equal to 1"),
+        ({"hidden": {"nothing": 3}}, "the model has no 'nothing' to give a size to"),
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be(checkpoint: Path, sizes: dict[str, Any], message: str) -> None:
+    loaded = load(checkpoint)
+    with pytest.raises(PlanError, match=message):
+        fold_plan(loaded.model, loaded.architecture, **sizes)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 6])
+def test_rotary_sizes_that_no_plain_config_has(checkpoints: dict[str, Path], size: int) -> None:
+    with pytest.raises(PlanError, match=f"turns pairs: .* not at {size}"):
+        tscompress.compress(checkpoints["chronos-2"], rank=size, calibration=CALIBRATION)
+
+
+def test_a_power_law_never_exceeds_the_original(checkpoint: Path) -> None:
+    """Sizes beyond the original's are the original's, whatever turns."""
+    small = tscompress.compress(checkpoint, schedule=(3.0, 2.0), calibration=CALIBRATION)
+    assert small.plan is not None
+    assert max(head.vo_size for head in small.plan.heads) == SIZE
+    assert max(head.qk_size for head in small.plan.heads) == SIZE
+    assert min(head.vo_size for head in small.plan.heads) == 3

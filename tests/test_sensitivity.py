@@ -1,0 +1,589 @@
+"""What each part costs in forecast loss: the loss itself, the pass, its cache."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tscompress import sensitivity
+from tscompress.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
+from tscompress.folding import FoldConfig, fold_
+from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.planning import fold_plan
+from tscompress.sensitivity import (
+    Part,
+    PartKind,
+    Sensitivity,
+    default_head_sizes,
+    forecast_loss,
+    measure_sensitivity,
+    rising,
+)
+
+HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
+FOLD = FoldConfig(value_sweeps=2)
+GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])  # that Chronos-2 attends across
+
+
+def windows(
+    seed: int = 0, steps: int = 48, horizon: int = 16, *, grouped: bool = False
+) -> CalibrationBatch:
+    rows = len(GROUPS)
+    rng = np.random.default_rng(seed)
+    time = np.arange(steps + horizon)
+    periods = rng.uniform(4, 20, (rows, 1))
+    values = np.sin(2 * np.pi * time / periods) + 0.2 * rng.standard_normal((rows, len(time)))
+    scaled = torch.tensor(10.0 ** rng.uniform(-1, 2, (rows, 1)) * (values + 1), dtype=torch.float32)
+    context, target = scaled[:, :steps].clone(), scaled[:, steps:].clone()
+    context[0, : steps // 2] = torch.nan  # a shorter series
+    return CalibrationBatch(context, target, GROUPS if grouped else None)
+
+
+BATCHES = [windows(0, grouped=True), windows(1, steps=32, horizon=8)]
+
+
+def measure(loaded: LoadedModel, **options: Any) -> Sensitivity:
+    options = {"fold": FOLD, "cache": None, "head_sizes": (4, 2), "hidden_ratios": (0.5,)} | options
+    return measure_sensitivity(loaded, options.pop("batches", BATCHES), **options)
+
+
+def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch] = BATCHES) -> float:
+    totals = [forecast_loss(loaded, batch) for batch in batches]
+    return sum(total for total, _ in totals) / sum(count for _, count in totals)
+
+
+def state(model: nn.Module) -> tuple[dict[str, torch.Tensor], list[str], int]:
+    """Weights, modules with their types, and how many hooks there are."""
+    hooks = sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )
+    modules = [f"{name} {type(module).__name__}" for name, module in model.named_modules()]
+    return {k: v.clone() for k, v in model.state_dict().items()}, modules, hooks
+
+
+def assert_untouched(model: nn.Module, before: tuple[dict[str, torch.Tensor], Any, int]) -> None:
+    weights, modules, hooks = state(model)
+    assert (modules, hooks) == before[1:]
+    assert list(weights) == list(before[0])
+    for name, weight in weights.items():
+        assert torch.equal(weight, before[0][name]), name
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+# --------------------------------------------------------------------------------------------------
+# The data
+# --------------------------------------------------------------------------------------------------
+
+
+def part(**changes: Any) -> Part:
+    fields = {"name": "a", "kind": "qk", "size": 8, "sizes": (4, 2, 1), "losses": (-0.1, 0.3, 0.2)}
+    return Part.model_validate(fields | changes)
+
+
+def holding(*parts: Part) -> Sensitivity:
+    return Sensitivity(family="chronos-bolt", base_loss=1.0, parts=parts)
+
+
+def test_costs_rise_and_meet_the_measurements() -> None:
+    found = holding(part())
+    assert [found.cost("a", "qk", size) for size in (8, 7, 5, 4)] == [0, 0, 0, 0]
+    assert found.cost("a", "qk", 2) == found.cost("a", "qk", 1) == pytest.approx(0.25)
+    # The line is straight over the logarithm of the size.
+    share = np.log(4 / 3) / np.log(4 / 2)
+    assert found.cost("a", "qk", 3) == pytest.approx(0.25 * share)
+
+
+def test_costs_between_the_full_size_and_the_first_measurement() -> None:
+    found = holding(part(sizes=(2,), losses=(0.4,)))
+    assert found.cost("a", "qk", 4) == pytest.approx(0.2)
+    layer = holding(part(name="encoder.block.0", kind="layer", size=1, sizes=(0,), losses=(0.5,)))
+    assert layer.cost("encoder.block.0", "layer", 0) == 0.5
+    assert layer.cost("encoder.block.0", "layer", 1) == 0
+
+
+@pytest.mark.parametrize("size", [9, 1])
+def test_sizes_that_were_not_measured(size: int) -> None:
+    with pytest.raises(PlanError, match=r"measured at sizes 8 to 2, not"):
+        holding(part(sizes=(4, 2), losses=(0.0, 0.1))).cost("a", "qk", size)
+
+
+def test_parts_that_were_not_measured() -> None:
+    with pytest.raises(PlanError, match=r"holds no vo of 'a'"):
+        holding(part()).cost("a", "vo", 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"losses": (0.1,)}, "3 sizes and 1 losses"),
+        ({"sizes": (8, 2, 1)}, "descend from below 8"),
+        ({"sizes": (4, 4, 1)}, "descend from below 8"),
+        ({"sizes": (4, 2, 0)}, "descend from below 8"),
+        ({"losses": (0.1, float("nan"), 0.2)}, "not finite"),
+    ],
+)
+def test_parts_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        part(**changes)
+
+
+def test_rising_is_the_nearest_monotone_sequence() -> None:
+    assert rising([0.1, 0.3, 0.2, 0.25, 0.9]) == pytest.approx([0.1, 0.25, 0.25, 0.25, 0.9])
+    assert rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+    assert rising([]) == []
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    found = holding(part(losses=(0.1 + 0.2, -1e-17, 3e300)))
+    found.cost("a", "qk", 2)
+    found.save(tmp_path / "new" / "sensitivity.json")
+    assert Sensitivity.load(tmp_path / "new" / "sensitivity.json") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "sensitivity: Input should be"),
+        ('{"family": "x", "base_loss": 1, "parts": [], "extra": 1}', "extra: Extra inputs"),
+        ('{"incomplete": {"family": "x", "base_loss": 1, "parts": []}}', "family: Field required"),
+    ],
+)
+def test_files_that_are_no_sensitivity(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(PlanError, match=message):
+        Sensitivity.load(tmp_path / "x.json")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="there is no sensitivity"):
+        Sensitivity.load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [(64, (48, 32, 24, 16, 12, 8, 6, 4, 2, 1)), (8, (6, 4, 2, 1)), (6, (3, 1)), (1, ())],
+)
+def test_default_head_sizes(size: int, sizes: tuple[int, ...]) -> None:
+    assert default_head_sizes(size) == sizes
+
+
+# --------------------------------------------------------------------------------------------------
+# The loss
+# --------------------------------------------------------------------------------------------------
+
+
+def test_loss_of_t5_is_its_own(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-t5"])
+    batch = windows()
+    batch.target[1, 3:] = torch.nan
+    total, count = forecast_loss(loaded, batch)
+    assert count == int(torch.isfinite(batch.target).sum())
+    tokenizer: Any = loaded.forecaster.tokenizer
+    input_ids, mask, scale = tokenizer.context_input_transform(batch.context)
+    labels, observed, _ = tokenizer._input_transform(batch.target, scale=scale)
+    labels[~observed] = -100
+    own = loaded.model(input_ids=input_ids, attention_mask=mask, labels=labels).loss
+    assert total / count == pytest.approx(own.item(), rel=1e-5)
+
+
+def test_loss_of_bolt_is_its_own(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    for batch in BATCHES:  # the second has half the model's horizon
+        total, count = forecast_loss(loaded, batch)
+        assert count == batch.target.numel()
+        # Bolt's own: mean over quantile levels and series, sum over steps.
+        own = loaded.model(context=batch.context, target=batch.target).loss
+        assert total / len(batch.target) == pytest.approx(own.item(), rel=1e-5)
+
+
+def test_loss_of_chronos_2_is_its_own(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    batch = windows()
+    total, count = forecast_loss(loaded, batch)
+    assert count == batch.target.numel()
+    # Chronos-2's own: sum over quantile levels, mean over steps and series.
+    own = loaded.model(context=batch.context, future_target=batch.target).loss
+    levels = len(loaded.model.chronos_config.quantiles)  # type: ignore[union-attr,arg-type]
+    assert levels * total / count == pytest.approx(own.item(), rel=1e-4)
+
+
+def test_series_count_alike_whatever_their_scale(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    batch = windows()
+    larger = CalibrationBatch(1024 * batch.context, 1024 * batch.target)
+    assert forecast_loss(loaded, larger)[0] == pytest.approx(forecast_loss(loaded, batch)[0])
+
+
+def test_missing_targets_do_not_count(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    batch = windows()
+    shorter = CalibrationBatch(batch.context, batch.target[:, :5])
+    padded = CalibrationBatch(batch.context, batch.target.clone())
+    padded.target[:, 5:] = torch.nan
+    total, count = forecast_loss(loaded, padded)
+    assert count == 5 * len(batch.target)
+    assert total == pytest.approx(forecast_loss(loaded, shorter)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_constant_contexts_have_no_scale_and_do_not_count(
+    family: str, checkpoints: dict[str, Path]
+) -> None:
+    loaded = load(checkpoints[family])
+    batch = windows()
+    batch.context[1] = 3.3
+    batch.context[2] = 1000.0 + 1e-3 * torch.rand(batch.context.shape[1])
+    batch.context[3] = torch.nan
+    total, count = forecast_loss(loaded, batch)
+    assert count == (len(batch.target) - 3) * batch.target.shape[1]
+    assert total / count < 100
+
+
+# --------------------------------------------------------------------------------------------------
+# The pass
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_pass_measures_every_part_and_leaves_the_model_alone(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    before, calls = state(loaded.model), []
+    base = mean_loss(loaded)
+    found = measure(loaded, on_progress=lambda *progress: calls.append(progress))
+    assert_untouched(loaded.model, before)
+    assert found.base_loss == base == mean_loss(loaded)
+    total = sum(len(part.sizes) for part in found.parts)
+    assert calls == [(done, total) for done in range(1, total + 1)]
+    plan = fold_plan(loaded.model, loaded.architecture)
+    layers = {part.name.rpartition(".layer.")[0] for part in plan.heads}
+    assert {(part.name, part.kind) for part in found.parts} == {
+        *((head.name, kind) for head in plan.heads for kind in ("qk", "vo")),
+        *((hidden.name, "hidden") for hidden in plan.hidden),
+        *((layer, "layer") for layer in layers),
+    }
+    for measured in found.parts:
+        assert found.cost(measured.name, measured.kind, measured.size) == 0
+        costs = [found.cost(measured.name, measured.kind, size) for size in measured.sizes]
+        assert costs[0] >= 0
+        assert costs == sorted(costs)
+    assert any(loss != 0 for measured in found.parts for loss in measured.losses)
+
+
+def folded(loaded: LoadedModel, name: str, kind: PartKind, size: int) -> LoadedModel:
+    """A copy with one part folded, by the way that a plan takes."""
+    copied = replace(loaded, model=copy.deepcopy(loaded.model))
+    sizes: dict[str, Any] = {kind: {name: size}}
+    plan = fold_plan(loaded.model, loaded.architecture, **sizes)
+    fold_(copied, plan, BATCHES, FOLD.model_copy(update={"order": "original", "refit": "layer"}))
+    return copied
+
+
+def test_losses_are_those_of_folded_models(checkpoint: Path) -> None:
+    # Also of parts late in the model, for which what precedes them was recalled.
+    loaded = load(checkpoint)
+    found = measure(loaded, head_sizes=(4, 2), layers=False)
+    for measured in found.parts:
+        expected = mean_loss(folded(loaded, measured.name, measured.kind, measured.sizes[-1]))
+        loss = found.base_loss + measured.losses[-1]
+        assert loss == pytest.approx(expected, rel=1e-5), measured.name
+
+
+def without_layer(loaded: LoadedModel, stack: str, dropped: int) -> LoadedModel:
+    """A model built with one layer less and the weights of those that stay."""
+    key = "num_decoder_layers" if stack == "decoder" else "num_layers"
+    config = {**loaded.config, key: loaded.config[key] - 1}
+    if stack == "encoder" and "num_decoder_layers" not in config:
+        config["num_decoder_layers"] = loaded.config["num_layers"]
+    weights = {}
+    for name, weight in loaded.model.state_dict().items():
+        if name.startswith(f"{stack}.block."):
+            depth = int(name.split(".")[2])
+            if depth == dropped and "relative_attention_bias" not in name:
+                continue
+            moved = 0 if "relative_attention_bias" in name else depth - (depth > dropped)
+            name = name.replace(f"{stack}.block.{depth}.", f"{stack}.block.{moved}.", 1)
+        weights[name] = weight
+    model = build_empty(loaded.family, config)
+    model.load_state_dict(weights, strict=True, assign=True)
+    return replace(loaded, model=model.eval(), pipeline=wrap_pipeline(loaded.family, model))
+
+
+def test_a_dropped_layer_is_a_model_without_it(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    found = measure(loaded, head_sizes=(), hidden_ratios=())
+    layers = [part for part in found.parts if part.kind == "layer"]
+    assert len(layers) == (2 if loaded.family == "chronos-2" else 4)
+    for layer in layers:
+        stack, _, depth = layer.name.split(".")
+        expected = mean_loss(without_layer(loaded, stack, int(depth)))
+        assert found.base_loss + layer.losses[0] == pytest.approx(expected, rel=1e-5)
+        assert abs(layer.losses[0]) > 1e-6
+
+
+def test_holdout_windows_are_those_the_loss_is_measured_on(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    holdout = [windows(7)]
+    found = measure(loaded, holdout=holdout, head_sizes=(1,), hidden_ratios=(), layers=False)
+    assert found.base_loss == mean_loss(loaded, holdout)
+    assert found.settings["holdout_windows"] == len(holdout[0].context)
+
+
+def test_time_attention_is_tried_at_sizes_of_a_plain_config(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    found = measure(loaded, head_sizes=None, hidden_ratios=(), layers=False)
+    kinds = {block.name: block.kind for block in loaded.architecture.attention}
+    for measured in found.parts:
+        if measured.kind in ("qk", "vo"):
+            turned = measured.kind == "qk" and kinds[measured.name] == "time"
+            assert measured.sizes == ((4, 2) if turned else (6, 4, 2, 1))
+
+
+def test_a_single_key_makes_scores_irrelevant(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    found = measure(loaded, head_sizes=None)
+    single = [p for p in found.parts if p.name.startswith("decoder") and "SelfAtt" in p.name]
+    assert len(single) == 4
+    for measured in single:
+        if measured.kind == "qk":
+            assert max(map(abs, measured.losses)) < 1e-6
+
+
+def test_silent_blocks_cost_nothing(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    name = loaded.architecture.attention[0].name
+    units = loaded.architecture.feed_forward[0].projections
+    with torch.no_grad():
+        for role in "qkvo":
+            loaded.model.get_parameter(f"{name}.{role}.weight").zero_()
+        for linear in units.values():
+            loaded.model.get_parameter(f"{linear}.weight").zero_()
+    found = measure(loaded)
+    for measured in found.parts:
+        if measured.name in (name, loaded.architecture.feed_forward[0].name):
+            assert set(measured.losses) == {0.0}
+
+
+@pytest.mark.parametrize("after", [1, 7, 15])
+def test_the_model_survives_an_interruption(checkpoint: Path, after: int) -> None:
+    loaded = load(checkpoint)
+    before = state(loaded.model)
+    with pytest.raises(KeyboardInterrupt):
+        measure(loaded, on_progress=interrupt(after))
+    assert_untouched(loaded.model, before)
+
+
+def test_the_model_survives_an_error_inside_a_forward_pass(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoint)
+    before = state(loaded.model)
+    calls = 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 35:
+            raise KeyboardInterrupt
+        return run_teacher_forced(*args)
+
+    monkeypatch.setattr(sensitivity, "run_teacher_forced", failing)
+    with pytest.raises(KeyboardInterrupt):
+        measure(loaded)
+    assert_untouched(loaded.model, before)
+
+
+def test_a_loss_that_is_not_finite_names_the_part(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    monkeypatch.setattr(sensitivity._Forecasts, "loss", lambda self: float("nan"))
+    with pytest.raises(DataError, match="own forecast loss is nan"):
+        measure(loaded)
+    losses = iter([1.0, 1.0, float("inf")])
+    monkeypatch.setattr(sensitivity._Forecasts, "loss", lambda self: next(losses))
+    with pytest.raises(FactorizationError, match=r"layer of encoder\.block\.0 at 0"):
+        measure(loaded)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batches": []}, DataError, "at least one batch"),
+        ({"holdout": []}, DataError, "at least one batch"),
+        ({"head_sizes": (4, 0)}, PlanError, "at least 1, not 0"),
+        ({"hidden_ratios": (1.0,)}, PlanError, "between 0 and 1, not 1.0"),
+        (
+            {"holdout": [CalibrationBatch(windows().context, torch.full((6, 4), torch.nan))]},
+            DataError,
+            "no window",
+        ),
+    ],
+)
+def test_what_cannot_be_measured(
+    options: dict[str, Any], error: type[Exception], message: str, checkpoints: dict[str, Path]
+) -> None:
+    with pytest.raises(error, match=message):
+        measure(load(checkpoints["chronos-bolt"]), **options)
+
+
+def test_compressed_models_are_not_measured(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    loaded.plan = fold_plan(loaded.model, loaded.architecture, qk=4)
+    with pytest.raises(PlanError, match="compressed already"):
+        measure(loaded)
+
+
+# --------------------------------------------------------------------------------------------------
+# The cache
+# --------------------------------------------------------------------------------------------------
+
+
+def interrupt(after: int) -> Any:
+    def on_progress(done: int, total: int) -> None:
+        if done == after:
+            raise KeyboardInterrupt
+
+    return on_progress
+
+
+def cached(directory: Path) -> Path:
+    (found,) = (directory / "sensitivity").iterdir()
+    return found
+
+
+class Forwards:
+    """How often the model ran."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.count = 0
+        model.register_forward_pre_hook(lambda *_: self.see())
+
+    def see(self) -> None:
+        self.count += 1
+
+
+def test_a_second_pass_runs_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    found = measure(load(checkpoint), cache=tmp_path)
+    again, calls = load(checkpoint), []
+    forwards = Forwards(again.model)
+    assert measure(again, cache=tmp_path, on_progress=lambda *p: calls.append(p)) == found
+    assert forwards.count == 0
+    total = sum(len(part.sizes) for part in found.parts)
+    assert calls == [(total, total)]
+    assert Sensitivity.load(cached(tmp_path)) == found
+
+
+def test_whatever_changes_the_result_misses(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = [windows(0, steps=32, horizon=8, grouped=True)]
+    same: dict[str, Any] = {
+        "batches": batches,
+        "head_sizes": (),
+        "hidden_ratios": (),
+        "cache": tmp_path,
+    }
+    measure(loaded, **same)
+    forwards = Forwards(loaded.model)
+    changed = [copy.deepcopy(batches[0])]
+    changed[0].target[0, 0] += 1e-3
+    other = load(checkpoints["chronos-bolt"])
+    with torch.no_grad():
+        other.model.get_parameter("shared.weight")[0, 0] += 1e-3
+    differently: list[tuple[LoadedModel, dict[str, Any]]] = [
+        (loaded, {"batches": changed}),
+        (loaded, {"holdout": changed}),
+        (loaded, {"batches": [replace(batches[0], group_ids=None)]}),
+        (loaded, {"hidden_ratios": (0.5,)}),
+        (loaded, {"layers": False}),
+        (loaded, {"fold": FoldConfig(value_sweeps=3)}),
+        (replace(loaded, config={**loaded.config, "x": 1}), {}),
+        (other, {}),
+        (load(checkpoints["chronos-bolt"], dtype="bfloat16"), {}),
+    ]
+    for number, (model, options) in enumerate(differently, start=2):
+        measure(model, **{**same, **options})
+        assert len(list((tmp_path / "sensitivity").iterdir())) == number
+    before = forwards.count
+    measure(loaded, **same)
+    # Fitting to the residual stream makes no difference where one part alone is folded.
+    measure(loaded, **same, fold=FOLD.model_copy(update={"refit": "layer"}))
+    assert forwards.count == before
+
+
+@pytest.mark.parametrize("after", [3, 17])
+def test_an_interrupted_pass_goes_on_where_it_stopped(
+    checkpoint: Path, tmp_path: Path, after: int
+) -> None:
+    loaded = load(checkpoint)
+    whole = measure(loaded)
+    with pytest.raises(KeyboardInterrupt):
+        measure(loaded, cache=tmp_path, on_progress=interrupt(after))
+    with pytest.raises(PlanError):
+        Sensitivity.load(cached(tmp_path))
+    kept = json.loads(cached(tmp_path).read_text())["incomplete"]
+    # All parts that were finished before the one it stopped in.
+    assert 0 <= after - sum(len(part["sizes"]) for part in kept["parts"]) <= 2
+    calls: list[tuple[int, int]] = []
+    assert measure(loaded, cache=tmp_path, on_progress=lambda *p: calls.append(p)) == whole
+    assert calls[0][0] == 1 + sum(len(part["sizes"]) for part in kept["parts"])
+    assert calls[-1] == (calls[-1][1],) * 2
+    assert Sensitivity.load(cached(tmp_path)) == whole
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "\udcff",
+        lambda text: json.dumps({**json.loads(text), "version": 2}),
+        lambda text: json.dumps({**json.loads(text), "parts": json.loads(text)["parts"][:-1]}),
+        lambda text: json.dumps({"incomplete": []}),
+        lambda text: text.replace('"size": 8', '"size": 9'),
+    ],
+)
+def test_damaged_files_are_measured_again(
+    checkpoints: dict[str, Path], tmp_path: Path, damage: Any
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    fewest: dict[str, Any] = {"head_sizes": (1,), "hidden_ratios": (), "cache": tmp_path}
+    found = measure(loaded, **fewest)
+    path = cached(tmp_path)
+    path.write_bytes(damage(path.read_text()).encode("utf-8", "surrogateescape"))
+    assert measure(loaded, **fewest) == found
+    assert Sensitivity.load(path) == found
+
+
+def test_where_the_cache_is(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    fewest: dict[str, Any] = {"head_sizes": (), "hidden_ratios": (), "cache": "default"}
+    monkeypatch.delenv("TSCOMPRESS_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    measure(loaded, **fewest)
+    assert cached(tmp_path / "home" / ".cache" / "tscompress").suffix == ".json"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    measure(loaded, **fewest)
+    assert cached(tmp_path / "xdg" / "tscompress").exists()
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "own"))
+    measure(loaded, **fewest)
+    assert cached(tmp_path / "own").exists()
+
+
+def test_a_cache_that_cannot_be_written(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="set TSCOMPRESS_CACHE"):
+        measure(load(checkpoints["chronos-bolt"]), cache=tmp_path / "file")

@@ -1,0 +1,288 @@
+"""A budget end to end on tiny checkpoints: what is planned and folded fits it as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import FAMILIES
+
+import tscompress
+from tscompress import sizing
+from tscompress.budgets import parse_budget
+from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
+from tscompress.candidates import Candidate
+from tscompress.errors import DataError, PlanError
+from tscompress.folding import FoldConfig
+from tscompress.latency import (
+    Workload,
+    count_macs,
+    kv_cache_bytes,
+    parameter_bytes,
+    parameter_count,
+)
+from tscompress.loading import LoadedModel, load
+from tscompress.plan import Plan
+from tscompress.recipe import PlannedSchedule
+from tscompress.surgery import apply_fold_, keep_layers_
+
+CALIBRATION = CalibrationConfig(num_series=16, context_length=40, batch_size=8)
+FOLD = FoldConfig(value_sweeps=1)
+WORKLOAD = Workload(batch_size=2, context_length=48, horizon=8, num_samples=3, repeats=1, threads=1)
+LAYOUTS = ("folded", "factored")
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sensitivities are measured once a session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, measured: Path) -> Path:
+    """No test writes to the home directory."""
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(measured))
+    return measured
+
+
+def batches_of(loaded: LoadedModel) -> list[CalibrationBatch]:
+    return calibration_batches(loaded, CALIBRATION)
+
+
+def planned(loaded: LoadedModel, budget: str, **options: Any) -> Plan:
+    progress = options.pop("on_progress", lambda stage, done, total: None)
+    schedule = PlannedSchedule(budget=parse_budget(budget), **options)
+    return sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress)
+
+
+def applied(checkpoint: Path, plan: Plan) -> LoadedModel:
+    loaded = load(checkpoint)
+    if plan.kept_layers:
+        keep_layers_(loaded, plan.kept_layers)
+    apply_fold_(loaded, plan, batches_of(loaded), FOLD)
+    return loaded
+
+
+COUNTS: dict[str, Callable[[LoadedModel], int]] = {
+    "parameters": lambda loaded: parameter_count(loaded.model),
+    "bytes": lambda loaded: parameter_bytes(loaded.model),
+    "macs": lambda loaded: count_macs(
+        loaded.forecaster, WORKLOAD.model_copy(update={"horizon": 8})
+    ),
+    "kv-cache": lambda loaded: kv_cache_bytes(loaded.model, WORKLOAD),
+}
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.5])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("measure", COUNTS)
+def test_a_budget_is_respected_as_measured(
+    checkpoint: Path, measure: str, layout: str, ratio: float
+) -> None:
+    original = load(checkpoint)
+    if measure == "kv-cache" and original.family == "chronos-2":
+        pytest.skip("the family has no cache")
+    plan = planned(original, f"{measure}={ratio}", layout=layout)
+    small = applied(checkpoint, plan)
+    count = COUNTS[measure]
+    assert count(small) <= ratio * count(original)
+    # No more is given up than the next size asks for: heads are halved at the worst.
+    assert count(small) > 0.4 * ratio * count(original)
+    assert (plan.uniform_sizes is not None) or layout == "factored"
+    assert plan.schedule["budget"] == f"{measure}={ratio}"
+    assert plan.schedule["layout"] == layout
+    # As it was asked of: the model that is planned for stays as it is.
+    assert parameter_count(original.model) == parameter_count(load(checkpoint).model)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_amounts_and_stored_bytes(
+    checkpoints: dict[str, Path], tmp_path: Path, layout: str
+) -> None:
+    """Bytes are those of the stored dtype, whatever the planning is done in."""
+    source = tmp_path / "stored"
+    load(checkpoints["chronos-bolt"], dtype="bfloat16").model.save_pretrained(source)
+    limit = parameter_bytes(load(source).model) * 6 // 10
+    small = tscompress.compress(
+        source, budget=f"bytes={limit}B", layout=layout, calibration=CALIBRATION, fold=FOLD
+    )
+    assert {p.dtype for p in small.model.parameters()} == {torch.bfloat16}
+    assert 0.5 * limit < parameter_bytes(small.model) <= limit
+    assert small.recipe is not None
+    assert isinstance(small.recipe.schedule, PlannedSchedule)
+    again = load(tscompress.save(small, tmp_path / "small"))
+    assert parameter_bytes(again.model) == parameter_bytes(small.model)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_latency_is_settled_by_measuring(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    original = load(checkpoint)
+    whole = parameter_count(original.model)
+    timed: list[Candidate] = []
+
+    def fake(loaded: LoadedModel, candidate: Candidate, workload: Workload) -> float:
+        assert loaded is original
+        assert workload.horizon == WORKLOAD.horizon
+        timed.append(candidate)
+        return candidate.costs.parameters / whole
+
+    monkeypatch.setattr(sizing, "latency_of", fake)
+    stages: list[str] = []
+    plan = planned(
+        original, "latency=0.7", layout=layout, on_progress=lambda stage, *_: stages.append(stage)
+    )
+    assert 1 < len(timed) < 20
+    assert stages.count("candidates") == len(timed)
+    assert parameter_count(applied(checkpoint, plan).model) <= 0.7 * whole
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_quality_is_settled_by_folding_and_scoring(checkpoint: Path, layout: str) -> None:
+    original = load(checkpoint)
+    before = {name: weight.clone() for name, weight in original.model.named_parameters()}
+    measured = 0
+
+    def count(stage: str, done: int, total: int) -> None:
+        nonlocal measured
+        measured += stage == "candidates"
+
+    plan = planned(original, "wql=40%", layout=layout, on_progress=count)
+    assert 1 < measured < 25
+    assert plan.changes_anything
+    after = dict(original.model.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    # Folded on the windows it was planned on, it is as good as it was asked to be.
+    fitted, held_out = sizing._split(batches_of(original))
+    trial = load(checkpoint)
+    apply_fold_(trial, plan, fitted, FOLD)
+    assert sizing._Wql(load(checkpoint), held_out).ratio(trial) <= 1.4
+    # A stricter budget leaves more.
+    strict = planned(original, "wql=0.5%", layout=layout)
+    assert strict.parameters()[1] >= plan.parameters()[1]
+
+
+def test_a_tighter_budget_is_never_larger(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    for layout in LAYOUTS:
+        sizes = [
+            planned(loaded, f"parameters={ratio}", layout=layout).parameters()[1]
+            for ratio in (1, 0.9, 0.7, 0.5)
+        ]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[-1] < sizes[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_cannot_be_reached_says_how_far_it_is(checkpoint: Path, layout: str) -> None:
+    with pytest.raises(PlanError, match=r"parameters=0\.01"):
+        planned(load(checkpoint), "parameters=0.01", layout=layout)
+
+
+def test_a_model_without_a_cache_has_none_to_save(checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(tscompress.errors.TscompressError, match="cache"):
+        planned(load(checkpoints["chronos-2"]), "kv-cache=0.5")
+
+
+def test_whole_layers_may_go(checkpoint: Path, tmp_path: Path) -> None:
+    loaded = load(checkpoint)
+    ratio = {"chronos-t5": 0.15, "chronos-bolt": 0.21, "chronos-2": 0.3}[loaded.family]
+    budget = f"parameters={ratio}"
+    with pytest.raises(PlanError, match=budget):  # more than sizes alone can do
+        planned(loaded, budget)
+    plan = planned(loaded, budget, depth=True)
+    assert plan.kept_layers
+    assert any(len(layers) == 1 for layers in plan.kept_layers.values())
+    small = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
+    assert parameter_count(small.model) <= ratio * parameter_count(loaded.model)
+    again = load(tscompress.save(small, tmp_path / "small"))
+    assert parameter_count(again.model) == parameter_count(small.model)
+    assert (
+        again.forecaster.predict(
+            batches_of(again)[-1].context[:, None]
+            if again.family == "chronos-2"
+            else batches_of(again)[-1].context,
+            prediction_length=8,
+        )[0]
+        .isfinite()
+        .all()
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sizes_are_multiples(checkpoint: Path, layout: str) -> None:
+    plan = planned(load(checkpoint), "parameters=0.8", layout=layout, multiple=8)
+    assert {size for head in plan.heads for size in (head.qk_size, head.vo_size)} == {8}
+    assert {hidden.kept % 8 for hidden in plan.hidden} == {0}
+
+
+def test_the_second_time_nothing_is_measured(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "own"))
+    calls: list[tuple[int, int]] = []
+
+    def count(stage: str, done: int, total: int) -> None:
+        if stage == "sensitivity":
+            calls.append((done, total))
+
+    first = planned(load(checkpoint), "parameters=0.6", on_progress=count)
+    total = len(calls)
+    assert total > 20
+    (kept,) = (tmp_path / "own" / "sensitivity").iterdir()
+    stamp = kept.stat().st_mtime_ns
+    calls.clear()
+    assert planned(load(checkpoint), "parameters=0.6", on_progress=count) == first
+    assert calls == [(total, total)]
+    # Another budget or layout asks for no new measurements either.
+    planned(load(checkpoint), "macs=0.6", layout="factored", on_progress=count)
+    assert calls == [(total, total)] * 2
+    assert kept.stat().st_mtime_ns == stamp
+    assert list((tmp_path / "own").rglob("*")) == [kept.parent, kept]
+
+
+def test_windows_to_fold_on_and_to_measure_on_are_apart() -> None:
+    context, target = torch.arange(24.0).view(12, 2), torch.arange(12.0).view(12, 1)
+    for groups in (None, torch.arange(12) // 2):
+        batch = CalibrationBatch(context, target, groups)
+        (fitted,), (held_out,) = sizing._split([batch])
+        assert len(fitted.context) + len(held_out.context) == 12
+        assert 2 <= len(held_out.context) <= 4
+        assert not set(fitted.context[:, 0].tolist()) & set(held_out.context[:, 0].tolist())
+        if groups is not None:
+            assert fitted.group_ids is not None
+            assert held_out.group_ids is not None
+            assert not set(fitted.group_ids.tolist()) & set(held_out.group_ids.tolist())
+
+
+def test_few_series_are_refused(checkpoints: dict[str, Path]) -> None:
+    series = [np.sin(np.arange(40) / 3).astype(np.float32)] * 3
+    with pytest.raises(DataError, match="at least four calibration series"):
+        tscompress.compress(
+            checkpoints["chronos-bolt"],
+            budget="parameters=0.5",
+            series=series,
+            calibration=CALIBRATION,
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("batch_size", [3, 32])
+@pytest.mark.parametrize("count", [4, 12])
+def test_four_series_are_enough(
+    checkpoints: dict[str, Path], family: str, count: int, batch_size: int
+) -> None:
+    """However they are batched and grouped."""
+    loaded = load(checkpoints[family])
+    rng = np.random.default_rng(0)
+    series = [rng.normal(size=60).astype(np.float32) + 5 for _ in range(count)]
+    config = CALIBRATION.model_copy(update={"batch_size": batch_size})
+    fitted, held_out = sizing._split(calibration_batches(loaded, config, series))
+    rows = [sum(len(batch.context) for batch in part) for part in (fitted, held_out)]
+    assert sum(rows) == count
+    assert rows[0] >= rows[1] > 0

@@ -1,0 +1,614 @@
+"""Folding: the same layers with smaller heads and fewer hidden units, and no extra product.
+
+Attention sees queries and keys only through W_Q^T W_K of each head, and values only through
+W_O W_V. With scaling 1 and an additive bias both products can be factored anew through fewer
+numbers; rotary embeddings allow it for values, and for queries and keys pair by pair. Of a
+feed-forward, hidden units are dropped and the output is fitted again to those that stay. What is
+lost is measured on calibration data, layer by layer. Keys and values of all cross-attention can
+also be folded into one latent of the encoder's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from tscompress.architectures import AttentionBlock, FeedForward
+from tscompress.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.errors import FactorizationError
+from tscompress.heads import replace_heads_, resize_hidden_
+from tscompress.layerwise import Step, record, record_entry, walk
+from tscompress.linalg import (
+    Roots,
+    even_picks,
+    fold_bilinear,
+    fold_rotary,
+    fold_values,
+    least_squares,
+    select_units,
+    shared_latent,
+    symmetric_roots,
+)
+from tscompress.loading import LoadedModel
+from tscompress.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
+
+#: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
+#: same, and the product of all of them would take longer than everything else.
+_ROWS_PER_COLUMN = 8
+_ROWS_PER_HIDDEN_UNIT = 4
+
+
+class FoldConfig(BaseModel):
+    """How folding uses calibration data. ``eval/NOTES.md`` has what each switch is worth.
+
+    Attributes
+    ----------
+    query_moments
+        Weigh errors of queries and keys by what feeds them; otherwise by weight alone.
+    centre_keys
+        Take the mean over each sequence from the keys first: softmax does not see it.
+    value_moments
+        ``attention``: of the attention-weighted values that the heads read; ``inputs``: of what
+        feeds the values.
+    value_sweeps
+        Rounds of fitting values of all heads together (:func:`~tscompress.linalg.fold_values`).
+    order
+        ``compressed``: statistics come from the model as folded so far; ``original``: from the
+        original.
+    refit
+        What output projections are fitted to: ``none``, what the ``layer`` put out itself, or what
+        brings the ``residual`` stream of the model folded so far back to the original's.
+    select
+        Hidden units by ``greedy`` selection, or by ridge ``leverage``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    query_moments: bool = True
+    centre_keys: bool = True
+    value_moments: Literal["attention", "inputs"] = "attention"
+    value_sweeps: int = Field(default=10, ge=0)
+    order: Literal["compressed", "original"] = "compressed"
+    refit: Literal["residual", "layer", "none"] = "residual"
+    select: Literal["greedy", "leverage"] = "greedy"
+    damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
+
+    @model_validator(mode="after")
+    def _residual_needs_the_compressed(self) -> FoldConfig:
+        if self.refit == "residual" and self.order == "original":
+            raise ValueError("order original has no residual stream to fit to; refit: layer")
+        return self
+
+
+@dataclass
+class AttentionMoments:
+    """What an attention block sees.
+
+    Attributes
+    ----------
+    queries, keys
+        Second moments of what feeds them, ``[d, d]``; keys centred if so configured.
+    values
+        Second moment of what the heads read, side by side, ``[H k, H k]``.
+    distances
+        How often two positions are that many steps apart, ``[T]``.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    distances: Tensor
+
+
+@dataclass
+class HiddenMoments:
+    """Second moment of hidden units, ``[n, n]``, of a feed-forward.
+
+    For a patch embedding its inputs and a constant 1 follow the hidden units: the residual layer
+    and the bias read them, and are fitted along.
+    """
+
+    hidden: Tensor
+
+
+# --------------------------------------------------------------------------------------------------
+# The walk
+# --------------------------------------------------------------------------------------------------
+
+
+def fold_(
+    loaded: LoadedModel,
+    plan: Plan,
+    batches: Sequence[CalibrationBatch],
+    config: FoldConfig,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Fold the planned layers of ``loaded.model`` in place, from input to output.
+
+    Layers that the plan does not name keep their size.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model.
+    FactorizationError
+        A decomposition failed or gave values that are not finite; names the layer.
+    """
+    plan = settle_fold_plan(loaded.model, loaded.architecture, plan)
+    heads = {head.name: head for head in plan.heads}
+    hidden = {entry.name: entry for entry in plan.hidden}
+    total = len(heads) + len(hidden)
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_layer(done, total)
+
+    recording = record(loaded, batches)
+    entry = None
+    if PATCH_EMBEDDINGS[0] in hidden:
+        _fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
+        count()
+        if config.order == "compressed":
+            entry = record_entry(loaded, batches)
+    latent: tuple[Tensor, Tensor] | None = None
+    steps = walk(
+        loaded,
+        recording,
+        on_compressed=config.order == "compressed",
+        residual_targets=config.refit == "residual",
+        encoder_entry=entry,
+    )
+    for step in steps:
+        name = step.block.name
+        if isinstance(step.block, AttentionBlock) and name in heads and heads[name].latent:
+            if latent is None:  # keys and values of all layers are still the original's
+                latent = _latent_of(loaded, plan, step)
+            attention = _fold_latent_(loaded, heads[name], *latent)
+            _refit_(step, attention, "o", config)
+            count()
+        elif isinstance(step.block, AttentionBlock) and name in heads:
+            moments = attention_moments(loaded, step, config)
+            attention = _fold_attention_(loaded, step.block, heads[name], moments, config)
+            _refit_(step, attention, "o", config)
+            count()
+        elif isinstance(step.block, FeedForward) and name in hidden:
+            units = hidden_moments(loaded, step)
+            feed_forward = _fold_hidden_(loaded, hidden[name], units, config)
+            _refit_(step, feed_forward, "wo", config)
+            count()
+    if PATCH_EMBEDDINGS[1] in hidden:
+        _fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
+        count()
+
+
+def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
+    """Fit the last projection of a sublayer to the step's targets, on what now reaches it."""
+    if step.targets is None:
+        return
+    linear: Any = getattr(module, role)
+    products = _Products(linear.in_features, linear.weight.device, linear.out_features)
+    # What reaches the projection gives the outputs too; as long as it is narrow, it is kept.
+    narrow = linear.in_features <= linear.out_features
+    reached = []
+    with _inputs_of({"u": linear}) as seen:
+        for index, target in enumerate(step.targets):
+            step.run(index)
+            u = seen["u"].transpose(0, 1) if _is_group(step) else seen["u"]  # [B, S, n]
+            products.add(_rows(u, step.valid[index]), _rows(target, step.valid[index]))
+            if narrow:
+                reached.append(u)
+    weight = least_squares(products.cross, products.second, linear.weight, config.damping)
+    _set(linear.weight, weight, step.block.name)
+    if narrow:
+        with torch.no_grad():
+            step.outputs = [a + linear(u) for a, u in zip(step.inputs, reached, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Moments
+# --------------------------------------------------------------------------------------------------
+
+
+def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> AttentionMoments:
+    """What the attention block of ``step`` sees on the step's inputs."""
+    assert isinstance(step.block, AttentionBlock)
+    linears: dict[str, Any] = {
+        role: loaded.model.get_submodule(step.block.projections[role]) for role in "qkvo"
+    }
+    device = linears["q"].weight.device
+    queries = _Products(linears["q"].in_features, device)
+    keys = _Products(linears["k"].in_features, device)
+    values = _Products(linears["o"].in_features, device)
+    # A constant added to all keys of a sequence shifts all scores of a query alike, unless they
+    # turn with the position.
+    centre = config.centre_keys and step.block.kind != "time"
+    longest = max(stream.shape[1] for stream in step.inputs)
+    distances = torch.zeros(longest, dtype=torch.float64)
+    limit = _ROWS_PER_COLUMN * linears["q"].in_features // len(step.inputs) + 1
+    with _inputs_of({"x": linears["q"], "y": linears["k"], "c": linears["o"]}) as seen:
+        for index, stream in enumerate(step.inputs):
+            step.run(index)
+            x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
+            valid, key_valid = step.valid[index], step.key_valid[index]
+            if _is_group(step):
+                valid = key_valid = None if valid is None else valid.T
+                y = y - _group_means(y, step, index) if centre else y
+            elif centre:
+                y = y - _means(y, key_valid)
+            queries.add(_thin(_rows(x, valid), limit))
+            keys.add(_thin(_rows(y, key_valid), limit))
+            values.add(_thin(_rows(c, valid), limit))
+            distances += _distances(valid, stream, longest)
+    second = values.second
+    if config.value_moments == "inputs":
+        weight = linears["v"].weight.detach().to(torch.float64)
+        second = weight @ keys.second @ weight.T
+    return AttentionMoments(queries.second, keys.second, second, distances / distances.sum())
+
+
+def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
+    """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
+    last: Any = loaded.model.get_submodule(step.block.projections["wo"])
+    # For products as wide as this, float32 is as good: what was lost in a fit to 256 of 1024 units
+    # agreed to three digits. They are most of the arithmetic of folding a large model.
+    products = _Products(last.in_features, last.weight.device, precision=torch.float32)
+    limit = _ROWS_PER_HIDDEN_UNIT * last.in_features // len(step.inputs) + 1
+    with _inputs_of({"h": last}) as seen:
+        for index in range(len(step.inputs)):
+            step.run(index)
+            products.add(_thin(_rows(seen["h"], step.valid[index]), limit))
+    return HiddenMoments(products.second)
+
+
+def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
+    """How many pairs of valid positions are 0, 1, ... steps apart, ``[longest]``."""
+    lengths = torch.full((len(stream),), stream.shape[1])
+    if valid is not None and valid.shape == stream.shape[:2]:
+        lengths = valid.sum(1).cpu()
+    apart = torch.arange(longest, dtype=torch.float64)
+    return (lengths[:, None] - apart).clamp_min(0).sum(0)
+
+
+class _Products:
+    """Running means of u u^T and, with ``outputs``, of t u^T, float64."""
+
+    def __init__(
+        self,
+        width: int,
+        device: torch.device,
+        outputs: int | None = None,
+        precision: torch.dtype = torch.float64,
+    ) -> None:
+        self.precision = precision
+        self.second = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self.cross = torch.zeros(outputs or 0, width, dtype=torch.float64, device=device)
+        self.count = 0
+
+    def add(self, rows: Tensor, targets: Tensor | None = None) -> None:
+        if not len(rows):
+            return
+        self.count += len(rows)
+        share = len(rows) / self.count
+        rows = rows.to(self.precision)
+        second = rows.T @ rows / len(rows)
+        self.second.lerp_(second.to(torch.float64), share)
+        if targets is not None:
+            cross = targets.to(self.precision).T @ rows / len(rows)
+            self.cross.lerp_(cross.to(torch.float64), share)
+
+
+@contextmanager
+def _inputs_of(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """The latest input of each module, by name."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            seen[name] = args[0].detach()
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rows(states: Tensor, valid: Tensor | None) -> Tensor:
+    """``[N, d]`` of the valid positions of ``[B, S, d]``."""
+    return states.flatten(0, -2) if valid is None else states[valid]
+
+
+def _thin(rows: Tensor, limit: int) -> Tensor:
+    return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
+
+
+def _means(y: Tensor, valid: Tensor | None) -> Tensor:
+    """Mean over the valid positions of each sequence, ``[B, 1, d]``."""
+    if valid is None:
+        return y.mean(1, keepdim=True)
+    weight = valid.to(y.dtype)[..., None]
+    return (y * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
+
+
+def _is_group(step: Step) -> bool:
+    return isinstance(step.block, AttentionBlock) and step.block.kind == "group"
+
+
+def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
+    """Mean over the keys that share a query's group and time step, ``[S, B, d]``."""
+    mask: Tensor = step.arguments[index][1]["attention_mask"]  # additive, [S, 1, B, B]
+    seen = (mask[:, 0] > -1).to(y.dtype)
+    means: Tensor = seen @ y / seen.sum(-1, keepdim=True).clamp_min(1)
+    return means
+
+
+# --------------------------------------------------------------------------------------------------
+# One layer
+# --------------------------------------------------------------------------------------------------
+
+
+def _fold_attention_(
+    loaded: LoadedModel,
+    block: AttentionBlock,
+    plan: HeadPlan,
+    moments: AttentionMoments,
+    config: FoldConfig,
+) -> nn.Module:
+    """Put smaller heads where ``block`` is."""
+    old: Any = loaded.model.get_submodule(block.name)
+    with _named(block.name):
+        weights = folded_heads(old, plan, moments, config)
+    new: Any = replace_heads_(loaded.model, plan)
+    for role, weight in weights.items():
+        _set(getattr(new, role).weight, weight, block.name)
+    return new  # type: ignore[no-any-return]
+
+
+def _latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tensor, Tensor]:
+    """A ``[r, d]`` and B ``[d, r]``: the encoder's output y is about B z with z = A y."""
+    assert step.encoded is not None
+    assert plan.latent is not None
+    readers: list[Any] = [loaded.model.get_submodule(h.name) for h in plan.heads if h.latent]
+    weights = [getattr(reader, role).weight.detach() for reader in readers for role in "kv"]
+    products = _Products(weights[0].shape[1], weights[0].device)
+    limit = _ROWS_PER_COLUMN * weights[0].shape[1] // len(step.encoded) + 1
+    for states, valid in zip(step.encoded, step.key_valid, strict=True):
+        products.add(_thin(_rows(states, valid), limit))
+    read = torch.zeros_like(products.second)
+    for weight in weights:
+        wide = weight.to(torch.float64)
+        read += wide.T @ wide
+    with _named("the latent of all cross-attention"):
+        return shared_latent(read, Roots.of(products.second), plan.latent)
+
+
+def _fold_latent_(loaded: LoadedModel, plan: HeadPlan, down: Tensor, up: Tensor) -> nn.Module:
+    """Let the heads of a cross-attention read z = ``down`` y, with y about ``up`` z."""
+    old: Any = loaded.model.get_submodule(plan.name)
+    W = {role: getattr(old, role).weight.detach().to(torch.float64) for role in "qkvo"}
+    by_head = (plan.num_heads, plan.head_size)
+    keys, values = ((W[role] @ up).unflatten(0, by_head) for role in "kv")  # [H, k, r]
+    queries = torch.einsum("hkr,hkd->hrd", keys, W["q"].unflatten(0, by_head))
+    outputs = torch.einsum("dhk,hkr->dhr", W["o"].unflatten(1, by_head), values)
+    new: Any = replace_heads_(loaded.model, plan)
+    _set(new.q.weight, queries.flatten(0, 1), plan.name)
+    _set(new.o.weight, outputs.flatten(1), plan.name)
+    if new.first is None:
+        _set(new.down.weight, down, plan.name)
+    return new  # type: ignore[no-any-return]
+
+
+def folded_heads(
+    attention: Any, plan: HeadPlan, moments: AttentionMoments, config: FoldConfig
+) -> dict[str, Tensor]:
+    """Weights of q, k, v, o with the planned head sizes, float64."""
+    W = {role: getattr(attention, role).weight.detach().to(torch.float64) for role in "qkvo"}
+    heads = [slice(h * plan.head_size, (h + 1) * plan.head_size) for h in range(plan.num_heads)]
+    weights: dict[str, Tensor] = {}
+    if plan.qk_size == plan.head_size:
+        weights |= {"q": W["q"], "k": W["k"]}
+    else:
+        if config.query_moments:
+            C_x, C_y = Roots.of(moments.queries), Roots.of(moments.keys)
+        else:
+            C_x = C_y = Roots.identity(plan.d_model, W["q"].device)
+        if plan.frequencies is not None:
+            groups = frequency_groups(attention, plan, moments.distances)
+            pairs = [fold_rotary(W["q"][h], W["k"][h], C_x, C_y, groups) for h in heads]
+        else:
+            pairs = [fold_bilinear(W["q"][h], W["k"][h], C_x, C_y, plan.qk_size)[:2] for h in heads]
+        weights["q"] = torch.cat([queries for queries, _ in pairs])
+        weights["k"] = torch.cat([keys for _, keys in pairs])
+    if plan.vo_size == plan.head_size:
+        weights |= {"v": W["v"], "o": W["o"]}
+    else:
+        fits = config.refit != "none"
+        P, out = fold_values(
+            W["o"], moments.values, plan.num_heads, plan.vo_size, config.value_sweeps, refit=fits
+        )
+        weights["v"] = torch.cat([P[h] @ W["v"][head] for h, head in enumerate(heads)])
+        weights["o"] = out
+    return weights
+
+
+def frequency_groups(attention: Any, plan: HeadPlan, distances: Tensor) -> list[dict[int, float]]:
+    """Which rotary pairs each kept frequency stands for, and with what weight.
+
+    A dropped pair goes to the kept frequency that it moves with most over the distances that
+    occur: the mean of cos((w - w') t), which is near 1 for slow ones and near 0 for fast ones.
+    """
+    assert plan.frequencies is not None
+    inverse = attention.rope_embed.inv_freq.detach().to("cpu", torch.float64)
+    steps = torch.arange(len(distances), dtype=torch.float64)
+    groups: list[dict[int, float]] = [{kept: 1.0} for kept in plan.frequencies]
+    for pair in sorted(set(range(len(inverse))) - set(plan.frequencies)):
+        likeness = [
+            float((torch.cos((inverse[pair] - inverse[kept]) * steps) * distances).sum())
+            for kept in plan.frequencies
+        ]
+        best = max(range(len(likeness)), key=likeness.__getitem__)
+        if likeness[best] > 0:
+            groups[best][pair] = likeness[best]
+    return groups
+
+
+def choose_frequencies(
+    attention: Any, num_heads: int, count: int, moments: AttentionMoments
+) -> tuple[int, ...]:
+    """The ``count`` rotary pairs whose scores vary most, summed over heads; ascending."""
+    size = attention.q.out_features // num_heads
+    root_x, _ = symmetric_roots(moments.queries)
+    root_y, _ = symmetric_roots(moments.keys)
+    Q, K = (
+        (getattr(attention, role).weight.detach().to(torch.float64) @ root).square().sum(1)
+        for role, root in (("q", root_x), ("k", root_y))
+    )  # [H k]: mean square of each query and key
+    energy = [side.view(num_heads, 2, size // 2).sum(1) for side in (Q, K)]
+    scores = (energy[0] * energy[1]).sum(0)
+    return tuple(sorted(scores.topk(count).indices.tolist()))
+
+
+def _fold_hidden_(
+    loaded: LoadedModel, plan: HiddenPlan, moments: HiddenMoments, config: FoldConfig
+) -> nn.Module:
+    """Keep the planned number of hidden units of a feed-forward."""
+    module: Any = loaded.model.get_submodule(plan.name)
+    inputs = ("wi_0", "wi_1") if plan.gated else ("wi",)
+    old = {role: getattr(module, role).weight.detach() for role in (*inputs, "wo")}
+    with _named(plan.name):
+        kept, out = folded_hidden(old["wo"], moments, plan.kept, config)
+    resize_hidden_(loaded.model, plan)
+    for role in inputs:
+        _set(getattr(module, role).weight, old[role][kept], plan.name)
+    _set(module.wo.weight, out, plan.name)
+    return module  # type: ignore[no-any-return]
+
+
+def folded_hidden(
+    W: Tensor, moments: HiddenMoments, count: int, config: FoldConfig
+) -> tuple[Tensor, Tensor]:
+    """Indices of the units that stay, ``[count]``, and their output weights ``[m, count]``."""
+    W, C = W.detach().to(torch.float64), moments.hidden
+    if count == W.shape[1]:
+        return torch.arange(count, device=W.device), W
+    if config.select == "greedy":
+        kept = select_units(W, C, count)
+    else:
+        kept = ridge_leverage(C).topk(count).indices.sort().values
+    out = W[:, kept]
+    if config.refit != "none":
+        out = least_squares(W @ C[:, kept], C[kept][:, kept], out)
+    return kept, out
+
+
+def ridge_leverage(C: Tensor, ridge: float = 1e-2) -> Tensor:
+    """How much of each unit no combination of the others tells: diagonal of C (C + s I)^{-1}."""
+    strength = ridge * float(C.diagonal().mean()) or 1.0
+    damped = C + strength * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    leverage: Tensor = 1 - strength * torch.linalg.inv(damped).diagonal()
+    return leverage
+
+
+def _fold_patch_(
+    loaded: LoadedModel,
+    batches: Sequence[CalibrationBatch],
+    plan: HiddenPlan,
+    config: FoldConfig,
+) -> None:
+    """Keep the planned number of hidden units of a patch embedding; its residual layer helps."""
+    module: Any = loaded.model.get_submodule(plan.name)
+    if plan.kept == plan.d_ff:
+        return
+    products = _Products(plan.d_ff + plan.in_features + 1, module.output_layer.weight.device)
+    limit = _ROWS_PER_HIDDEN_UNIT * plan.d_ff // len(batches) + 1
+
+    def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+        x = args[0].detach().flatten(0, -2)
+        x = _thin(x[_seen_patches(x, plan)], limit)
+        with torch.no_grad():
+            h = module.act(module.hidden_layer(x))
+        products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))
+
+    handle = module.register_forward_hook(see)
+    try:
+        for batch in batches:
+            run_teacher_forced(loaded, batch)
+    finally:
+        handle.remove()
+    with _named(plan.name):
+        kept, out, residual, bias = _folded_patch(module, products.second, plan, config)
+    old = module.hidden_layer
+    resize_hidden_(loaded.model, plan)
+    _set(module.hidden_layer.weight, old.weight.detach()[kept], plan.name)
+    _set(module.hidden_layer.bias, old.bias.detach()[kept], plan.name)
+    _set(module.output_layer.weight, out, plan.name)
+    _set(module.output_layer.bias, bias, plan.name)
+    _set(module.residual_layer.weight, residual, plan.name)
+
+
+def _seen_patches(x: Tensor, plan: HiddenPlan) -> Tensor:
+    """Which rows of what feeds a patch embedding anything attends to, bool ``[N]``.
+
+    An input patch ends with its mask; where that is all zero, the patch is padding or a gap. Only
+    Chronos-2 embeds unknown patches on purpose, those of the future: in front of values and mask it
+    has the time, which is negative in the past.
+    """
+    if plan.name != PATCH_EMBEDDINGS[0]:
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+    patch_size = plan.in_features // (3 if plan.in_features % 3 == 0 else 2)
+    seen = (x[:, -patch_size:] > 0).any(1)
+    if 3 * patch_size == plan.in_features:
+        seen |= x[:, 0] >= 0
+    return seen
+
+
+def _folded_patch(
+    module: Any, C: Tensor, plan: HiddenPlan, config: FoldConfig
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Units that stay, and weights of output and residual layer, and the output's bias."""
+    W = torch.cat(
+        [
+            module.output_layer.weight.detach(),
+            module.residual_layer.weight.detach(),
+            module.output_layer.bias.detach()[:, None],
+        ],
+        dim=1,
+    ).to(torch.float64)
+    units, always = slice(0, plan.d_ff), torch.arange(plan.d_ff, len(C), device=C.device)
+    # Units are chosen for what the inputs, which stay, do not tell already.
+    told = least_squares(C[units][:, always], C[always][:, always], C[units][:, always] * 0)
+    rest = C[units][:, units] - told @ C[always][:, units]
+    kept, out = folded_hidden(W[:, units], HiddenMoments((rest + rest.T) / 2), plan.kept, config)
+    if config.refit == "none":
+        return kept, out, W[:, plan.d_ff : -1], W[:, -1]
+    chosen = torch.cat([kept, always])
+    fitted = least_squares(W @ C[:, chosen], C[chosen][:, chosen], W[:, chosen])
+    return kept, fitted[:, : plan.kept], fitted[:, plan.kept : -1], fitted[:, -1]
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except LinAlgError as error:
+        raise FactorizationError(f"a decomposition of {name} failed: {error}.") from error
+
+
+def _set(parameter: Tensor, value: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(value).all()):
+        raise FactorizationError(f"folding {name} gave weights that are not finite.")
+    with torch.no_grad():
+        parameter.copy_(value)

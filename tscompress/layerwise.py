@@ -1,0 +1,278 @@
+"""A model run one sublayer at a time, so that each is changed on what those before it left.
+
+Every sublayer (attention or feed-forward, with its norm and residual connection) maps the residual
+stream to the residual stream; everything else it is called with (masks, position biases) is the
+same whatever the weights. So one ordinary forward pass records those calls, and the streams of the
+original and of the model changed so far are then carried through the layers side by side. Only one
+set of weights is in memory, and nothing is computed twice however deep the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tscompress.architectures import AttentionBlock, FeedForward
+from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.loading import LoadedModel
+
+Block = AttentionBlock | FeedForward
+
+
+@dataclass
+class Recording:
+    """Calls of every sublayer in one forward pass of each batch.
+
+    Attributes
+    ----------
+    arguments
+        Sublayer to ``(args, kwargs)`` of each batch, without the residual stream.
+    entries
+        Stack to the residual stream that enters it, ``[B, S, d_model]`` of each batch.
+    encoder_valid, decoder_valid
+        Positions of each batch that are real, bool ``[B, S]``; None: all are.
+    """
+
+    arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
+    entries: dict[str, list[Tensor]] = field(default_factory=dict)
+    encoder_valid: list[Tensor | None] = field(default_factory=list)
+    decoder_valid: list[Tensor | None] = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """One sublayer, and the streams that reach it.
+
+    Attributes
+    ----------
+    block
+        What it holds.
+    module
+        The sublayer itself; its forward takes and returns the residual stream.
+    inputs
+        Residual stream that statistics are to be taken on, ``[B, S, d_model]`` of each batch.
+    targets
+        What the sublayer should add to ``inputs``, if that is asked of it: the original's stream
+        after the sublayer, less ``inputs``.
+    valid, key_valid
+        Positions that are real, of queries and of keys.
+    outputs
+        What comes out of the changed sublayer; set by whoever changed it and knows already.
+    """
+
+    block: Block
+    module: nn.Module
+    inputs: list[Tensor]
+    targets: list[Tensor] | None
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    valid: list[Tensor | None]
+    key_valid: list[Tensor | None]
+    encoded: list[Tensor] | None
+    outputs: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def run(self, index: int, stream: Tensor | None = None) -> Tensor:
+        """The stream after the sublayer for batch ``index``, as the module is now."""
+        args, kwargs = self.arguments[index]
+        if self.encoded is not None and "key_value_states" in kwargs:
+            kwargs = {**kwargs, "key_value_states": self.encoded[index]}
+        output = self.module(self.inputs[index] if stream is None else stream, *args, **kwargs)
+        result: Tensor = output if isinstance(output, Tensor) else output[0]
+        return result
+
+
+class _Recorded(Exception):
+    """Ends a forward pass once what was wanted of it is known."""
+
+
+@torch.no_grad()
+def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recording:
+    """Note how every sublayer is called, for each batch."""
+    recording = Recording()
+    with _recorders(loaded, recording, entries_only=False), _first_blocks_only(loaded.model):
+        for batch in batches:
+            recording.decoder_valid.append(fed_positions(loaded, batch))
+            run_teacher_forced(loaded, batch)
+    return recording
+
+
+@contextmanager
+def _first_blocks_only(model: nn.Module) -> Iterator[None]:
+    """Sublayers of all blocks but the first pass the stream on: how they are called is all alike.
+
+    The rest of what a sublayer returns, the position bias for one, is taken from its counterpart
+    in the first block.
+    """
+    first: dict[str, Any] = {}
+    restored: list[nn.Module] = []
+    handles = []
+
+    def pass_on(key: str) -> Callable[..., Any]:
+        def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+            returned = first[key]
+            if isinstance(returned, Tensor):
+                return hidden_states
+            if isinstance(returned, tuple):
+                return (hidden_states, *returned[1:])
+            return type(returned)(hidden_states, *list(returned.values())[1:])
+
+        return forward
+
+    def keep(key: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            first[key] = output
+
+        return hook
+
+    for name, module in sublayers(model):
+        stack, _, depth, _, index = name.split(".")
+        if depth == "0":
+            handles.append(module.register_forward_hook(keep(f"{stack}.{index}")))
+        else:
+            module.forward = pass_on(f"{stack}.{index}")
+            restored.append(module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in restored:
+            del module.forward
+
+
+@torch.no_grad()
+def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> list[Tensor]:
+    """The residual stream that enters the encoder, after a change to what embeds the input."""
+    recording = Recording()
+    with _recorders(loaded, recording, entries_only=True):
+        for batch in batches:
+            try:
+                run_teacher_forced(loaded, batch)
+            except _Recorded:
+                continue
+    return recording.entries["encoder"]
+
+
+@contextmanager
+def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool) -> Iterator[None]:
+    model: Any = loaded.model
+    handles = []
+
+    def see_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("attention_mask")
+        valid = None if mask is None else mask.detach() > 0
+        # One batch of full rows needs no masking at all.
+        recording.encoder_valid.append(None if valid is None or bool(valid.all()) else valid)
+
+    handles.append(model.encoder.register_forward_pre_hook(see_mask, with_kwargs=True))
+    for name, module in sublayers(model):
+        calls = recording.arguments.setdefault(name, [])
+        stack, _, depth, _, index = name.split(".")
+        first = (depth, index) == ("0", "0")
+
+        def see_call(
+            _: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            calls: list[Any] = calls,
+            entry: str | None = stack if first else None,
+        ) -> None:
+            # Without a cache every pass starts afresh.
+            kept = {k: v for k, v in kwargs.items() if not k.startswith("past_key_value")}
+            calls.append((args[1:], kept))
+            if entry is not None:
+                recording.entries.setdefault(entry, []).append(args[0].detach())
+                if entries_only:
+                    raise _Recorded
+
+        handles.append(module.register_forward_pre_hook(see_call, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def sublayers(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Dotted name and module of every sublayer, in the order of a forward pass."""
+    for stack in ("encoder", "decoder"):
+        blocks = getattr(getattr(model, stack, None), "block", ())
+        for depth, block in enumerate(blocks):
+            for index, module in enumerate(block.layer):
+                yield f"{stack}.block.{depth}.layer.{index}", module
+
+
+def sublayer_of(block: Block) -> str:
+    """Dotted name of the sublayer that holds an attention block or a feed-forward."""
+    return ".".join(block.name.split(".")[:5])
+
+
+def walk(
+    loaded: LoadedModel,
+    recording: Recording,
+    *,
+    on_compressed: bool,
+    residual_targets: bool,
+    encoder_entry: list[Tensor] | None = None,
+) -> Iterator[Step]:
+    """Every sublayer in order; whoever iterates may change the module before asking for the next.
+
+    Parameters
+    ----------
+    on_compressed
+        Inputs come from the model as changed so far; otherwise from the original.
+    residual_targets
+        Carry the original's stream along and say what each sublayer should add to reach it.
+    encoder_entry
+        What enters the encoder of the changed model, if the embedding of the input changed.
+    """
+    model: Any = loaded.model
+    architecture = loaded.architecture
+    held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
+    blocks = {sublayer_of(block): block for block in held}
+    carry_original = residual_targets or not on_compressed
+    original: list[Tensor] = []
+    changed: list[Tensor] = []
+    encoded: dict[str, list[Tensor] | None] = {"original": None, "changed": None}
+    current = ""
+    for name, module in sublayers(model):
+        stack = name.partition(".")[0]
+        if stack != current:
+            if current:  # the encoder is done: its normed output is what cross-attention reads
+                norm = getattr(model, current).final_layer_norm
+                with torch.no_grad():
+                    encoded = {
+                        "original": [norm(h) for h in original] if carry_original else None,
+                        "changed": [norm(h) for h in changed] if on_compressed else None,
+                    }
+            original = list(recording.entries[stack]) if carry_original else []
+            entry = encoder_entry if stack == "encoder" and encoder_entry else None
+            changed = list(entry or recording.entries[stack]) if on_compressed else []
+            current = stack
+        block = blocks[name]
+        valid = recording.encoder_valid if stack == "encoder" else recording.decoder_valid
+        is_cross = isinstance(block, AttentionBlock) and block.kind == "cross"
+        step = Step(
+            block,
+            module,
+            inputs=changed if on_compressed else original,
+            targets=None,
+            arguments=recording.arguments[name],
+            valid=valid,
+            key_valid=recording.encoder_valid if is_cross else valid,
+            encoded=encoded["changed" if on_compressed else "original"],
+        )
+        if carry_original:
+            reference = Step(**{**vars(step), "inputs": original, "encoded": encoded["original"]})
+            after = [reference.run(index) for index in range(len(original))]
+            if residual_targets:
+                step.targets = [a - b for a, b in zip(after, step.inputs, strict=True)]
+            original = after
+        yield step
+        if on_compressed:
+            changed = step.outputs or [step.run(index) for index in range(len(changed))]
