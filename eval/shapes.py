@@ -166,19 +166,19 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
         f"{workload.horizon}, {dtype}, {result.device_name}, {result.threads} threads, "
         f"{workload.repeats} rounds, torch {result.torch_version}.",
         "",
-        "| shape | d_kv | d_ff | parameters | bytes | MACs | KV cache | latency (95 %) | ms |"
-        + (" peak memory |" if has_memory else ""),
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|" + ("--:|" if has_memory else ""),
+        "| shape | d_kv | d_ff | parameters | bytes | MACs | KV cache | latency (95 %) |"
+        + (" ms | peak memory |" if has_memory else ""),
+        "|---|--:|--:|--:|--:|--:|--:|--:|" + ("--:|--:|" if has_memory else ""),
     ]
     for place, row in enumerate(rows(comparison, result)):
         latency = "1"
         if place:
             latency = f"{row['latency']:.3f} ({row['latency low']:.3f}–{row['latency high']:.3f})"
-        memory = f" {row['peak memory']:.3f} |" if has_memory else ""
+        # Absolute times of a shared CPU say nothing.
+        memory = f" {row['latency ms']:.0f} | {row['peak memory']:.3f} |" if has_memory else ""
         lines.append(
             f"| {row['model']} | {row['d_kv']} | {row['d_ff']} | {row['parameters']:.3f} | "
-            f"{row['bytes']:.3f} | {row['MACs']:.3f} | {row['KV cache']:.3f} | {latency} | "
-            f"{row['latency ms']:.0f} |{memory}"
+            f"{row['bytes']:.3f} | {row['MACs']:.3f} | {row['KV cache']:.3f} | {latency} |{memory}"
         )
     if has_memory and comparison.family == "chronos-t5":
         lines += ["", PAPER]

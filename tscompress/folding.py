@@ -24,7 +24,7 @@ from tscompress.architectures import AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
-from tscompress.layerwise import Step, record, record_entry, walk
+from tscompress.layerwise import Step, record, record_entry, small_batches, walk
 from tscompress.linalg import (
     Roots,
     even_picks,
@@ -153,6 +153,7 @@ def fold_(
         done += 1
         on_layer(done, total)
 
+    batches = small_batches(loaded, batches)
     recording = record(loaded, batches)
     entry = None
     if PATCH_EMBEDDINGS[0] in hidden:
@@ -193,7 +194,7 @@ def fold_(
 
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
     """Fit the last projection of a sublayer to the step's targets, on what now reaches it."""
-    if step.targets is None:
+    if step.reference is None:
         return
     linear: Any = getattr(module, role)
     products = _Products(linear.in_features, linear.weight.device, linear.out_features)
@@ -201,8 +202,9 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
     narrow = linear.in_features <= linear.out_features
     reached = []
     with _inputs_of({"u": linear}) as seen:
-        for index, target in enumerate(step.targets):
+        for index in range(len(step.inputs)):
             step.run(index)
+            target = step.target(index)
             u = seen["u"].transpose(0, 1) if _is_group(step) else seen["u"]  # [B, S, n]
             products.add(_rows(u, step.valid[index]), _rows(target, step.valid[index]))
             if narrow:

@@ -22,6 +22,7 @@ from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_
 from tscompress.loading import LoadedModel
 
 Block = AttentionBlock | FeedForward
+_STEPS_PER_BATCH = 4096
 
 
 @dataclass
@@ -56,9 +57,8 @@ class Step:
         The sublayer itself; its forward takes and returns the residual stream.
     inputs
         Residual stream that statistics are to be taken on, ``[B, S, d_model]`` of each batch.
-    targets
-        What the sublayer should add to ``inputs``, if that is asked of it: the original's stream
-        after the sublayer, less ``inputs``.
+    reference
+        The original's stream after the sublayer, if the sublayer is asked to reach it.
     valid, key_valid
         Positions that are real, of queries and of keys.
     outputs
@@ -68,12 +68,17 @@ class Step:
     block: Block
     module: nn.Module
     inputs: list[Tensor]
-    targets: list[Tensor] | None
+    reference: list[Tensor] | None
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]
     valid: list[Tensor | None]
     key_valid: list[Tensor | None]
     encoded: list[Tensor] | None
     outputs: list[Tensor] | None = None
+
+    def target(self, index: int) -> Tensor:
+        """What the sublayer should add to batch ``index``, ``[B, S, d_model]``."""
+        assert self.reference is not None
+        return self.reference[index] - self.inputs[index]
 
     @torch.no_grad()
     def run(self, index: int, stream: Tensor | None = None) -> Tensor:
@@ -162,6 +167,17 @@ def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> li
 def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool) -> Iterator[None]:
     model: Any = loaded.model
     handles = []
+    known: list[Tensor] = []
+
+    def shared(value: Any) -> Any:
+        """The same position bias or mask as in another batch, so that it is held once."""
+        if not isinstance(value, Tensor) or value.ndim != 4:
+            return value
+        for other in known:
+            if other is value or (other.shape == value.shape and torch.equal(other, value)):
+                return other
+        known.append(value)
+        return value
 
     def see_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mask = kwargs.get("attention_mask")
@@ -183,7 +199,11 @@ def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool)
             entry: str | None = stack if first else None,
         ) -> None:
             # Without a cache every pass starts afresh.
-            kept = {k: v for k, v in kwargs.items() if not k.startswith("past_key_value")}
+            kept = {
+                key: shared(value)
+                for key, value in kwargs.items()
+                if not key.startswith("past_key_value")
+            }
             calls.append((args[1:], kept))
             if entry is not None:
                 recording.entries.setdefault(entry, []).append(args[0].detach())
@@ -222,6 +242,8 @@ def walk(
 ) -> Iterator[Step]:
     """Every sublayer in order; whoever iterates may change the module before asking for the next.
 
+    A recording serves one walk: the streams in it are handed over.
+
     Parameters
     ----------
     on_compressed
@@ -250,9 +272,11 @@ def walk(
                         "original": [norm(h) for h in original] if carry_original else None,
                         "changed": [norm(h) for h in changed] if on_compressed else None,
                     }
-            original = list(recording.entries[stack]) if carry_original else []
+            entered = recording.entries.pop(stack)  # a stream is freed once it has moved on
+            original = list(entered) if carry_original else []
             entry = encoder_entry if stack == "encoder" and encoder_entry else None
-            changed = list(entry or recording.entries[stack]) if on_compressed else []
+            changed = list(entry or entered) if on_compressed else []
+            del entered, entry
             current = stack
         block = blocks[name]
         valid = recording.encoder_valid if stack == "encoder" else recording.decoder_valid
@@ -261,7 +285,7 @@ def walk(
             block,
             module,
             inputs=changed if on_compressed else original,
-            targets=None,
+            reference=None,
             arguments=recording.arguments[name],
             valid=valid,
             key_valid=recording.encoder_valid if is_cross else valid,
@@ -271,8 +295,33 @@ def walk(
             reference = Step(**{**vars(step), "inputs": original, "encoded": encoded["original"]})
             after = [reference.run(index) for index in range(len(original))]
             if residual_targets:
-                step.targets = [a - b for a, b in zip(after, step.inputs, strict=True)]
+                step.reference = after
             original = after
+            del reference
         yield step
         if on_compressed:
             changed = step.outputs or [step.run(index) for index in range(len(changed))]
+        # Whoever iterates still holds the step; it must not hold the streams as well.
+        step.inputs, step.reference, step.outputs = [], None, None
+
+
+def small_batches(
+    loaded: LoadedModel, batches: Sequence[CalibrationBatch], steps: int = _STEPS_PER_BATCH
+) -> list[CalibrationBatch]:
+    """The same rows in batches of at most so many positions, where rows do not see each other.
+
+    Attention takes memory for each head and pair of positions of a batch: for a model of base size
+    more than its weights, at 32 contexts of 512.
+    """
+    config: Any = loaded.model.config
+    stride = config.chronos_config.get("input_patch_stride", 1)
+    parts = []
+    for batch in batches:
+        rows = max(1, steps * stride // batch.context.shape[1])
+        if batch.group_ids is not None or rows >= len(batch.context):
+            parts.append(batch)
+            continue
+        for start in range(0, len(batch.context), rows):
+            chosen = slice(start, start + rows)
+            parts.append(CalibrationBatch(batch.context[chosen], batch.target[chosen]))
+    return parts
