@@ -153,11 +153,11 @@ def _label(size: object, switches: Mapping[str, Any]) -> str:
     return ", ".join([what, *(f"{key} {value}" for key, value in switches.items())])
 
 
-def size_trials(bed: Bed) -> list[Trial]:
-    """The table of sizes, the last three being the strengths of the recipes."""
+def size_trials(bed: Bed, sizes: Sequence[tuple[int, float]]) -> list[Trial]:
+    """The table of sizes; by default the last three are the strengths of the recipes."""
     return [
         Trial(f"d_kv {head_size}, d_ff {ff_ratio:.0%}", bed.plan(head_size, ff_ratio))
-        for head_size, ff_ratio in SIZES
+        for head_size, ff_ratio in sizes
     ]
 
 
@@ -173,6 +173,13 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
             sizes: dict[str, Any] = {role: small}
             plan = fold_plan(original.model, original.architecture, **sizes)
             trials.append(Trial(f"{kind} {role} at {size}", plan))
+    if any(block.kind == "decoder" for block in blocks):
+        # As many parameters: in T5 and Bolt decoder self-attention is a third of all blocks.
+        uneven = {
+            block.name: 2 * size if block.kind == "decoder" else size // 2 for block in blocks
+        }
+        plan = fold_plan(original.model, original.architecture, qk=uneven, vo=uneven)
+        trials.append(Trial(f"decoder at {2 * size}, the rest at {size // 2}", plan))
     sensitivity = measure_sensitivity(
         original, calibration_batches(original, CalibrationConfig(num_series=128)),
         fold=FoldConfig(), layers=False,
@@ -202,6 +209,11 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _size(text: str) -> tuple[int, float]:
+    head_size, ff_ratio = text.split(",")
+    return int(head_size), float(ff_ratio)
+
+
 def _short(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
@@ -215,13 +227,16 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
+    parser.add_argument(
+        "--size", action="append", type=_size, help="for sizes: D_KV,SHARE of hidden units"
+    )
     arguments = parser.parse_args()
     console = Console()
     for model in arguments.model or REFERENCES:
         bed = Bed(model, arguments.max_series, console)
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
-            "sizes": lambda bed=bed: size_trials(bed),
+            "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),
             "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
         }[arguments.what]()
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"

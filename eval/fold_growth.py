@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from tscompress.files import write_text_atomically
 from tscompress.pretraining import (
@@ -47,6 +48,7 @@ LARGE = 709e6  # parameters
 _CHILD = """
 import json, re, sys, time
 import torch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 torch.set_num_threads(int(sys.argv[2]))
 import tscompress
 from tscompress import api, serialization  # what the command has imported by then
@@ -145,6 +147,11 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
                 ha="right", fontsize=8.5,
             )  # fmt: skip
         axis.set(xscale="log", yscale="log", xlabel="parameters", title=title)
+        for scale, ticks in ((axis.xaxis, (1.0,)), (axis.yaxis, (1.0, 2.0, 5.0))):
+            scale.set_major_locator(LogLocator(subs=ticks))
+            scale.set_minor_formatter(NullFormatter())
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}M"))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axis.margins(x=0.12, y=0.18)
         axis.grid(alpha=0.25, which="both", lw=0.5)
         axis.spines[["top", "right"]].set_visible(False)

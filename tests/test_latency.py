@@ -35,6 +35,7 @@ from tscompress.latency import (
     ratio_interval,
     synthetic_batch,
 )
+from tscompress.low_rank import LowRankLinear
 from tscompress.pretraining import (
     QUANTILE_LEVELS,
     Architecture,
@@ -240,8 +241,7 @@ def test_cache_follows_head_sizes_of_each_layer_and_factored_projections(t5: Any
     shrunk = model.decoder.block[1].layer[1].EncDecAttention
     shrunk.key_value_proj_dim, shrunk.inner_dim = 1, HEADS
     for role in ("q", "k", "v"):
-        factors = nn.Linear(D_MODEL, 3, bias=False), nn.Linear(3, HEADS, bias=False)
-        setattr(shrunk, role, nn.Sequential(*factors))
+        setattr(shrunk, role, LowRankLinear(D_MODEL, HEADS, 3))
     shrunk.o = nn.Linear(HEADS, D_MODEL, bias=False)
     dense = kv_cache_bytes(build("chronos-t5"), WORKLOAD)
     assert kv_cache_bytes(model, WORKLOAD) == largest_cache_bytes(t5, WORKLOAD) < dense

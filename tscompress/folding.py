@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.architectures import AttentionBlock, FeedForward
+from tscompress.architectures import AttentionBlock
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
@@ -171,20 +171,24 @@ def fold_(
     )
     for step in steps:
         name = step.block.name
-        if isinstance(step.block, AttentionBlock) and name in heads and heads[name].latent:
+        if isinstance(step.block, AttentionBlock) and heads[name].latent:
             if latent is None:  # keys and values of all layers are still the original's
                 latent = _latent_of(loaded, plan, step)
             attention = _fold_latent_(loaded, heads[name], *latent)
             _refit_(step, attention, "o", config)
             count()
-        elif isinstance(step.block, AttentionBlock) and name in heads:
-            moments = attention_moments(loaded, step, config)
-            attention = _fold_attention_(loaded, step.block, heads[name], moments, config)
+        elif isinstance(step.block, AttentionBlock):
+            attention = loaded.model.get_submodule(name)
+            if heads[name].parameters < heads[name].dense_parameters:
+                moments = attention_moments(loaded, step, config)
+                attention = _fold_attention_(loaded, step.block, heads[name], moments, config)
             _refit_(step, attention, "o", config)
             count()
-        elif isinstance(step.block, FeedForward) and name in hidden:
-            units = hidden_moments(loaded, step)
-            feed_forward = _fold_hidden_(loaded, hidden[name], units, config)
+        else:
+            feed_forward = loaded.model.get_submodule(name)
+            if hidden[name].kept < hidden[name].d_ff:
+                units = hidden_moments(loaded, step)
+                feed_forward = _fold_hidden_(loaded, hidden[name], units, config)
             _refit_(step, feed_forward, "wo", config)
             count()
     if PATCH_EMBEDDINGS[1] in hidden:
