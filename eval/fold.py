@@ -12,7 +12,8 @@ the loss sits, and then gives each block its own sizes at the same number of par
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite
 (Chronos-T5 with common random numbers), and the forecast loss on held-out synthetic windows (for
 Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is synthetic throughout,
-so nothing here has seen the evaluation data.
+so nothing here has seen the evaluation data. A folded model is run as it is stored, the references
+in bfloat16, and the original in float32.
 """
 
 from __future__ import annotations
