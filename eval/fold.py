@@ -3,11 +3,13 @@
     python eval/fold.py switches --output eval/results/fold-switches [--model reference/bolt]
     python eval/fold.py sizes --output eval/results/fold-sizes [--max-series 100]
     python eval/fold.py attention --output eval/results/fold-attention [--ratio 0.125]
+    python eval/fold.py latent --output eval/results/fold-latent
 
 `switches` folds each reference with one switch of `FoldConfig` (or of the calibration) changed at
 a time, at sizes at which something is lost. `sizes` is the table of head sizes and hidden units.
 `attention` folds one kind of attention block at a time, values or queries and keys, to see where
-the loss sits, and then gives each block its own sizes at the same number of parameters.
+the loss sits, and then gives each block its own sizes at the same number of parameters. `latent`
+folds cross-attention alone, into one latent of the encoder's output or into smaller heads.
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite
 (Chronos-T5 with common random numbers), and the forecast loss on held-out synthetic windows (for
@@ -196,6 +198,21 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
     return trials
 
 
+def latent_trials(bed: Bed) -> list[Trial]:
+    """Cross-attention alone: one latent for all of it, and heads of a size."""
+    model, architecture = bed.original.model, bed.original.architecture
+    cross = [block.name for block in architecture.attention if block.kind == "cross"]
+    trials = [
+        Trial(f"latent {size}", fold_plan(model, architecture, latent=size))
+        for size in (16, 32, 64)
+    ]
+    for size in (1, 8):
+        small = dict.fromkeys(cross, size)
+        plan = fold_plan(model, architecture, qk=small, vo=small)
+        trials.append(Trial(f"cross-attention d_kv {size}", plan))
+    return trials
+
+
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the original."""
     lines = [
@@ -223,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("switches", "sizes", "attention"))
+    parser.add_argument("what", choices=("switches", "sizes", "attention", "latent"))
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
@@ -238,6 +255,7 @@ def main() -> None:
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),
+            "latent": lambda bed=bed: latent_trials(bed),
             "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
         }[arguments.what]()
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"

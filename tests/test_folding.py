@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -213,6 +214,45 @@ def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path])
     moments = folding.attention_moments(loaded, step, FOLD)
     assert choose_frequencies(attention, 4, 2, moments) == (1, 3)
     assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
+
+
+def test_free_frequencies_make_a_factored_checkpoint(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    for block in loaded.architecture.attention:
+        if block.kind == "time":  # only the slowest two of four pairs turn with anything
+            keys: Any = loaded.model.get_submodule(block.projections["k"])
+            keys.weight.data.view(4, 2, SIZE // 2, -1)[:, :, [0, 1]] *= 1e-4
+    before = outputs(loaded)
+    stock = copy.deepcopy(loaded)
+    found = {}
+    for name, model in (("stock", stock), ("free", loaded)):
+        compressed = tscompress.compress(
+            model,
+            rank=4,
+            exclude=["*.layer.1.self_attention"],
+            fold=FoldConfig(frequencies=name),  # type: ignore[arg-type]
+            calibration=CALIBRATION,
+        )
+        found[name] = distance(outputs(compressed), before)
+        assert compressed.plan is not None
+        kept = {head.frequencies for head in compressed.plan.heads if head.kind == "time"}
+        assert kept == {(0, 2) if name == "stock" else (2, 3)}
+        tscompress.save(compressed, tmp_path / name)
+        assert torch.equal(outputs(load(tmp_path / name)), outputs(compressed))
+    assert found["free"] < found["stock"]
+
+
+def test_free_frequencies_allow_any_even_size(checkpoints: dict[str, Path]) -> None:
+    path = checkpoints["chronos-2"]
+    with pytest.raises(PlanError, match="not at 6"):
+        tscompress.compress(path, rank=6, calibration=CALIBRATION)
+    free = tscompress.compress(
+        path, rank=6, fold=FoldConfig(frequencies="free"), calibration=CALIBRATION
+    )
+    assert free.plan is not None
+    assert all(len(h.frequencies) == 3 for h in free.plan.heads if h.frequencies is not None)
 
 
 # --------------------------------------------------------------------------------------------------

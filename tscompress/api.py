@@ -359,6 +359,7 @@ def _fold_(
                 ff_ratio=recipe.ff_ratio,
                 latent=recipe.latent,
                 exclude=recipe.exclude,
+                free_frequencies=recipe.fold.frequencies == "free",
             )
     if plan.kept_layers:
         keep_layers_(loaded, plan.kept_layers)

@@ -23,16 +23,16 @@ from tscompress.budgets import Budget
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
-from tscompress.heads import replace_heads_, resize_hidden_
+from tscompress.factored import apply_structure_
 from tscompress.latency import Workload, bench
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.plan import stock_frequencies
 from tscompress.planning import fold_plan
 from tscompress.sensitivity import Part, Sensitivity
+from tscompress.surgery import config_of_layers
 
 _HEADS: tuple[SizeKind, ...] = ("qk", "vo")
 _HIDDEN: tuple[SizeKind, ...] = ("hidden",)
-_CONFIG_KEYS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 
 
 @dataclass(frozen=True)
@@ -486,24 +486,13 @@ def latency_of(
 
 def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
     """A model of the candidate's shape on the meta device."""
-    config = dict(loaded.config)
-    for stack, layers in (candidate.kept_layers or {}).items():
-        config[_CONFIG_KEYS[stack]] = len(layers)
+    config = config_of_layers(loaded, candidate.kept_layers or {})
     qk, vo, hidden = candidate.qk, candidate.vo, candidate.hidden
     if isinstance(qk, int) and qk == vo and isinstance(hidden, int):
         return build_empty(loaded.family, config | {"d_kv": qk, "d_ff": hidden})
     model = build_empty(loaded.family, config)
     architecture = describe(loaded.family, model)
-    sizes = {
-        block.name: qk if isinstance(qk, int) else qk[block.name]
-        for block in architecture.attention
-        if block.kind == "time"
-    }
-    # Any of the original's frequencies take the same time.
-    frequencies = {name: tuple(range(size // 2)) for name, size in sizes.items()}
-    plan = fold_plan(model, architecture, qk=qk, vo=vo, hidden=hidden, frequencies=frequencies)
-    for head in plan.heads:
-        replace_heads_(model, head)
-    for entry in plan.hidden:
-        resize_hidden_(model, entry)
+    # Any rotary frequencies take the same time.
+    plan = fold_plan(model, architecture, qk=qk, vo=vo, hidden=hidden, free_frequencies=True)
+    apply_structure_(model, plan)
     return model

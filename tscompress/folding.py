@@ -66,6 +66,9 @@ class FoldConfig(BaseModel):
     refit
         What output projections are fitted to: ``none``, what the ``layer`` put out itself, or what
         brings the ``residual`` stream of the model folded so far back to the original's.
+    frequencies
+        Rotary pairs that stay: ``stock``, those that the plan says, by default a plain config's;
+        ``free``, as many of those whose scores vary most, for a factored checkpoint.
     select
         Hidden units by ``greedy`` selection, or by ridge ``leverage``.
     """
@@ -78,6 +81,7 @@ class FoldConfig(BaseModel):
     value_sweeps: int = Field(default=10, ge=0)
     order: Literal["compressed", "original"] = "compressed"
     refit: Literal["residual", "layer", "none"] = "residual"
+    frequencies: Literal["stock", "free"] = "stock"
     select: Literal["greedy", "leverage"] = "greedy"
     damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
 
@@ -130,10 +134,11 @@ def fold_(
     batches: Sequence[CalibrationBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
+) -> Plan:
     """Fold the planned layers of ``loaded.model`` in place, from input to output.
 
-    Layers that the plan does not name keep their size.
+    Layers that the plan does not name keep their size. Returns the plan with every layer in it,
+    and with the rotary frequencies that were chosen.
 
     Raises
     ------
@@ -181,6 +186,8 @@ def fold_(
             attention = loaded.model.get_submodule(name)
             if heads[name].parameters < heads[name].dense_parameters:
                 moments = attention_moments(loaded, step, config)
+                if config.frequencies == "free":
+                    heads[name] = _with_free_frequencies(attention, heads[name], moments)
                 attention = _fold_attention_(loaded, step.block, heads[name], moments, config)
             _refit_(step, attention, "o", config)
             count()
@@ -194,6 +201,7 @@ def fold_(
     if PATCH_EMBEDDINGS[1] in hidden:
         _fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
         count()
+    return plan.model_copy(update={"heads": tuple(heads.values())})
 
 
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
@@ -469,6 +477,13 @@ def frequency_groups(attention: Any, plan: HeadPlan, distances: Tensor) -> list[
         if likeness[best] > 0:
             groups[best][pair] = likeness[best]
     return groups
+
+
+def _with_free_frequencies(attention: Any, plan: HeadPlan, moments: AttentionMoments) -> HeadPlan:
+    if plan.frequencies is None:
+        return plan
+    chosen = choose_frequencies(attention, plan.num_heads, plan.qk_size // 2, moments)
+    return plan.model_copy(update={"frequencies": chosen})
 
 
 def choose_frequencies(

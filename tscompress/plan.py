@@ -360,13 +360,7 @@ class Plan(BaseModel):
         PlanError
             The file is missing, is not JSON, or is not a plan; names the first offending key.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise PlanError(f"there is no plan at {str(path)!r}.") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise PlanError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
-        return cls.parse(content, source=repr(str(path)))
+        return cls.parse(read_json(path, "plan"), source=repr(str(path)))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str = "the plan") -> Plan:
@@ -377,6 +371,16 @@ class Plan(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "plan"
             raise PlanError(f"{source}: {where}: {first['msg']}.") from None
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """Content of a JSON file; PlanError if it is missing or is not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanError(f"there is no {what} at {str(path)!r}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise PlanError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
 
 
 def stock_frequencies(head_size: int, qk_size: int) -> tuple[int, ...] | None:

@@ -88,9 +88,16 @@ Schedule = ProjectionSchedule | FitSchedule
 
 
 def head_sizes(
-    model: nn.Module, architecture: Architecture, schedule: Schedule
+    model: nn.Module,
+    architecture: Architecture,
+    schedule: Schedule,
+    *,
+    free_frequencies: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes of queries and keys, and of values, by attention block, for :func:`fold_plan`.
+
+    A schedule with sizes of its own for each block gives rotary queries and keys the next size
+    that a plain config allows, or with ``free_frequencies`` the next even one.
 
     ``epsilon`` and ``energy`` look at the singular values of W_Q^T W_K and of W_O W_V of each head
     and give the block what its most demanding head needs; ``fit`` smooths ε-ranks over depth.
@@ -127,7 +134,11 @@ def head_sizes(
         )
     return (
         {
-            block.name: _even(size, limit) if block.kind == "time" else min(size, limit)
+            block.name: (
+                _rotary_size(size, limit, free_frequencies)
+                if block.kind == "time"
+                else min(size, limit)
+            )
             for block, size, limit in zip(architecture.attention, qk, limits, strict=True)
         },
         {name: min(size, limit) for name, size, limit in zip(names, vo, limits, strict=True)},
@@ -165,10 +176,12 @@ def _head_spectra(model: nn.Module, block: AttentionBlock) -> tuple[list[Tensor]
     return scores, outputs
 
 
-def _even(size: int, limit: int) -> int:
-    """The size of a plain config that turns pairs: the next divisor of the original's, even."""
+def _rotary_size(size: int, limit: int, free_frequencies: bool) -> int:
+    """The next even size; that of a plain config also divides the original's."""
     start = min(max(2, size), limit)
-    return next(d for d in range(start, limit + 1) if d % 2 == 0 and limit % d == 0)
+    return next(
+        d for d in range(start, limit + 1) if d % 2 == 0 and (free_frequencies or limit % d == 0)
+    )
 
 
 def make_plan(
@@ -246,6 +259,7 @@ def fold_plan_of(
     ff_ratio: float | None = None,
     latent: int | None = None,
     exclude: Sequence[str] = (),
+    free_frequencies: bool = False,
 ) -> Plan:
     """A plan to fold heads by a schedule, and all hidden layers to a share of their units.
 
@@ -261,6 +275,8 @@ def fold_plan_of(
     exclude
         Shell patterns on names of attention blocks, feed-forwards and patch embeddings, which
         keep their size; the result is then a factored checkpoint.
+    free_frequencies
+        As for :func:`fold_plan`.
 
     Raises
     ------
@@ -268,7 +284,11 @@ def fold_plan_of(
         A pattern matches nothing, or cross-attention although that gets a latent; or a size is not
         possible.
     """
-    qk, vo = ({}, {}) if schedule is None else head_sizes(model, architecture, schedule)
+    qk, vo = (
+        ({}, {})
+        if schedule is None
+        else head_sizes(model, architecture, schedule, free_frequencies=free_frequencies)
+    )
     whole = fold_plan(model, architecture)
     hidden = {
         entry.name: max(1, round((1.0 if ff_ratio is None else ff_ratio) * entry.d_ff))
@@ -292,7 +312,14 @@ def fold_plan_of(
     if latent is not None:
         record["latent"] = latent
     return fold_plan(
-        model, architecture, qk=qk, vo=vo, hidden=hidden, latent=latent, schedule=record
+        model,
+        architecture,
+        qk=qk,
+        vo=vo,
+        hidden=hidden,
+        latent=latent,
+        free_frequencies=free_frequencies,
+        schedule=record,
     )
 
 
@@ -304,7 +331,7 @@ def fold_plan(
     vo: Sizes = None,
     hidden: Sizes = None,
     latent: int | None = None,
-    frequencies: Mapping[str, tuple[int, ...]] | None = None,
+    free_frequencies: bool = False,
     kept_layers: Mapping[str, Sequence[int]] | None = None,
     schedule: Mapping[str, object] | None = None,
 ) -> Plan:
@@ -319,8 +346,9 @@ def fold_plan(
     latent
         Numbers of one latent of the encoder's output that all cross-attention reads, whatever
         ``qk`` and ``vo`` say of all blocks alike; the result is then a factored checkpoint.
-    frequencies
-        Rotary pairs that stay, by name of the time attention; otherwise those of a plain config.
+    free_frequencies
+        Rotary queries and keys may have any even size. The fastest frequencies stand in the plan
+        where no plain config has the size; which ones stay is chosen when it is folded.
     kept_layers
         Stack to indices of the layers that stay. ``model`` has them alone already.
     schedule
@@ -350,7 +378,9 @@ def fold_plan(
             qk_size, vo_size, reads_latent = latent, latent, True
         chosen = None
         if block.kind == "time":
-            chosen = (frequencies or {}).get(block.name) or stock_frequencies(size, qk_size)
+            chosen = stock_frequencies(size, qk_size)
+            if chosen is None and free_frequencies:
+                chosen = tuple(range(qk_size // 2))
             if chosen is None:
                 raise PlanError(
                     f"{block.name} turns pairs: a plain config keeps the original's frequencies "

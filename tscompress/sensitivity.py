@@ -42,7 +42,7 @@ from tscompress.folding import (
 from tscompress.heads import replace_heads_
 from tscompress.layerwise import Step, record, walk
 from tscompress.loading import LoadedModel
-from tscompress.plan import HeadPlan, HiddenPlan, stock_frequencies
+from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 from tscompress.planning import PATCH_EMBEDDINGS, fold_plan
 
 SENSITIVITY_VERSION: Literal[1] = 1
@@ -155,12 +155,7 @@ class Sensitivity(BaseModel):
             The file is missing, is not JSON, or is not a sensitivity; names the first offending
             key.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise PlanError(f"there is no sensitivity at {str(path)!r}.") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise PlanError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
+        content = read_json(path, "sensitivity")
         try:
             return cls.model_validate(content)
         except ValidationError as error:

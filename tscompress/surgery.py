@@ -21,7 +21,6 @@ from tscompress.linalg import truncated_svd, whitened_svd
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
-from tscompress.planning import settle_fold_plan
 
 
 def apply_plan_(
@@ -99,8 +98,7 @@ def apply_fold_(
     FactorizationError
         A decomposition failed; names the layer. The model is then half folded: load it again.
     """
-    plan = settle_fold_plan(loaded.model, loaded.architecture, plan)
-    fold_(loaded, plan, batches, config, on_layer)
+    plan = fold_(loaded, plan, batches, config, on_layer)
     loaded.plan = plan
     sizes = plan.uniform_sizes
     if sizes is not None:
