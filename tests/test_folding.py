@@ -244,6 +244,12 @@ def test_free_frequencies_make_a_factored_checkpoint(
     assert found["free"] < found["stock"]
 
 
+def test_a_frozen_model_is_saved(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    small = tscompress.compress(checkpoints["chronos-2"], rank=4, calibration=CALIBRATION)
+    small.model.requires_grad_(False)
+    assert tscompress.save(small, tmp_path / "small").is_dir()
+
+
 def test_free_frequencies_allow_any_even_size(checkpoints: dict[str, Path]) -> None:
     path = checkpoints["chronos-2"]
     with pytest.raises(PlanError, match="not at 6"):

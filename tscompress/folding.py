@@ -162,7 +162,7 @@ def fold_(
     recording = record(loaded, batches)
     entry = None
     if PATCH_EMBEDDINGS[0] in hidden:
-        _fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
+        fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
         count()
         if config.order == "compressed":
             entry = record_entry(loaded, batches)
@@ -188,18 +188,18 @@ def fold_(
                 moments = attention_moments(loaded, step, config)
                 if config.frequencies == "free":
                     heads[name] = _with_free_frequencies(attention, heads[name], moments)
-                attention = _fold_attention_(loaded, step.block, heads[name], moments, config)
+                attention = fold_attention_(loaded, step.block, heads[name], moments, config)
             _refit_(step, attention, "o", config)
             count()
         else:
             feed_forward = loaded.model.get_submodule(name)
             if hidden[name].kept < hidden[name].d_ff:
                 units = hidden_moments(loaded, step)
-                feed_forward = _fold_hidden_(loaded, hidden[name], units, config)
+                feed_forward = fold_hidden_(loaded, hidden[name], units, config)
             _refit_(step, feed_forward, "wo", config)
             count()
     if PATCH_EMBEDDINGS[1] in hidden:
-        _fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
+        fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
 
@@ -222,7 +222,7 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
             if narrow:
                 reached.append(u)
     weight = least_squares(products.cross, products.second, linear.weight, config.damping)
-    _set(linear.weight, weight, step.block.name)
+    fill_(linear.weight, weight, step.block.name)
     if narrow:
         with torch.no_grad():
             step.outputs = [a + linear(u) for a, u in zip(step.inputs, reached, strict=True)]
@@ -374,7 +374,7 @@ def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-def _fold_attention_(
+def fold_attention_(
     loaded: LoadedModel,
     block: AttentionBlock,
     plan: HeadPlan,
@@ -383,11 +383,11 @@ def _fold_attention_(
 ) -> nn.Module:
     """Put smaller heads where ``block`` is."""
     old: Any = loaded.model.get_submodule(block.name)
-    with _named(block.name):
+    with naming_failures(block.name):
         weights = folded_heads(old, plan, moments, config)
     new: Any = replace_heads_(loaded.model, plan)
     for role, weight in weights.items():
-        _set(getattr(new, role).weight, weight, block.name)
+        fill_(getattr(new, role).weight, weight, block.name)
     return new  # type: ignore[no-any-return]
 
 
@@ -405,7 +405,7 @@ def _latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tensor, Ten
     for weight in weights:
         wide = weight.to(torch.float64)
         read += wide.T @ wide
-    with _named("the latent of all cross-attention"):
+    with naming_failures("the latent of all cross-attention"):
         return shared_latent(read, Roots.of(products.second), plan.latent)
 
 
@@ -418,10 +418,10 @@ def _fold_latent_(loaded: LoadedModel, plan: HeadPlan, down: Tensor, up: Tensor)
     queries = torch.einsum("hkr,hkd->hrd", keys, W["q"].unflatten(0, by_head))
     outputs = torch.einsum("dhk,hkr->dhr", W["o"].unflatten(1, by_head), values)
     new: Any = replace_heads_(loaded.model, plan)
-    _set(new.q.weight, queries.flatten(0, 1), plan.name)
-    _set(new.o.weight, outputs.flatten(1), plan.name)
+    fill_(new.q.weight, queries.flatten(0, 1), plan.name)
+    fill_(new.o.weight, outputs.flatten(1), plan.name)
     if new.first is None:
-        _set(new.down.weight, down, plan.name)
+        fill_(new.down.weight, down, plan.name)
     return new  # type: ignore[no-any-return]
 
 
@@ -502,19 +502,19 @@ def choose_frequencies(
     return tuple(sorted(scores.topk(count).indices.tolist()))
 
 
-def _fold_hidden_(
+def fold_hidden_(
     loaded: LoadedModel, plan: HiddenPlan, moments: HiddenMoments, config: FoldConfig
 ) -> nn.Module:
     """Keep the planned number of hidden units of a feed-forward."""
     module: Any = loaded.model.get_submodule(plan.name)
     inputs = ("wi_0", "wi_1") if plan.gated else ("wi",)
     old = {role: getattr(module, role).weight.detach() for role in (*inputs, "wo")}
-    with _named(plan.name):
+    with naming_failures(plan.name):
         kept, out = folded_hidden(old["wo"], moments, plan.kept, config)
     resize_hidden_(loaded.model, plan)
     for role in inputs:
-        _set(getattr(module, role).weight, old[role][kept], plan.name)
-    _set(module.wo.weight, out, plan.name)
+        fill_(getattr(module, role).weight, old[role][kept], plan.name)
+    fill_(module.wo.weight, out, plan.name)
     return module  # type: ignore[no-any-return]
 
 
@@ -543,7 +543,7 @@ def ridge_leverage(C: Tensor, ridge: float = 1e-2) -> Tensor:
     return leverage
 
 
-def _fold_patch_(
+def fold_patch_(
     loaded: LoadedModel,
     batches: Sequence[CalibrationBatch],
     plan: HiddenPlan,
@@ -569,15 +569,15 @@ def _fold_patch_(
             run_teacher_forced(loaded, batch)
     finally:
         handle.remove()
-    with _named(plan.name):
+    with naming_failures(plan.name):
         kept, out, residual, bias = _folded_patch(module, products.second, plan, config)
     old = module.hidden_layer
     resize_hidden_(loaded.model, plan)
-    _set(module.hidden_layer.weight, old.weight.detach()[kept], plan.name)
-    _set(module.hidden_layer.bias, old.bias.detach()[kept], plan.name)
-    _set(module.output_layer.weight, out, plan.name)
-    _set(module.output_layer.bias, bias, plan.name)
-    _set(module.residual_layer.weight, residual, plan.name)
+    fill_(module.hidden_layer.weight, old.weight.detach()[kept], plan.name)
+    fill_(module.hidden_layer.bias, old.bias.detach()[kept], plan.name)
+    fill_(module.output_layer.weight, out, plan.name)
+    fill_(module.output_layer.bias, bias, plan.name)
+    fill_(module.residual_layer.weight, residual, plan.name)
 
 
 def _seen_patches(x: Tensor, plan: HiddenPlan) -> Tensor:
@@ -621,14 +621,16 @@ def _folded_patch(
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def naming_failures(name: str) -> Iterator[None]:
+    """A decomposition that fails in here says which layer it was for."""
     try:
         yield
     except LinAlgError as error:
         raise FactorizationError(f"a decomposition of {name} failed: {error}.") from error
 
 
-def _set(parameter: Tensor, value: Tensor, name: str) -> None:
+def fill_(parameter: Tensor, value: Tensor, name: str) -> None:
+    """Write a weight of layer ``name``; FactorizationError if it is not finite."""
     if not bool(torch.isfinite(value).all()):
         raise FactorizationError(f"folding {name} gave weights that are not finite.")
     with torch.no_grad():

@@ -31,13 +31,13 @@ from tscompress.errors import DataError, FactorizationError, PlanError, UsageErr
 from tscompress.files import write_text_atomically
 from tscompress.folding import (
     FoldConfig,
-    _fold_hidden_,
-    _fold_patch_,
-    _named,
-    _set,
     attention_moments,
+    fill_,
+    fold_hidden_,
+    fold_patch_,
     folded_heads,
     hidden_moments,
+    naming_failures,
 )
 from tscompress.heads import replace_heads_
 from tscompress.layerwise import Step, record, walk
@@ -316,7 +316,7 @@ def _with_heads(model: nn.Module, plan: HeadPlan, weights: dict[str, Tensor]) ->
     with _swapped(model, plan.name, model.get_submodule(plan.name)):
         attention = replace_heads_(model, plan)
         for role, weight in weights.items():
-            _set(getattr(attention, role).weight, weight, plan.name)
+            fill_(getattr(attention, role).weight, weight, plan.name)
         yield
 
 
@@ -540,14 +540,14 @@ class _Pass:
         if self.open.keys().isdisjoint([(whole.name, "qk"), (whole.name, "vo")]):
             return
         attention = self.model.get_submodule(whole.name)
-        with _named(whole.name):
+        with naming_failures(whole.name):
             moments = attention_moments(self.loaded, step, self.config)
         leading: dict[str, Tensor] = {}
 
         def smaller_scores(size: int) -> AbstractContextManager[None]:
             nonlocal leading
             plan = _with_qk(whole, size)
-            with _named(whole.name):
+            with naming_failures(whole.name):
                 if plan.frequencies is not None or not leading:
                     leading = folded_heads(attention, plan, moments, self.config)
             # Components come in the order of what they tell: the largest size has all others.
@@ -561,7 +561,7 @@ class _Pass:
 
         def smaller_values(size: int) -> AbstractContextManager[None]:
             plan = whole.model_copy(update={"vo_size": size})
-            with _named(whole.name):
+            with naming_failures(whole.name):
                 weights = folded_heads(attention, plan, moments, self.config)
             return _with_heads(self.model, plan, weights)
 
@@ -572,11 +572,11 @@ class _Pass:
         if (whole.name, "hidden") not in self.open:
             return
         moments = hidden_moments(self.loaded, step)
-        self._units(whole, lambda plan: _fold_hidden_(self.loaded, plan, moments, self.config))
+        self._units(whole, lambda plan: fold_hidden_(self.loaded, plan, moments, self.config))
 
     def _patch(self, name: str) -> None:
         if (name, "hidden") in self.open:
-            fold = partial(_fold_patch_, self.loaded, self.batches, config=self.config)
+            fold = partial(fold_patch_, self.loaded, self.batches, config=self.config)
             self._units(self.hidden[name], lambda plan: fold(plan=plan))
 
     def _units(self, whole: HiddenPlan, fold: Callable[[HiddenPlan], object]) -> None:
