@@ -98,11 +98,7 @@ def plan_of(candidate: Candidate, family: str, model: Any) -> Plan:
         vo=candidate.vo,
         hidden=candidate.hidden,
         kept_layers=candidate.kept_layers,
-        frequencies={
-            block.name: tuple(range(candidate.qk[block.name] // 2))
-            for block in describe(family, model).attention
-            if block.kind == "time" and isinstance(candidate.qk, Mapping)
-        },
+        free_frequencies=isinstance(candidate.qk, Mapping),
     )
 
 

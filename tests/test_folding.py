@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from chronos.chronos2 import Chronos2Model
+from chronos.chronos2.config import Chronos2CoreConfig
+from conftest import tiny_chronos2
 from torch import Tensor, nn
 
 import tscompress
@@ -242,6 +245,40 @@ def test_free_frequencies_make_a_factored_checkpoint(
         tscompress.save(compressed, tmp_path / name)
         assert torch.equal(outputs(load(tmp_path / name)), outputs(compressed))
     assert found["free"] < found["stock"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "tolerance"), [(64, 1e-4), (32, None), (16, None)])
+def test_chronos2_of_the_true_shape(tmp_path: Path, size: int, tolerance: float | None) -> None:
+    """Random weights of the published shape: parity at full size, plain configs at 32 and 16."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = tiny_chronos2().config
+        shape = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+        model = Chronos2Model(Chronos2CoreConfig(**{**config.to_dict(), **shape}))
+    model.save_pretrained(tmp_path / "chronos-2")
+    loaded = load(tmp_path / "chronos-2")
+    groups = torch.tensor([0, 0, 1])
+    context = torch.from_numpy(np.stack(waves(3, 128)))
+    batch = CalibrationBatch(context, context[:, :16], groups)
+    before = output(loaded, batch)
+    few = CalibrationConfig(num_series=8, context_length=64, batch_size=8)
+    if tolerance is not None:
+        plan = fold_plan(loaded.model, loaded.architecture)
+        apply_fold_(loaded, plan, calibration_batches(loaded, few), FOLD)
+        torch.testing.assert_close(output(loaded, batch), before, rtol=tolerance, atol=tolerance)
+        return
+    small = tscompress.compress(loaded, rank=size, calibration=few)
+    tscompress.save(small, tmp_path / "chronos-2-fold")
+    stock = BaseChronosPipeline.from_pretrained(tmp_path / "chronos-2-fold")
+    assert type(stock.model) is Chronos2Model
+    assert stock.model.config.d_kv == size
+    context[1, 5:9] = torch.nan
+    task = [{"target": context[:2].numpy(), "past_covariates": {"x": context[2].numpy()}}]
+    ours = load(tmp_path / "chronos-2-fold").forecaster.predict(task, prediction_length=16)
+    theirs = stock.predict(task, prediction_length=16)
+    assert torch.equal(ours[0], theirs[0])
+    assert bool(torch.isfinite(ours[0]).all())
 
 
 def test_a_frozen_model_is_saved(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -750,8 +787,12 @@ def test_values_of_another_size_are_a_factored_checkpoint(checkpoint: Path, tmp_
     if loaded.family != "chronos-2":
         return
     fresh = load(checkpoint)
-    times = {b.name: (1, 3) for b in fresh.architecture.attention if b.kind == "time"}
-    plan = fold_plan(fresh.model, fresh.architecture, qk=4, vo=4, frequencies=times)
+    plan = fold_plan(fresh.model, fresh.architecture, qk=4, vo=4)
+    heads = [
+        head.model_copy(update={"frequencies": (1, 3)} if head.kind == "time" else {})
+        for head in plan.heads
+    ]
+    plan = plan.model_copy(update={"heads": tuple(heads)})
     assert plan.uniform_sizes is None
     small = tscompress.compress(fresh, plan=plan, calibration=CALIBRATION)
     path = tscompress.save(small, tmp_path / "turned")
