@@ -19,11 +19,11 @@ PACKAGE = ROOT / "tscompress"
 #: A module imports only from those before it.
 LAYERS = (
     "errors", "_version", "files", "linalg", "low_rank", "architectures", "plan", "heads",
-    "factored", "suites", "corpus", "data", "loading", "calibration", "rank_profile", "profiling",
-    "profile_tables", "figures", "planning", "layerwise", "folding", "surgery", "evaluation",
-    "latency", "costs", "sensitivity", "budgets", "candidates", "pretraining", "recipe", "sizing",
-    "serialization",
-    "pipelines", "api", "report", "cli",
+    "factored", "suites", "corpus", "data", "streams", "loading", "calibration", "rank_profile",
+    "profiling", "profile_tables", "figures", "planning", "layerwise", "folding", "surgery",
+    "evaluation", "latency", "costs", "sensitivity", "budgets", "candidates", "training",
+    "pretraining", "distillation", "recovery_config", "recovery", "recipe", "sizing",
+    "serialization", "pipelines", "api", "report", "cli",
 )  # fmt: skip
 
 

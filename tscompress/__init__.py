@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tscompress._version import __version__
 
 if TYPE_CHECKING:
-    from tscompress.api import RunResult, compress, run
+    from tscompress.api import RunResult, compress, recover, run
     from tscompress.calibration import CalibrationConfig
     from tscompress.data import read_series
     from tscompress.errors import TscompressError
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from tscompress.profiling import profile
     from tscompress.rank_profile import RankProfile
     from tscompress.recipe import Recipe, load_recipe
+    from tscompress.recovery import RecoveryResult
+    from tscompress.recovery_config import RecoveryConfig
     from tscompress.serialization import CompressedModel, save
 
 _HOME = {
     "RunResult": "api",
     "compress": "api",
+    "recover": "api",
     "run": "api",
     "CalibrationConfig": "calibration",
     "read_series": "data",
@@ -51,6 +54,8 @@ _HOME = {
     "profile": "profiling",
     "Recipe": "recipe",
     "load_recipe": "recipe",
+    "RecoveryResult": "recovery",
+    "RecoveryConfig": "recovery_config",
     "CompressedModel": "serialization",
     "save": "serialization",
 }
@@ -67,6 +72,8 @@ __all__ = [
     "PretrainRecipe",
     "RankProfile",
     "Recipe",
+    "RecoveryConfig",
+    "RecoveryResult",
     "RunResult",
     "TscompressError",
     "Workload",
@@ -79,6 +86,7 @@ __all__ = [
     "pretrain",
     "profile",
     "read_series",
+    "recover",
     "relative",
     "run",
     "save",

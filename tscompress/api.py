@@ -1,12 +1,15 @@
-"""The walk, top to bottom: load, profile, plan, surgery, evaluate, save, load again.
+"""The walk, top to bottom: load, profile, plan, surgery, recover, evaluate, save, load again.
 
 Each function takes what the one before it returned. :func:`run` does them all from one recipe.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +28,11 @@ from tscompress.calibration import (
 from tscompress.corpus import FloatArray
 from tscompress.errors import UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, evaluate
-from tscompress.files import check_output
+from tscompress.factored import PLAN_FILE
+from tscompress.figures import DPI, loss_figure
+from tscompress.files import check_output, write_text_atomically
 from tscompress.folding import FoldConfig
-from tscompress.loading import LoadedModel, cast_parameters_, load, model_name
+from tscompress.loading import LoadedModel, cast_parameters_, load, model_name, wrap_pipeline
 from tscompress.plan import Plan
 from tscompress.planning import (
     BudgetSchedule,
@@ -43,8 +48,10 @@ from tscompress.planning import (
 )
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
-from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, validate
-from tscompress.serialization import CompressedModel, save
+from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, load_recipe, validate
+from tscompress.recovery import OnRecovery, RecoveryProgress, recover_
+from tscompress.recovery_config import RecoveryConfig
+from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import plan_within_budget
 from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
 
@@ -177,6 +184,7 @@ def compress(
     fold: FoldConfig | None = None,
     calibration: CalibrationConfig | None = None,
     series: Sequence[FloatArray] | None = None,
+    recover: RecoveryConfig | None = None,
     revision: str | None = None,
     device: str = "cpu",
     on_progress: OnProgress = _silent,
@@ -217,6 +225,8 @@ def compress(
         Switches of folding.
     calibration, series
         Which series to calibrate on; ``series`` overrides the config's source.
+    recover
+        Distil from the original afterwards, on ``series`` too.
 
     Returns
     -------
@@ -257,6 +267,7 @@ def compress(
         "exclude": tuple(exclude),
         "feed_forward": feed_forward,
         "calibration": (calibration or CalibrationConfig()).model_dump(),
+        "recover": None if recover is None else recover.model_dump(),
     }
     if plan is not None:
         fields_of_recipe |= unplanned(plan.method)
@@ -278,9 +289,13 @@ def compress_loaded_(
     *,
     plan: Plan | None = None,
     series: Sequence[FloatArray] | None = None,
+    directory: Path | None = None,
     on_progress: OnProgress = _silent,
 ) -> CompressedModel:
-    """Calibrate, plan and operate on a model in memory, as ``recipe`` says; its weights change."""
+    """Calibrate, plan, operate on and recover a model in memory, as ``recipe`` says.
+
+    Its weights change. ``directory`` is for the checkpoint and log of a recovery.
+    """
     _ = loaded.forecaster  # families that do not forecast are for profiling only
     method = plan.method if plan is not None else recipe.method
     if method == "svd" and series is not None:
@@ -293,14 +308,35 @@ def compress_loaded_(
         if series is not None and recipe.calibration.source == SYNTHETIC:
             record["source"] = "given series"
         record["series"] = sum(len(batch.context) for batch in batches)
+    original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":
         _fold_(loaded, recipe, plan, batches, on_progress)
     else:
         _factor_(loaded, recipe, plan, batches, on_progress)
+    recovery = None
+    if recipe.recover is not None:
+        recovery = recover_(
+            loaded,
+            original,
+            recipe.recover,
+            series=series,
+            directory=directory,
+            report=lambda line: on_progress("recover", round(1000 * line.share), 1000),
+        )
+        if not recovery.finished:
+            raise KeyboardInterrupt
     cast_parameters_(loaded.model, loaded.stored_dtype)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
     # A plan made by hand has no recipe: plan.json alone says what was done.
-    return CompressedModel(**known, recipe=recipe if plan is None else None, calibration=record)
+    return CompressedModel(
+        **known, recipe=recipe if plan is None else None, calibration=record, recovery=recovery
+    )
+
+
+def _copy(loaded: LoadedModel) -> LoadedModel:
+    """The same model with weights of its own."""
+    model = copy.deepcopy(loaded.model)
+    return replace(loaded, model=model, pipeline=wrap_pipeline(loaded.family, model))
 
 
 def _factor_(
@@ -372,6 +408,96 @@ def _fold_(
     )
 
 
+def recover(
+    student: str | Path | LoadedModel,
+    teacher: str | Path | LoadedModel,
+    config: RecoveryConfig | None = None,
+    *,
+    series: Sequence[FloatArray] | None = None,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    report: OnRecovery = lambda line: None,
+) -> CompressedModel:
+    """Win back by a short distillation what surgery lost.
+
+    Folded stays folded, and factored stays factored: only numbers change.
+
+    Parameters
+    ----------
+    student
+        What ``compress`` wrote or returned. A model in memory is changed in place.
+    teacher
+        The original, as for :func:`tscompress.load`.
+    config
+        Budget, losses, data; by default five minutes on synthetic series.
+    series
+        Series, each 1-D, to train on besides; missing values are NaN.
+    directory
+        For the checkpoint and the log; None: nothing is written.
+    resume
+        Go on from the checkpoint in ``directory``.
+    report
+        Called with each line of the log.
+
+    Returns
+    -------
+    CompressedModel
+        In the stored dtype of the student, with the weights that were best on held-out series; its
+        ``recovery`` says how it went, and whether it finished or was stopped by Ctrl-C.
+
+    Raises
+    ------
+    TscompressError
+        A subclass says what was wrong; see :func:`tscompress.recovery.recover_`.
+    """
+    ours, theirs = (
+        model if isinstance(model, LoadedModel) else load(model, device=device)
+        for model in (student, teacher)
+    )
+    smaller = _as_compressed(ours)
+    result = recover_(
+        smaller,
+        theirs,
+        config,
+        series=series,
+        directory=None if directory is None else Path(directory),
+        resume=resume,
+        report=report,
+    )
+    cast_parameters_(smaller.model, smaller.stored_dtype)
+    recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
+    return replace(smaller, recipe=recipe, recovery=result)
+
+
+def _as_compressed(loaded: LoadedModel) -> CompressedModel:
+    """With the plan and the recipe that lie beside a compressed checkpoint.
+
+    Raises
+    ------
+    PlanError
+        There is no plan: it is not what ``compress`` wrote.
+    """
+    if isinstance(loaded, CompressedModel):
+        return loaded
+    known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    known["plan"] = loaded.plan or Plan.load(loaded.directory / PLAN_FILE)
+    path = loaded.directory / RECIPE_FILE
+    recipe = load_recipe(path) if path.is_file() else None
+    known["revision"] = None if recipe is None else recipe.revision
+    return CompressedModel(**known, recipe=recipe)
+
+
+def save_recovery_log(lines: Sequence[RecoveryProgress], best_step: int, directory: Path) -> None:
+    """Write ``recovery.jsonl`` and ``recovery.png`` into ``directory``, which must exist."""
+    records = [asdict(line) for line in lines]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    write_text_atomically(directory / "recovery.jsonl", text)
+    temporary = directory / ".recovery.png.tmp"
+    loss_figure(records, best_step).savefig(temporary, dpi=DPI, format="png")
+    temporary.replace(directory / "recovery.png")
+
+
 @dataclass
 class RunResult:
     """What :func:`run` measured; everything is also on disk."""
@@ -415,8 +541,14 @@ def run(
             calibration=recipe.calibration,
             on_progress=lambda *step: on_progress("profile", *_last_two(step)),
         )
-    compressed = compress_loaded_(loaded, recipe, on_progress=on_progress)
+    compressed = compress_loaded_(
+        loaded, recipe, directory=output / "recovery", on_progress=on_progress
+    )
     save(compressed, target, force=force)
+    if compressed.recovery is not None:
+        recovery = compressed.recovery
+        save_recovery_log(recovery.history, recovery.best_step, target)
+        shutil.rmtree(output / "recovery", ignore_errors=True)
 
     original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
     again = load(target, device=device, dtype=torch.float32)

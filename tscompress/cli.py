@@ -472,6 +472,130 @@ def run(
 
 
 @app.command()
+def recover(
+    context: typer.Context,
+    student: Annotated[str, typer.Argument(help="What compress wrote.")],
+    teacher: Annotated[str, typer.Option(help="The original it was made from.")],
+    output: Annotated[Path, typer.Option(help="Directory of the recovered checkpoint.")],
+    config: Annotated[
+        Path | None, typer.Option(help="YAML, what a recipe has below recover; for all options.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of wall time; 5 without steps.")] = None,
+    series: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Series to train on too: a file (CSV, Parquet, Arrow, JSON lines), a directory of "
+            "such, or a Hub dataset owner/name[:config]; repeatable, of any size."
+        ),
+    ] = None,
+    synthetic_share: Annotated[
+        float | None, typer.Option(help="Synthetic part of each batch, where there are series.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option()] = None,
+    hidden_weight: Annotated[
+        float | None, typer.Option(help="Weight of matching the teacher layer by layer.")
+    ] = None,
+    freeze_embeddings: Annotated[
+        bool, typer.Option("--freeze-embeddings", help="Leave the embeddings as they are.")
+    ] = False,
+    precision: Annotated[str | None, typer.Option(help="bf16 or no.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts to run a batch in.", min=1)] = None,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many evaluations without improvement.", min=1)
+    ] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1)] = None,
+    checkpoint_minutes: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.", min=1)] = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Distil from the original what compression lost: minutes, not a training.
+
+    Several processes: accelerate launch --num_processes 2 $(which tscompress) recover ...
+    """
+    import shutil
+
+    import torch
+    from accelerate import PartialState
+
+    from tscompress import api
+    from tscompress.errors import OutputExistsError
+    from tscompress.files import check_output
+    from tscompress.recipe import load_recovery_config, validate
+    from tscompress.recovery_config import RecoveryConfig, memory_bytes
+    from tscompress.serialization import save
+
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name in RecoveryConfig.model_fields
+        if (value := context.params.get(name)) is not None and value is not False
+    }
+    if config is not None:
+        _refuse(context, "--config says everything", tuple(given))
+        chosen = load_recovery_config(config)
+    else:
+        chosen = validate(RecoveryConfig, given, source="the options")
+    check_output(output, force=force)
+    work = output.with_name(f"{output.name}.recovery")
+    if work.exists() and not (resume or force):
+        raise OutputExistsError(
+            f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    ours, theirs = (_load(name, device, "stored") for name in (student, teacher))
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    needed = memory_bytes(ours, theirs, chosen, processes)
+    main = os.environ.get("RANK", "0") == "0"
+    if main:
+        parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
+        typer.echo(f"memory, about: {_size(sum(needed.values()))} ({parts})", err=True)
+    with _training_progress(main) as report:
+        recovered = api.recover(
+            ours,
+            theirs,
+            chosen,
+            directory=work,
+            resume=resume,
+            report=report,
+        )
+    result = recovered.recovery
+    assert result is not None
+    if main and not result.finished:
+        _print(
+            as_json,
+            {"output": None, "step": result.steps},
+            f"stopped at step {result.steps}; everything is saved. Run again with --resume",
+        )
+    elif main:
+        save(recovered, output, force=force)
+        api.save_recovery_log(result.history, result.best_step, output)
+        shutil.rmtree(work)
+        _print(
+            as_json,
+            {"output": str(output), **result.record()},
+            f"loss on held-out series: {result.before:.4f} -> {result.after:.4f} "
+            f"(weights of step {result.best_step} of {result.steps})",
+            f"saved and loaded back bit-equal: {output}",
+        )
+    if processes > 1:
+        PartialState().destroy_process_group()
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+@app.command()
 def pretrain(
     recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/pretrain/.")],
     output: Annotated[Path, typer.Option(help="Directory for model, checkpoint and log.")],
@@ -590,6 +714,41 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield advance
+
+
+@contextmanager
+def _training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
+    """One bar with loss, learning rate and time left on stderr; lines where it is no terminal."""
+    console = Console(stderr=True)
+    live = console.is_terminal
+    with Progress(
+        TextColumn("recover"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        transient=True,
+        disable=not (live and shown),
+    ) as bars:
+        task = bars.add_task("recover", total=1.0, text="")
+        held_out = ""
+
+        def report(line: Any) -> None:
+            nonlocal held_out
+            if line.held_out is not None:
+                held_out = f"  held out {line.held_out:.4f}"
+            steps = f"/{line.total_steps}" if line.total_steps else ""
+            left = time.strftime("%H:%M:%S", time.gmtime(line.eta_seconds))
+            loss = "" if line.loss is None else (
+                f"  loss {line.loss:.4f}  lr {line.learning_rate:.2e}  "
+                f"{line.series_per_second:.0f} series/s"
+            )  # fmt: skip
+            text = f"step {line.step}{steps}{loss}{held_out}  left {left}"
+            if live:
+                bars.update(task, completed=line.share, text=text)
+            elif shown and line.held_out is not None:
+                typer.echo(text, err=True)
+
+        yield report
 
 
 def main() -> None:

@@ -190,13 +190,17 @@ def count_series(rng: np.random.Generator, count: int, length: int) -> FloatArra
 def _real_windows(
     rng: np.random.Generator, series: Sequence[FloatArray], count: int, length: int
 ) -> FloatArray:
-    windows = np.full((count, length), np.nan, dtype=np.float32)
-    for row, pick in enumerate(rng.integers(len(series), size=count)):
-        values = series[pick]
-        end = int(rng.integers(min(len(values), max(8, length // 2)), len(values) + 1))
-        values = values[max(0, end - length) : end]
-        windows[row, length - len(values) :] = values
-    return windows
+    picks = rng.integers(len(series), size=count)
+    return np.stack([cut_window(rng, series[pick], length) for pick in picks])
+
+
+def cut_window(rng: np.random.Generator, values: FloatArray, length: int) -> FloatArray:
+    """A window of ``values`` that ends anywhere, ``[length]``; NaN on the left if it is shorter."""
+    window = np.full(length, np.nan, dtype=np.float32)
+    end = int(rng.integers(min(len(values), max(8, length // 2)), len(values) + 1))
+    values = values[max(0, end - length) : end]
+    window[length - len(values) :] = values
+    return window
 
 
 # --------------------------------------------------------------------------------------------------

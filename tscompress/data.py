@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -130,20 +130,20 @@ def check_no_leak(series: Sequence[FloatArray]) -> None:
 def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
     by_lower = {str(column).lower(): column for column in frame.columns}
     target, time, identifier = (
-        _first(by_lower, names) for names in (TARGET_COLUMNS, TIME_COLUMNS, ID_COLUMNS)
+        first_of(by_lower, names) for names in (TARGET_COLUMNS, TIME_COLUMNS, ID_COLUMNS)
     )
     order = np.arange(len(frame))
     stamps: Any = None
     if time is not None:
-        order, stamps = _in_time(frame[time])
+        order, stamps = sort_by_time(frame[time])
     if target is None:
         columns = frame.drop(columns=[] if time is None else [time])
         numeric = columns.select_dtypes("number")
         if numeric.shape[1] == 0 or numeric.shape[1] < columns.shape[1] - 1:
             raise ValueError(f"no target column; expected one of {', '.join(TARGET_COLUMNS)}")
-        found = [_floats(numeric[column])[order] for column in numeric.columns]
+        found = [floats(numeric[column])[order] for column in numeric.columns]
         return LabelledSeries(found, [_frequency(stamps)] * len(found))
-    values = _floats(frame[target])[order]
+    values = floats(frame[target])[order]
     if identifier is None:
         return LabelledSeries([values], [_frequency(stamps)])
     number, _ = pd.factorize(frame[identifier], use_na_sentinel=False)  # by first appearance
@@ -155,7 +155,7 @@ def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
     )
 
 
-def _in_time(column: Any) -> tuple[Any, Any]:
+def sort_by_time(column: Any) -> tuple[Any, Any]:
     """Positions in order of time, and the times in that order, datetime64; None for numbers.
 
     What is neither a number nor a date comes last, as NaT.
@@ -212,22 +212,29 @@ def _named_frequency(name: object) -> str | None:
     return _nearest_frequency(max(int(count or 1), 1) * FREQUENCIES[unit])
 
 
-def _first(columns: dict[str, Any], names: Sequence[str]) -> Any | None:
+def first_of(columns: dict[str, Any], names: Sequence[str]) -> Any | None:
+    """The first of ``names`` that is there, as the table spells it."""
     return next((columns[name] for name in names if name in columns), None)
 
 
-def _floats(values: Any) -> FloatArray:
+def floats(values: Any) -> FloatArray:
+    """Numbers as float32; what is no number, or too large for one, is NaN."""
     numbers = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float64)
     # What float32 cannot hold is no more usable than what is missing.
     numbers = np.where(np.abs(numbers) < np.finfo(np.float32).max, numbers, np.nan)
-    floats: FloatArray = numbers.astype(np.float32)
-    return floats
+    single: FloatArray = numbers.astype(np.float32)
+    return single
 
 
-def _read_json_lines(path: Path) -> LabelledSeries:
-    series: list[FloatArray] = []
-    frequencies: list[str | None] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+def json_lines_targets(lines: Iterable[str]) -> Iterator[tuple[str | None, list[FloatArray]]]:
+    """The frequency and the series of each line, as GluonTS writes them.
+
+    Raises
+    ------
+    ValueError
+        A line is no JSON or has no list of numbers.
+    """
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         record = json.loads(line)
@@ -237,8 +244,17 @@ def _read_json_lines(path: Path) -> LabelledSeries:
         lists = sum(isinstance(row, list) for row in rows)
         if lists not in (0, len(rows)):
             raise ValueError(f"line {number} mixes numbers and lists")
-        series.extend(_floats(row) for row in (rows if lists else [rows]))
-        frequencies += [_named_frequency(record.get("freq"))] * (len(series) - len(frequencies))
+        targets = [floats(row) for row in (rows if lists else [rows])]
+        yield _named_frequency(record.get("freq")), targets
+
+
+def _read_json_lines(path: Path) -> LabelledSeries:
+    series: list[FloatArray] = []
+    frequencies: list[str | None] = []
+    with path.open(encoding="utf-8") as lines:
+        for frequency, targets in json_lines_targets(lines):
+            series += targets
+            frequencies += [frequency] * len(targets)
     return LabelledSeries(series, frequencies)
 
 
@@ -250,6 +266,7 @@ _READERS: dict[str, Callable[[Path], LabelledSeries]] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json_lines,
 }
+SUFFIXES = tuple(_READERS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -314,7 +331,7 @@ def _collection(file: str, values: list[str], keys: list[str]) -> list[FloatArra
     groups = [frame] if not keys else [group for _, group in frame.groupby(keys, dropna=False)]
     for group in groups:
         for column in values:
-            array = _floats(group[column])
+            array = floats(group[column])
             observed = np.flatnonzero(np.isfinite(array))
             if observed.size:
                 found.append(array[observed[0] : observed[-1] + 1])

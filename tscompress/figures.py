@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -450,3 +450,41 @@ def comparison_figure(
     axes.spines["left"].set_visible(False)
     legend_beside(figure, axes)
     return figure
+
+
+# --------------------------------------------------------------------------------------------------
+# Training
+# --------------------------------------------------------------------------------------------------
+
+
+def loss_figure(lines: Sequence[Mapping[str, float | None]], best_step: int) -> Figure:
+    """Losses and learning rate of a recovery, from the lines of its log."""
+    figure = new_figure(8.0, 3.2)
+    parts, rates = figure.subplots(1, 2, width_ratios=(3, 1))
+    style_axes(parts, xlabel="step", ylabel="loss", title="training, and held-out series")
+    drawn = (
+        ("teacher", "to the teacher", PALETTE[0], "-"),
+        ("held_out_teacher", "to the teacher, held out", PALETTE[0], "o--"),
+        ("truth", "to the truth", PALETTE[1], "-"),
+        ("held_out_truth", "to the truth, held out", PALETTE[1], "o--"),
+        ("hidden", "of hidden states", PALETTE[2], "-"),
+    )
+    for key, label, color, style in drawn:
+        steps, values = _present(lines, key)
+        if any(values):
+            parts.plot(steps, values, style, color=color, label=label, linewidth=1.2, ms=3)
+    parts.set_yscale("log")
+    parts.axvline(best_step, color=GREY, linewidth=1, linestyle=":", label="weights kept")
+    style_axes(rates, xlabel="step", title="learning rate")
+    rates.plot(*_present(lines, "learning_rate"), color=GREY)
+    rates.ticklabel_format(axis="y", scilimits=(0, 0))
+    legend_beside(figure, parts)
+    return figure
+
+
+def _present(
+    lines: Sequence[Mapping[str, float | None]], key: str
+) -> tuple[list[float], list[float]]:
+    """Steps and values of the lines that have ``key``."""
+    pairs = [(line["step"] or 0, value) for line in lines if (value := line[key]) is not None]
+    return [step for step, _ in pairs], [value for _, value in pairs]

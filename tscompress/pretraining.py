@@ -12,12 +12,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -28,29 +26,25 @@ from accelerate.utils import set_seed
 from chronos.chronos import ChronosConfig, ChronosTokenizer
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.corpus import CorpusConfig, SyntheticCorpus
 from tscompress.data import training_series
-from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError
+from tscompress.errors import DivergenceError, RecipeError
 from tscompress.files import new_directory
+from tscompress.training import (
+    Bucket,
+    StopRequest,
+    TrainingState,
+    draw_bucket,
+    load_training_state,
+    save_training_state,
+    split_windows,
+)
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 QUANTILE_LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
-
-
-class Bucket(BaseModel):
-    """One batch shape, drawn with ``weight`` against the others of its stage."""
-
-    model_config = _STRICT
-
-    context_length: int = Field(ge=2)
-    horizon: int = Field(ge=1)
-    batch_size: int = Field(ge=1)
-    weight: float = Field(default=1.0, gt=0)
 
 
 class Stage(BaseModel):
@@ -252,44 +246,11 @@ def make_batch(recipe: PretrainRecipe, corpora: Sequence[SyntheticCorpus], step:
     rng = np.random.default_rng([recipe.seed, step])
     index = recipe.stage_at(step)
     stage, corpus = recipe.stages[index], corpora[index]
-    weights = np.array([bucket.weight for bucket in stage.buckets])
-    bucket = stage.buckets[rng.choice(len(weights), p=weights / weights.sum())]
+    bucket = draw_bucket(rng, stage.buckets)
     length = bucket.context_length
     series = corpus.sample(rng, bucket.batch_size, length + bucket.horizon)
-    context, target = series[:, :length].copy(), series[:, length:].copy()
-    _shorten_contexts(rng, context)
-    _drop_values(rng, context, recipe.missing_probability)
-    _mask_unpredictable(context, target)
-    # A batch in which nothing is observed has no scale; give it one value to normalise by.
-    context[~np.isfinite(context).any(axis=1), -1] = 0.0
+    context, target = split_windows(rng, series, length, recipe.missing_probability)
     return Batch(torch.from_numpy(context), torch.from_numpy(target), stage.label_smoothing_bins)
-
-
-def _shorten_contexts(rng: np.random.Generator, context: FloatArray) -> None:
-    """Half of the series keep a shorter history, uniformly from 6 steps to the bucket's."""
-    count, length = context.shape
-    kept = rng.integers(min(6, length), length + 1, size=count)
-    kept[rng.random(count) < 0.5] = length
-    context[np.arange(length)[None, :] < length - kept[:, None]] = np.nan
-
-
-def _drop_values(rng: np.random.Generator, context: FloatArray, probability: float) -> None:
-    count, length = context.shape
-    share = rng.uniform(0, 0.3, (count, 1)) * (rng.random((count, 1)) < probability)
-    context[rng.random((count, length)) < share] = np.nan
-
-
-def _mask_unpredictable(context: FloatArray, target: FloatArray) -> None:
-    """Targets many deviations away from their context teach nothing and swamp the loss."""
-    with np.errstate(all="ignore"):
-        observed = np.isfinite(context)
-        count = np.maximum(observed.sum(axis=1, keepdims=True), 1)
-        mean = np.where(observed, context, 0).sum(axis=1, keepdims=True) / count
-        spread = np.sqrt(
-            (np.where(observed, context - mean, 0) ** 2).sum(axis=1, keepdims=True) / count
-        )
-        distant = ~(np.abs(target - mean) <= 15 * spread + 1e-6 * np.abs(mean))
-    target[distant] = np.nan
 
 
 def bolt_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -367,28 +328,6 @@ def loss_function(model: PreTrainedModel) -> Callable[[nn.Module, Batch], torch.
 # --------------------------------------------------------------------------------------------------
 
 
-class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into a flag, so that a step is never cut in two."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.requested:  # a second signal means now
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 @dataclass
 class Progress:
     """What a training run reports: one of these for each logged step."""
@@ -432,7 +371,7 @@ def pretrain(
     loss_of = loss_function(model)
     corpora = stage_corpora(recipe)
     checkpoint = output / "checkpoint"
-    first = load_training_state(checkpoint, model, optimizer) if resume else 0
+    first = load_training_state(checkpoint, model, optimizer).step if resume else 0
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     wrapped.train()
     output.mkdir(parents=True, exist_ok=True)
@@ -481,9 +420,9 @@ def pretrain(
                 log.flush()
                 report(progress)
             if now - last_saved > 60 * recipe.checkpoint_minutes:
-                save_training_state(checkpoint, model, optimizer, step)
+                save_training_state(checkpoint, model, optimizer, TrainingState(step))
                 last_saved = now
-        save_training_state(checkpoint, model, optimizer, step)
+        save_training_state(checkpoint, model, optimizer, TrainingState(step))
     if step < recipe.total_steps:
         return None
     with new_directory(output / "model", force=True) as directory:
@@ -521,59 +460,3 @@ def _parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str
             "rate": recipe.position_bias_rate,
         },
     ]
-
-
-def save_training_state(
-    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
-) -> None:
-    """Weights and Adam moments as safetensors, replaced in one rename."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{key}.{name}"] = value.detach()
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / "state.safetensors.tmp"
-    save_file(
-        {key: value.contiguous() for key, value in tensors.items()},
-        temporary,
-        metadata={"step": str(step)},
-    )
-    temporary.replace(directory / "state.safetensors")
-
-
-def load_training_state(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restore what :func:`save_training_state` wrote; returns the number of steps done.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        The file is damaged, or belongs to a model of another shape.
-    """
-    path = directory / "state.safetensors"
-    if not path.exists():
-        raise RecipeError(f"there is no checkpoint at {str(path)!r} to resume from.")
-    try:
-        with safe_open(path, framework="pt") as reader:
-            step = int(reader.metadata()["step"])
-        tensors = load_file(path)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CorruptCheckpointError(f"{path} cannot be read: {error}; start afresh.") from None
-    for name, parameter in model.named_parameters():
-        stored = tensors.get(f"model.{name}")
-        if stored is None or stored.shape != parameter.shape:
-            raise CorruptCheckpointError(
-                f"{path} has no {name} of shape {tuple(parameter.shape)}; it belongs to another "
-                "recipe. Resume with that one, or choose another output."
-            )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
-            state = {
-                key: tensors[f"optimizer.{key}.{name}"].clone()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"optimizer.{key}.{name}" in tensors
-            }
-            if state:
-                optimizer.state[parameter] = state
-    return step

@@ -24,6 +24,7 @@ from tscompress.planning import (
     RankSchedule,
 )
 from tscompress.pretraining import PretrainRecipe
+from tscompress.recovery_config import RecoveryConfig
 
 M = TypeVar("M", bound=BaseModel)
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -106,6 +107,9 @@ class Recipe(BaseModel):
     exclude: tuple[str, ...] = Field(default=(), description="shell patterns on layer names")
     feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
     calibration: CalibrationConfig = CalibrationConfig()
+    recover: RecoveryConfig | None = Field(
+        default=None, description="distil from the original afterwards; null: no training"
+    )
     profile: ProfileConfig | None = Field(default=ProfileConfig(), description="null: skip it")
     evaluation: EvaluationConfig | None = Field(
         default=EvaluationConfig(), description="null: skip it"
@@ -161,6 +165,11 @@ def load_recipe(path: str | Path) -> Recipe:
 def load_pretrain_recipe(path: str | Path) -> PretrainRecipe:
     """Read a pretraining recipe; RecipeError as in :func:`load_recipe`."""
     return _parse(PretrainRecipe, path)
+
+
+def load_recovery_config(path: str | Path) -> RecoveryConfig:
+    """Read what a recipe has below ``recover``; RecipeError as in :func:`load_recipe`."""
+    return _parse(RecoveryConfig, path)
 
 
 def _parse(model: type[M], path: str | Path) -> M:

@@ -23,6 +23,7 @@ from tscompress.files import new_directory, write_text_atomically
 from tscompress.loading import LoadedModel, load, weight_files
 from tscompress.plan import Plan
 from tscompress.recipe import Recipe
+from tscompress.recovery import RecoveryResult
 
 RECIPE_FILE = "recipe.yaml"
 PROVENANCE_FILE = "provenance.json"
@@ -38,6 +39,7 @@ class CompressedModel(LoadedModel):
 
     recipe: Recipe | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
+    recovery: RecoveryResult | None = None
 
 
 def save(compressed: CompressedModel, output: str | Path, *, force: bool = False) -> Path:
@@ -134,6 +136,7 @@ def _provenance(compressed: CompressedModel, directory: Path) -> dict[str, Any]:
         "sha256": _hashes([directory / WEIGHTS_FILE]),
         "dtype": str(compressed.stored_dtype).removeprefix("torch."),
         "calibration": compressed.calibration,
+        "recovery": None if compressed.recovery is None else compressed.recovery.record(),
         "libraries": {name: importlib.metadata.version(name) for name in _RECORDED_LIBRARIES},
         "python": platform.python_version(),
     }

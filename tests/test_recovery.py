@@ -1,0 +1,732 @@
+"""Recovery: losses, and runs that are shared out, stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chronos import BaseChronosPipeline
+from conftest import FAMILIES
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from test_cli import Command, command  # noqa: F401
+
+import tscompress
+from tscompress import recovery
+from tscompress.api import save_recovery_log
+from tscompress.calibration import CalibrationConfig
+from tscompress.distillation import (
+    Distillation,
+    TrainingBatch,
+    draw_paths,
+    hidden_distance,
+    layer_targets,
+    pinball_loss,
+    quantile_distance,
+    token_losses,
+)
+from tscompress.errors import (
+    CorruptCheckpointError,
+    DivergenceError,
+    LeakError,
+    OutputExistsError,
+    PlanError,
+    RecipeError,
+    UsageError,
+)
+from tscompress.loading import LoadedModel, load
+from tscompress.plan import Plan
+from tscompress.recipe import Recipe, load_recovery_config
+from tscompress.recovery import RecoveryProgress, recover_
+from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes
+from tscompress.serialization import CompressedModel, save
+from tscompress.suites import load_suite
+from tscompress.training import Bucket
+
+CALIBRATION = CalibrationConfig(num_series=16, context_length=48, batch_size=8)
+BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
+SHORT = {
+    "steps": 6,
+    "buckets": BUCKETS,
+    "precision": "no",
+    "held_out_series": 8,
+    "evaluate_every": 3,
+    "warmup_steps": 1,
+    "learning_rate": 3e-3,
+}
+
+
+def short(**changes: Any) -> RecoveryConfig:
+    return RecoveryConfig.model_validate(SHORT | changes)
+
+
+@pytest.fixture(scope="module")
+def students(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Family to its checkpoint folded to smaller sizes; ``factored``: Bolt in two factors."""
+    root = tmp_path_factory.mktemp("students")
+    found = {}
+    for family in FAMILIES:
+        small = tscompress.compress(
+            checkpoints[family], rank=4, ff_ratio=0.25, calibration=CALIBRATION
+        )
+        found[family] = save(small, root / family)
+    factored = tscompress.compress(checkpoints["chronos-bolt"], method="svd", rank=2)
+    found["factored"] = save(factored, root / "factored")
+    return found
+
+
+def pair(
+    students: dict[str, Path], checkpoints: dict[str, Path], family: str
+) -> tuple[LoadedModel, LoadedModel]:
+    """Student and teacher, fresh."""
+    original = "chronos-bolt" if family == "factored" else family
+    return load(students[family]), load(checkpoints[original])
+
+
+@pytest.fixture
+def bolt(students: dict[str, Path], checkpoints: dict[str, Path]) -> Callable[[], Any]:
+    return lambda: pair(students, checkpoints, "chronos-bolt")
+
+
+def weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def batch_of(family: str, **changes: Any) -> TrainingBatch:
+    config = short(sampled_share=0.0, **changes)
+    return Batches(family, config).at(1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Losses
+# --------------------------------------------------------------------------------------------------
+
+
+def test_pinball_agrees_with_the_training_loss_of_chronos(checkpoints: dict[str, Path]) -> None:
+    bolt = load(checkpoints["chronos-bolt"])
+    batch = batch_of("chronos-bolt")
+    target = batch.target.nan_to_num()
+    output = bolt.model(context=batch.context, target=target.clone())
+    with torch.no_grad():
+        losses = Distillation(bolt, bolt)(bolt.model, dataclasses.replace(batch, target=target))
+    torch.testing.assert_close(losses.truth.mean(), output.loss.detach() / target.shape[1])
+
+
+def test_missing_targets_count_for_nothing() -> None:
+    quantiles = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    levels = torch.tensor([0.1, 0.5, 0.9])
+    target = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    half = target.clone()
+    half[0, 2:] = math.nan
+    half[1] = math.nan
+    expected = pinball_loss(quantiles[:1, :, :2], target[:1, :2], levels)
+    torch.testing.assert_close(
+        pinball_loss(quantiles, half, levels), torch.cat([expected, expected * 0])
+    )
+
+
+def test_distances_of_quantiles() -> None:
+    theirs, ours = torch.zeros(2, 3, 4), torch.full((2, 3, 4), -2.0)
+    assert quantile_distance(ours, theirs, "absolute").tolist() == [2, 2]
+    assert quantile_distance(ours, theirs, "squared").tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_token_losses_agree_with_torch(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = torch.randn(2, 2, 5, 7, generator=generator)
+    labels = torch.randint(7, (2, 5), generator=generator)
+    observed = torch.ones(2, 5, dtype=torch.bool)
+    observed[1, 2:] = False
+    divergence, entropy = token_losses(ours, theirs, labels, observed, temperature)
+    for row, count in ((0, 5), (1, 2)):
+        expected = torch.nn.functional.kl_div(
+            (ours[row, :count] / temperature).log_softmax(-1),
+            (theirs[row, :count] / temperature).softmax(-1),
+            reduction="batchmean",
+        )
+        torch.testing.assert_close(divergence[row], temperature**2 * expected)
+        expected = torch.nn.functional.cross_entropy(ours[row, :count], labels[row, :count])
+        torch.testing.assert_close(entropy[row], expected)
+
+
+def test_hidden_distance_is_relative_and_masked() -> None:
+    theirs = torch.ones(1, 3, 4)
+    ours = theirs.clone()
+    ours[0, 2] = 100.0
+    ours[0, 0] = 2.0
+    valid = torch.tensor([[True, True, False]])
+    assert hidden_distance(ours, theirs, valid).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_at_no_distance_from_itself(
+    family: str, checkpoints: dict[str, Path], students: dict[str, Path]
+) -> None:
+    teacher, same = load(checkpoints[family]), load(checkpoints[family])
+    batch = batch_of(family)
+    distillation = Distillation(teacher, same, match_hidden=True)
+    losses = distillation(same.model, batch)
+    assert losses.teacher.shape == losses.truth.shape == losses.hidden.shape == (8,)
+    assert float(losses.teacher.detach().abs().max()) < 1e-6
+    assert float(losses.hidden.detach().abs().max()) < 1e-6
+    distillation.close()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in same.model.modules())
+    student = load(students[family])
+    other = Distillation(teacher, student, match_hidden=True)(student.model, batch)
+    assert float(other.teacher.detach().min()) > 0
+    assert float(other.hidden.detach().min()) > 0
+
+
+def test_layers_that_were_dropped() -> None:
+    assert layer_targets(None, 4, 4) == [0, 1, 2, 3]
+    assert layer_targets(None, 2, 4) == [1, 3]
+    assert layer_targets((0, 3), 2, 4) == [2, 3]
+    assert layer_targets((1, 2), 2, 4) == [1, 3]
+
+
+def test_paths_are_those_of_the_model(checkpoints: dict[str, Path]) -> None:
+    t5 = load(checkpoints["chronos-t5"])
+    pipeline: Any = t5.forecaster
+    ids, mask, _ = pipeline.tokenizer.context_input_transform(torch.rand(3, 20))
+    noise = torch.rand(3, 6)
+    greedy = draw_paths(t5.model, ids, mask, noise, top_k=1, n_special_tokens=2)
+    model: Any = t5.model
+    fed = torch.cat([torch.zeros(3, 1, dtype=torch.long), greedy[:, :-1]], dim=1)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=fed).logits
+    assert torch.equal(greedy, 2 + logits[..., 2:].argmax(-1))
+    paths = draw_paths(t5.model, ids, mask, noise, 50, 2)
+    assert torch.equal(paths, draw_paths(t5.model, ids, mask, noise, 50, 2))
+    assert not torch.equal(paths, draw_paths(t5.model, ids, mask, 1 - noise, 50, 2))
+    assert int(paths.min()) >= 2
+    # The tokens of many uniform numbers are as frequent as the model says they are.
+    many = torch.linspace(0, 1, 4001)[:-1, None]
+    drawn = draw_paths(t5.model, ids[:1].expand(4000, -1), mask[:1].expand(4000, -1), many, 62, 2)
+    share = torch.bincount(drawn[:, 0], minlength=64)[2:] / 4000
+    torch.testing.assert_close(share, logits[0, 0, 2:].softmax(-1), atol=1e-3, rtol=0)
+
+
+def test_models_that_do_not_belong_together(checkpoints: dict[str, Path]) -> None:
+    bolt, t5 = load(checkpoints["chronos-bolt"]), load(checkpoints["chronos-t5"])
+    with pytest.raises(UsageError, match="the student has family chronos-t5 and the teacher"):
+        recover_(t5, bolt, short())
+
+
+# --------------------------------------------------------------------------------------------------
+# The loop
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "factored"])
+def test_what_was_lost_comes_back_and_the_form_stays(
+    family: str, students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    student, teacher = pair(students, checkpoints, family)
+    before = {name: p.shape for name, p in student.model.named_parameters()}
+    lines: list[RecoveryProgress] = []
+    config = short(steps=24, evaluate_every=8, sampled_share=0.5, truth_weight=0.0)
+    recovered = tscompress.recover(
+        student, teacher, config, directory=tmp_path / "work", report=lines.append
+    )
+    result = recovered.recovery
+    assert result is not None
+    assert result.finished
+    assert result.after < 0.97 * result.before
+    assert result.best_step > 0
+    assert {name: p.shape for name, p in recovered.model.named_parameters()} == before
+    assert all(p.requires_grad for p in teacher.model.parameters())
+    assert "forward" not in vars(recovered.model)
+
+    logged = (tmp_path / "work" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in logged] == [dataclasses.asdict(line) for line in lines]
+    assert [line.step for line in lines if line.held_out is not None] == [0, 8, 16, 24]
+    saved = save(recovered, tmp_path / "saved")
+    save_recovery_log(result.history, result.best_step, saved)
+    assert (saved / "recovery.png").stat().st_size > 5000
+    assert len((saved / "recovery.jsonl").read_text().splitlines()) == len(lines)
+    provenance = json.loads((saved / "provenance.json").read_text())
+    assert provenance["recovery"]["best_step"] == result.best_step
+    assert Plan.load(saved / "plan.json") == Plan.load(students[family] / "plan.json")
+    if family != "factored":
+        pipeline = BaseChronosPipeline.from_pretrained(saved)
+        assert type(pipeline) is type(teacher.forecaster)
+
+
+def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> None:
+    model = checkpoints["chronos-bolt"]
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        tscompress.recover(model, model, short())
+
+
+def test_stopped_and_resumed_is_bit_equal(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    whole, teacher = bolt()
+    recover_(whole, teacher, short())
+
+    def stop(line: RecoveryProgress) -> None:
+        if line.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C sends
+
+    handler = signal.getsignal(signal.SIGINT)
+    student, _ = bolt()
+    result = recover_(student, teacher, short(), directory=tmp_path, report=stop)
+    assert not result.finished
+    assert result.steps < 6
+    assert signal.getsignal(signal.SIGINT) is handler
+    resumed, _ = bolt()
+    result = recover_(resumed, teacher, short(), directory=tmp_path, resume=True)
+    assert result.finished
+    assert_equal(weights(whole), weights(resumed))
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+#: Imports once, then runs each of its jobs in a process of its own, all at the same time.
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from tscompress.loading import load
+from tscompress.recovery import recover_
+from tscompress.recovery_config import RecoveryConfig
+
+
+def work(student, teacher, config, directory, kill_at, environment):
+    os.environ.update(environment)
+
+    def report(line):
+        if line.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    smaller = load(student)
+    config = RecoveryConfig.model_validate(config)
+    recover_(smaller, load(teacher), config, directory=Path(directory), report=report)
+    if environment.get("RANK", "0") == "0":
+        tensors = {name: p.detach() for name, p in smaller.model.named_parameters()}
+        save_file(tensors, Path(directory) / "weights.safetensors")
+    if environment:
+        torch.distributed.destroy_process_group()
+
+
+children = []
+for job in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work(**job)
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    children.append(child)
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """What runs in other processes left behind."""
+
+    killed: Path
+    killed_config: RecoveryConfig
+    shared: Path
+
+
+@pytest.fixture(scope="module")
+def processes(
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Processes:
+    """One run that was killed with SIGKILL after its fifth step, and one in two processes."""
+    root = tmp_path_factory.mktemp("processes")
+    rng = np.random.default_rng(0)
+    lines = [json.dumps({"target": rng.normal(size=60).cumsum().tolist()}) for _ in range(40)]
+    (root / "series.jsonl").write_text("\n".join(lines))
+    # A stream that does not fit the buffer must be read past what was drawn.
+    config = short(
+        checkpoint_steps=2, evaluate_every=5, series=(str(root / "series.jsonl"),), shuffle_series=8
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    models = {
+        "student": str(students["chronos-bolt"]),
+        "teacher": str(checkpoints["chronos-bolt"]),
+    }
+    jobs: list[dict[str, Any]] = [
+        {"config": config.model_dump(), "directory": "killed", "kill_at": 5, "environment": {}}
+    ]
+    for rank in ("0", "1"):
+        environment = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "ACCELERATE_USE_CPU": "true",
+        }
+        shared = short(accumulate=2, learning_rate=1e-3).model_dump()
+        jobs.append(
+            {"config": shared, "directory": "shared", "kill_at": -1, "environment": environment}
+        )
+    jobs = [{**job, **models, "directory": str(root / job["directory"])} for job in jobs]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(jobs)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.stdout.strip() == f"[{-signal.SIGKILL}, 0, 0]", done.stderr
+    return Processes(root / "killed", config, root / "shared")
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    processes: Processes, bolt: Callable[[], Any]
+) -> None:
+    resumed, teacher = bolt()
+    seen: list[RecoveryProgress] = []
+    recover_(
+        resumed,
+        teacher,
+        processes.killed_config,
+        directory=processes.killed,
+        resume=True,
+        report=seen.append,
+    )
+    assert [line.step for line in seen] == [5, 6]
+    whole, _ = bolt()
+    recover_(whole, teacher, processes.killed_config)
+    assert_equal(weights(whole), weights(resumed))
+
+
+def test_two_processes_have_the_losses_of_one(
+    processes: Processes, bolt: Callable[[], Any]
+) -> None:
+    log = (processes.shared / "log.jsonl").read_text().splitlines()
+    shared = [json.loads(line) for line in log]
+    alone, teacher = bolt()
+    history = recover_(alone, teacher, short(learning_rate=1e-3)).history
+    assert [line["step"] for line in shared] == [line.step for line in history] == [0, 3, 6]
+    for line, expected in zip(shared, history, strict=True):
+        assert line["held_out"] == pytest.approx(expected.held_out, rel=1e-5)
+        if expected.loss is not None:
+            assert line["loss"] == pytest.approx(expected.loss, rel=1e-5)
+    for name, tensor in load_file(processes.shared / "weights.safetensors").items():
+        torch.testing.assert_close(tensor, weights(alone)[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("change", [{"accumulate": 2}, {"gradient_checkpointing": True}])
+def test_less_memory_changes_nothing_else(
+    family: str,
+    change: dict[str, Any],
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+) -> None:
+    trained = []
+    for more in ({}, change):
+        student, teacher = pair(students, checkpoints, family)
+        recover_(student, teacher, short(steps=2, learning_rate=1e-3, **more))
+        trained.append(weights(student))
+        assert not any("forward" in vars(module) for module in student.model.modules())
+    for name in trained[0]:
+        torch.testing.assert_close(trained[0][name], trained[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_the_best_weights_are_kept_and_patience_ends(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    before = weights(student)
+    # So small a step changes nothing but the last digits, and so large a one ruins.
+    config = short(steps=40, evaluate_every=2, patience=3, learning_rate=0.02, max_grad_norm=1e9)
+    result = recover_(student, teacher, config)
+    assert result.finished
+    assert result.steps < 40
+    assert result.after <= result.before
+    if result.best_step == 0:
+        assert_equal(before, weights(student))
+    waited = result.steps - result.best_step
+    assert waited == 6
+
+
+@pytest.mark.parametrize("when", ["training", "held out"])
+def test_divergence_is_one_line_and_leaves_the_best_weights(
+    when: str, bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = bolt()
+    before = weights(student)
+    original = Distillation.__call__
+    calls = 0
+
+    def diverging(self: Distillation, model: Any, batch: TrainingBatch) -> Any:
+        nonlocal calls
+        calls += 1
+        losses = original(self, model, batch)
+        if when == "training" and torch.is_grad_enabled():
+            return dataclasses.replace(losses, teacher=losses.teacher * math.nan)
+        factor = 1 if calls < 3 else 10.0
+        return dataclasses.replace(losses, truth=losses.truth * factor)
+
+    monkeypatch.setattr(recovery.Distillation, "__call__", diverging)
+    what = "not finite at step 1" if when == "training" else "at step 3 the forecast loss on held"
+    with pytest.raises(DivergenceError, match=rf"{what}.*lower learning_rate \(0.003\)"):
+        recover_(student, teacher, short())
+    assert_equal(before, weights(student))
+    assert not any(p.grad is not None for p in student.model.parameters())
+
+
+def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    result = recover_(student, teacher, short(steps=None, minutes=0.02))
+    assert result.finished
+    assert 1.2 <= result.seconds < 20
+    rates = [line.learning_rate for line in result.history if line.learning_rate is not None]
+    assert rates[-1] < rates[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("chronos-bolt", {"learning_rate": 1e-3}),
+        ("chronos-bolt", {"warmup_steps": 6}),
+        ("chronos-bolt", {"weight_decay": 0.5}),
+        ("chronos-bolt", {"max_grad_norm": 1e-3}),
+        ("chronos-bolt", {"teacher_weight": 0.1}),
+        ("chronos-bolt", {"truth_weight": 3.0}),
+        ("chronos-bolt", {"hidden_weight": 1.0}),
+        ("chronos-bolt", {"hidden_weight": 1.0, "hidden_share": 0.3}),
+        ("chronos-bolt", {"distance": "squared"}),
+        ("chronos-bolt", {"corpus": {"kernel_weight": 0}}),
+        ("chronos-bolt", {"real_series": ("aus_production",)}),
+        ("chronos-bolt", {"missing_probability": 1.0}),
+        ("chronos-bolt", {"precision": "bf16"}),
+        ("chronos-bolt", {"seed": 1}),
+        ("chronos-bolt", {"series": True}),
+        ("chronos-bolt", {"series": True, "synthetic_share": 0.0}),
+        ("chronos-bolt", {"series": True, "shuffle_series": 3}),
+        ("chronos-t5", {"temperature": 3.0}),
+        ("chronos-t5", {"sampled_share": 1.0}),
+        ("chronos-t5", {"truth_weight": 3.0}),
+    ],
+)  # fmt: skip
+def test_options_change_what_they_name(
+    family: str,
+    change: dict[str, Any],
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    if change.get("series"):
+        rng = np.random.default_rng(0)
+        file = tmp_path / "series.jsonl"
+        lines = [{"target": rng.normal(size=80).cumsum().tolist()} for _ in range(9)]
+        file.write_text("\n".join(map(json.dumps, lines)))
+        change = {**change, "series": (str(file),)}
+    base = {"sampled_share": 0.0, "steps": 2, "truth_weight": 0.5, "evaluate_every": 2}
+    trained = []
+    others = [{k: v for k, v in change.items() if k == "series"} if len(change) > 1 else {}, change]
+    if "hidden_share" in change:
+        others[0] = {"hidden_weight": 1.0}
+    for more in others:
+        student, teacher = pair(students, checkpoints, family)
+        seen: list[RecoveryProgress] = []
+        result = recover_(student, teacher, short(**base | more), report=seen.append)
+        assert result.steps == 2
+        trained.append(seen[-1].held_out)
+    assert trained[0] != trained[1]
+
+
+def test_frozen_embeddings_stay(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    student, teacher = bolt()
+    start = weights(student)
+    config = short(steps=2, evaluate_every=2, freeze_embeddings=True)
+    recover_(student, teacher, config, directory=tmp_path)
+    state = load_file(tmp_path / "checkpoint" / "state.safetensors")
+    frozen = {name for name in start if torch.equal(start[name], state[f"model.{name}"])}
+    embeddings = {name for name in start if name.startswith(("shared", "input_patch"))}
+    assert embeddings <= frozen < set(start)
+    assert all(p.requires_grad for p in student.model.parameters())
+
+
+def test_unknown_keys_and_bad_values(tmp_path: Path) -> None:
+    for wrong in ({"step": 3}, {"steps": 0}, {"synthetic_share": 2}, {"temperature": 0}):
+        with pytest.raises(ValidationError):
+            short(**wrong)
+    with pytest.raises(ValidationError, match="nothing to learn"):
+        short(teacher_weight=0, truth_weight=0)
+    path = tmp_path / "config.yaml"
+    path.write_text("steps: 3\nrate: 1\n")
+    with pytest.raises(RecipeError, match="unknown key 'rate'"):
+        load_recovery_config(path)
+    path.write_text("steps: 3\n")
+    assert load_recovery_config(path) == RecoveryConfig(steps=3)
+
+
+def test_resuming_from_what_does_not_fit(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    student, teacher = bolt()
+    with pytest.raises(RecipeError, match=r"no checkpoint at .* to resume from"):
+        recover_(student, teacher, short(), directory=tmp_path, resume=True)
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
+    with pytest.raises(RecipeError, match="is of a run with steps 1, not 6"):
+        recover_(student, teacher, short(), directory=tmp_path, resume=True)
+    state = tmp_path / "checkpoint" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(CorruptCheckpointError, match="cannot be read"):
+        recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
+
+
+def test_a_batch_that_cannot_be_shared_out(bolt: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError, match="a batch of 8 series does not divide into 1 process"):
+        recover_(*bolt(), short(accumulate=3))
+
+
+def test_evaluation_series_are_refused(bolt: Callable[[], Any]) -> None:
+    (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=2)
+    student, teacher = bolt()
+    with pytest.raises(LeakError, match="belongs to the evaluation suite"):
+        recover_(student, teacher, short(), series=dataset.contexts)
+
+
+def test_held_out_series_are_not_trained_on() -> None:
+    series = [np.full(60, k, np.float32) + np.sin(np.arange(60)).astype(np.float32)
+              for k in range(0, 2000, 100)]  # fmt: skip
+    config = short(synthetic_share=0.0, missing_probability=0.0)
+    batches = Batches("chronos-bolt", config, series)
+
+    def levels(batch: TrainingBatch) -> set[int]:
+        return set((batch.context.nanmean(1) / 100).round().int().tolist())
+
+    held_out = set.union(*(levels(batch) for batch in batches.held_out()))
+    trained = set.union(*(levels(batches.at(step)) for step in range(20)))
+    assert held_out == {9, 19}
+    assert not held_out & trained
+
+
+def test_groups_of_chronos_2() -> None:
+    config = short(buckets=(Bucket(context_length=32, horizon=16, batch_size=8),))
+    batches = Batches("chronos-2", config)
+    assert batches.at(0).group_ids is None
+    grouped = batches.at(1).group_ids
+    assert grouped is not None
+    assert grouped.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_memory_is_counted(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    config = short()
+    needed = memory_bytes(student, teacher, config)
+    count = sum(p.numel() for p in student.model.parameters())
+    assert needed["student"] == 20 * count
+    assert needed["teacher"] == 4 * sum(p.numel() for p in teacher.model.parameters())
+    halved = memory_bytes(student, teacher, short(accumulate=2))
+    assert halved["activations"] == needed["activations"] // 2
+    lean = memory_bytes(student, teacher, short(gradient_checkpointing=True))
+    assert lean["activations"] < needed["activations"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Recipes and the command
+# --------------------------------------------------------------------------------------------------
+
+
+def test_compress_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    series = [np.sin(np.arange(80) / (3 + k)).astype(np.float32) for k in range(12)]
+    stages: list[str] = []
+    config = short(steps=24, evaluate_every=8, truth_weight=0.0)
+    small = tscompress.compress(
+        checkpoints["chronos-bolt"],
+        rank=4,
+        ff_ratio=0.5,
+        calibration=CALIBRATION,
+        series=series,
+        recover=config,
+        on_progress=lambda stage, done, total: stages.append(stage),
+    )
+    assert isinstance(small, CompressedModel)
+    assert small.recovery is not None
+    assert small.recovery.teacher == str(checkpoints["chronos-bolt"])
+    assert "recover" in stages
+    assert small.recipe is not None
+    again = Recipe.model_validate(json.loads(small.recipe.model_dump_json()))
+    assert again.recover == config
+    assert small.recovery.best_step > 0
+    plain = tscompress.compress(
+        checkpoints["chronos-bolt"], rank=4, ff_ratio=0.5, calibration=CALIBRATION, series=series
+    )
+    assert plain.recovery is None
+    assert any(
+        not torch.equal(p, q)
+        for p, q in zip(small.model.parameters(), plain.model.parameters(), strict=True)
+    )
+
+
+def test_the_command(
+    command: Command,  # noqa: F811
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "steps: 4\nlearning_rate: 0.003\nprecision: 'no'\nheld_out_series: 8\nevaluate_every: 2\n"
+        "buckets: [{context_length: 32, horizon: 16, batch_size: 8}]\n"
+    )
+    student, teacher = str(students["chronos-bolt"]), str(checkpoints["chronos-bolt"])
+    output = tmp_path / "recovered"
+    arguments = ("recover", student, "--teacher", teacher, "--output", str(output))
+    ran = command(*arguments, "--config", str(config))
+    assert ran.code == 0, ran.err
+    assert "memory, about: " in ran.err
+    assert "step 4/4" in ran.err
+    assert "loss on held-out series: " in ran.out
+    assert {path.name for path in output.iterdir()} >= {
+        "config.json", "model.safetensors", "plan.json", "recipe.yaml", "provenance.json",
+        "recovery.jsonl", "recovery.png",
+    }  # fmt: skip
+    assert not (tmp_path / "recovered.recovery").exists()
+
+    ran = command(*arguments, "--config", str(config))
+    assert ran.code == OutputExistsError.exit_code
+    assert "exists already" in ran.err
+    ran = command(*arguments, "--force", "--config", str(config), "--steps", "3")
+    assert ran.code == 2
+    assert "--config says everything; --steps cannot go with it" in ran.err
+    (tmp_path / "other.recovery").mkdir()
+    ran = command("recover", student, "--teacher", teacher, "--output", str(tmp_path / "other"))
+    assert ran.code == 2
+    assert "go on with --resume" in ran.err
+    ran = command(*arguments, "--force", "--synthetic-share", "3")
+    assert ran.code == 2
+    assert "synthetic_share" in ran.err
+
+
+@pytest.mark.slow
+def test_the_reference_recovers() -> None:
+    small = tscompress.compress("reference/bolt", rank=2, ff_ratio=0.125)
+    recovered = tscompress.recover(small, "reference/bolt", RecoveryConfig(steps=60))
+    assert recovered.recovery is not None
+    assert recovered.recovery.after < recovered.recovery.before

