@@ -48,7 +48,8 @@ from tscompress.errors import (
 )
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
-from tscompress.recipe import Recipe, load_recovery_config
+from tscompress.planning import RankSchedule
+from tscompress.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.recovery import RecoveryProgress, recover_
 from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes
 from tscompress.serialization import CompressedModel, save
@@ -256,6 +257,7 @@ def test_what_was_lost_comes_back_and_the_form_stays(
     assert result.best_step > 0
     assert {name: p.shape for name, p in recovered.model.named_parameters()} == before
     assert all(p.requires_grad for p in teacher.model.parameters())
+    assert {p.dtype for p in teacher.model.parameters()} == {torch.float32}  # as it came
     assert "forward" not in vars(recovered.model)
 
     logged = (tmp_path / "work" / "log.jsonl").read_text().splitlines()
@@ -682,6 +684,28 @@ def test_compress_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None
         not torch.equal(p, q)
         for p, q in zip(small.model.parameters(), plain.model.parameters(), strict=True)
     )
+
+
+def test_a_recipe_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    recipe = Recipe(
+        model=str(checkpoints["chronos-bolt"]),
+        output=str(tmp_path),
+        schedule=RankSchedule(rank=4),
+        calibration=CALIBRATION,
+        recover=short(),
+        profile=None,
+        evaluation=None,
+        bench=None,
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(path) == recipe
+    tscompress.run(load_recipe(path))
+    found = tmp_path / "chronos-bolt-fold"
+    assert (found / "recovery.jsonl").is_file()
+    assert (found / "recovery.png").is_file()
+    assert json.loads((found / "provenance.json").read_text())["recovery"]["steps"] == 6
+    assert not (tmp_path / "recovery").exists()
 
 
 def test_the_command(

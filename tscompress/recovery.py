@@ -189,6 +189,7 @@ class _Run:
     ) -> None:
         self.config, self.directory, self.report = config, directory, report
         self.student, self.teacher = student, teacher
+        self._teacher_dtype = next(teacher.model.parameters()).dtype
         for loaded in (student, teacher):
             cast_parameters_(loaded.model, torch.float32)
         on_cpu = next(student.model.parameters()).device.type == "cpu"
@@ -236,6 +237,7 @@ class _Run:
         for parameter, trained in self._trained.items():
             parameter.requires_grad_(trained)
             parameter.grad = None
+        cast_parameters_(self.teacher.model, self._teacher_dtype)
 
     def train(self, batches: Batches, resume: bool) -> RecoveryResult:
         """All steps; the student then has the weights that were best."""

