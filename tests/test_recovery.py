@@ -457,7 +457,7 @@ def test_less_memory_changes_nothing_else(
         trained.append(weights(student))
         assert not any("forward" in vars(module) for module in student.model.modules())
     for name in trained[0]:
-        torch.testing.assert_close(trained[0][name], trained[1][name], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(trained[0][name], trained[1][name], rtol=1e-3, atol=1e-4)
 
 
 def test_the_best_weights_are_kept_and_patience_ends(bolt: Callable[[], Any]) -> None:
@@ -754,3 +754,18 @@ def test_the_reference_recovers() -> None:
     recovered = tscompress.recover(small, "reference/bolt", RecoveryConfig(steps=60))
     assert recovered.recovery is not None
     assert recovered.recovery.after < recovered.recovery.before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recovery_on_a_gpu(
+    family: str, students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    student = load(students[family], device="cuda")
+    teacher = load(checkpoints[family])
+    config = short(precision="bf16", sampled_share=0.5)
+    recovered = tscompress.recover(student, teacher, config, directory=tmp_path)
+    assert recovered.recovery is not None
+    assert recovered.recovery.finished
+    assert recovered.recovery.after <= recovered.recovery.before
+    save(recovered, tmp_path / "saved")

@@ -55,7 +55,8 @@ class RecoveryProgress:
     Attributes
     ----------
     loss, teacher, truth, hidden
-        Means over the steps since the line before: the weighted sum, and its parts.
+        Means over the steps since the line before: the weighted sum, and its parts; ``truth`` is 0
+        where Chronos-T5 was fed a drawn path.
     held_out, held_out_teacher, held_out_truth
         The same on held-out series, where they were evaluated.
     series_per_second
@@ -200,7 +201,9 @@ class _Run:
         self._check_shares()
         teacher.model.to(self.accelerator.device)
         self._trained = {p: p.requires_grad for p in _parameters(student, teacher)}
-        teacher.model.requires_grad_(False)
+        # The teacher runs without gradients; autocast keeps the half-precision copy of a weight,
+        # which drawing a path needs at every token, only of weights that could be trained.
+        teacher.model.requires_grad_(True)
         student.model.requires_grad_(True)
         if config.freeze_embeddings:
             for name in ("shared", "input_patch_embedding"):

