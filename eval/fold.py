@@ -13,9 +13,10 @@ folds cross-attention alone, into one latent of the encoder's output or into sma
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite
 (Chronos-T5 with common random numbers), and the forecast loss on held-out synthetic windows (for
-Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is synthetic throughout,
-so nothing here has seen the evaluation data. A folded model is run as it is stored, the references
-in bfloat16, and the original in float32.
+Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is synthetic, or with
+`--real` on the real series of the pretraining recipe, which no evaluation suite holds: what a user
+who gives series of their own would get. Nothing here has seen the evaluation data. Both models
+compute in float32 on the weights as they are stored, which is bfloat16 for the references.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from rich.console import Console
 
 import tscompress
@@ -34,15 +36,17 @@ from tscompress.api import score
 from tscompress.budgets import Budget
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import choose_factored
+from tscompress.corpus import FloatArray
 from tscompress.costs import CostModel
+from tscompress.data import training_series
 from tscompress.evaluation import EvaluationResult, relative
 from tscompress.files import write_text_atomically
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
-from tscompress.loading import LoadedModel, load
+from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
-from tscompress.recipe import EvaluationConfig
+from tscompress.recipe import EvaluationConfig, load_pretrain_recipe
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
 
 REFERENCES = ("reference/bolt", "reference/t5")
@@ -68,8 +72,14 @@ class Trial:
 class Bed:
     """An original, its scores and its losses: what every trial is held against."""
 
-    def __init__(self, model: str, max_series: int | None, console: Console) -> None:
+    def __init__(
+        self, model: str, max_series: int | None, console: Console, *, real: bool = False
+    ) -> None:
         self.model = model
+        self.series: list[FloatArray] | None = None
+        if real:
+            recipe = load_pretrain_recipe(f"recipes/pretrain/{model.rsplit('/', 1)[-1]}-tiny.yaml")
+            self.series = training_series(recipe.real_series)
         self.console = console
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(model, dtype="float32")
@@ -92,8 +102,13 @@ class Bed:
         """One row a trial, as they are measured."""
         for trial in trials:
             folded = tscompress.compress(
-                self.model, plan=trial.plan, fold=trial.fold, calibration=trial.calibration
+                self.model,
+                plan=trial.plan,
+                fold=trial.fold,
+                calibration=trial.calibration,
+                series=self.series,
             )
+            cast_parameters_(folded.model, torch.float32)
             result = score(folded.forecaster, trial.label, self.config)
             before, after = trial.plan.parameters()
             quality = relative(result, self.scores)
@@ -134,6 +149,8 @@ def switch_trials(bed: Bed) -> list[Trial]:
         {"refit": "none", "value_sweeps": 0},
         {"order": "original", "refit": "layer"},
     )
+    if bed.original.family == "chronos-t5":
+        switches += ({"continuations": "true"},)
     trials = [Trial(f"d_kv {head_size}", heads)]
     trials += [Trial(_label(head_size, s), heads, FoldConfig(**s)) for s in switches]
     trials += [
@@ -184,7 +201,7 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
         plan = fold_plan(original.model, original.architecture, qk=uneven, vo=uneven)
         trials.append(Trial(f"decoder at {2 * size}, the rest at {size // 2}", plan))
     sensitivity = measure_sensitivity(
-        original, calibration_batches(original, CalibrationConfig(num_series=128)),
+        original, calibration_batches(original, CalibrationConfig(num_series=128), bed.series),
         fold=FoldConfig(), layers=False,
     )  # fmt: skip
     heads_only = sensitivity.model_copy(
@@ -244,6 +261,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    parser.add_argument("--real", action="store_true", help="calibrate on real series")
     parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
     parser.add_argument(
         "--size", action="append", type=_size, help="for sizes: D_KV,SHARE of hidden units"
@@ -251,14 +269,14 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     for model in arguments.model or REFERENCES:
-        bed = Bed(model, arguments.max_series, console)
+        bed = Bed(model, arguments.max_series, console, real=arguments.real)
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),
             "latent": lambda bed=bed: latent_trials(bed),
             "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
         }[arguments.what]()
-        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
+        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}{'-real' if arguments.real else ''}"
         rows = []
         for row in bed.rows(trials):
             rows.append(row)

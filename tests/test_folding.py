@@ -335,6 +335,13 @@ def test_every_option_changes_the_weights(
     assert outputs(loaded).isfinite().all()
 
 
+def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Path) -> None:
+    loaded = folded(checkpoint, FOLD.model_copy(update={"continuations": "true"}), **HALVES)
+    default = weights(folded(checkpoint, FOLD, **HALVES))
+    alike = all(torch.equal(weight, default[name]) for name, weight in weights(loaded).items())
+    assert alike == (loaded.family != "chronos-t5")
+
+
 @pytest.mark.parametrize(
     "change", [{"value_sweeps": -1}, {"order": "random"}, {"damping": 0.0}, {"sweeps": 3}], ids=str
 )

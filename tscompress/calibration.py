@@ -358,6 +358,40 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
     )
 
 
+@torch.no_grad()
+def drawn_continuations(
+    loaded: LoadedModel, batches: Sequence[CalibrationBatch], seed: int = 0
+) -> list[CalibrationBatch]:
+    """The shorter half of the contexts, each followed by a path that the model itself draws.
+
+    Forecasting, the decoder of Chronos-T5 reads its own samples, which the true continuation of a
+    series need not look like. The paths are as long as the model's horizon; with short contexts
+    they cost little, and the decoder is what they are for. The global random state is left as it
+    was.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model does not sample.
+    """
+    if loaded.family != "chronos-t5":
+        raise UnsupportedModelError(f"a {loaded.family} model draws no paths.")
+    forecaster: Any = loaded.forecaster
+    device = next(loaded.model.parameters()).device
+    shortest_first = sorted(batches, key=lambda batch: batch.context.shape[1])
+    missing = sum(len(batch.context) for batch in batches) // 2
+    drawn: list[CalibrationBatch] = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for batch in shortest_first:
+            if missing <= 0:
+                break
+            paths = forecaster.predict(batch.context, num_samples=1)  # [B, 1, H]
+            drawn.append(CalibrationBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
+            missing -= len(batch.context)
+    return drawn
+
+
 def collect_moments(
     loaded: LoadedModel,
     batches: Sequence[CalibrationBatch],

@@ -21,10 +21,17 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.architectures import AttentionBlock
-from tscompress.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
-from tscompress.layerwise import Step, record, record_entry, small_batches, walk
+from tscompress.layerwise import (
+    Step,
+    record,
+    record_entry,
+    returning_memory,
+    small_batches,
+    walk,
+)
 from tscompress.linalg import (
     Roots,
     even_picks,
@@ -44,6 +51,9 @@ from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
 #: same, and the product of all of them would take longer than everything else.
 _ROWS_PER_COLUMN = 8
 _ROWS_PER_HIDDEN_UNIT = 4
+#: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
+#: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
+_WIDE = torch.float32
 
 
 class FoldConfig(BaseModel):
@@ -66,6 +76,10 @@ class FoldConfig(BaseModel):
     refit
         What output projections are fitted to: ``none``, what the ``layer`` put out itself, or what
         brings the ``residual`` stream of the model folded so far back to the original's.
+    continuations
+        What the decoder of Chronos-T5 reads after a context: the ``true`` steps, or ``both`` these
+        and, after the shorter half of the contexts, a path that the original draws, as when it
+        forecasts.
     frequencies
         Rotary pairs that stay: ``stock``, those that the plan says, by default a plain config's;
         ``free``, as many of those whose scores vary most, for a factored checkpoint.
@@ -81,6 +95,7 @@ class FoldConfig(BaseModel):
     value_sweeps: int = Field(default=10, ge=0)
     order: Literal["compressed", "original"] = "compressed"
     refit: Literal["residual", "layer", "none"] = "residual"
+    continuations: Literal["true", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
     select: Literal["greedy", "leverage"] = "greedy"
     damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
@@ -128,6 +143,7 @@ class HiddenMoments:
 # --------------------------------------------------------------------------------------------------
 
 
+@returning_memory()
 def fold_(
     loaded: LoadedModel,
     plan: Plan,
@@ -158,6 +174,8 @@ def fold_(
         done += 1
         on_layer(done, total)
 
+    if loaded.family == "chronos-t5" and config.continuations == "both":
+        batches = [*batches, *drawn_continuations(loaded, batches)]
     batches = small_batches(loaded, batches)
     recording = record(loaded, batches)
     entry = None
@@ -209,9 +227,11 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
     if step.reference is None:
         return
     linear: Any = getattr(module, role)
-    products = _Products(linear.in_features, linear.weight.device, linear.out_features)
+    wide = linear.in_features > linear.out_features
+    precision = _WIDE if wide else torch.float64
+    products = _Products(linear.in_features, linear.weight.device, linear.out_features, precision)
     # What reaches the projection gives the outputs too; as long as it is narrow, it is kept.
-    narrow = linear.in_features <= linear.out_features
+    narrow = 4 * linear.in_features <= linear.out_features
     reached = []
     with _inputs_of({"u": linear}) as seen:
         for index in range(len(step.inputs)):
@@ -225,7 +245,9 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
     fill_(linear.weight, weight, step.block.name)
     if narrow:
         with torch.no_grad():
-            step.outputs = [a + linear(u) for a, u in zip(step.inputs, reached, strict=True)]
+            for index, u in enumerate(reached):
+                step.inputs[index] = step.inputs[index] + linear(u)
+        step.moved = True
 
 
 # --------------------------------------------------------------------------------------------------
@@ -273,15 +295,13 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
 def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
     """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
     last: Any = loaded.model.get_submodule(step.block.projections["wo"])
-    # For products as wide as this, float32 is as good: what was lost in a fit to 256 of 1024 units
-    # agreed to three digits. They are most of the arithmetic of folding a large model.
-    products = _Products(last.in_features, last.weight.device, precision=torch.float32)
+    products = _Products(last.in_features, last.weight.device, precision=_WIDE)
     limit = _ROWS_PER_HIDDEN_UNIT * last.in_features // len(step.inputs) + 1
     with _inputs_of({"h": last}) as seen:
         for index in range(len(step.inputs)):
             step.run(index)
             products.add(_thin(_rows(seen["h"], step.valid[index]), limit))
-    return HiddenMoments(products.second)
+    return HiddenMoments(products.second.to(torch.float64))
 
 
 def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
@@ -294,7 +314,7 @@ def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
 
 
 class _Products:
-    """Running means of u u^T and, with ``outputs``, of t u^T, float64."""
+    """Running means of u u^T and, with ``outputs``, of t u^T."""
 
     def __init__(
         self,
@@ -304,8 +324,8 @@ class _Products:
         precision: torch.dtype = torch.float64,
     ) -> None:
         self.precision = precision
-        self.second = torch.zeros(width, width, dtype=torch.float64, device=device)
-        self.cross = torch.zeros(outputs or 0, width, dtype=torch.float64, device=device)
+        self.second = torch.zeros(width, width, dtype=precision, device=device)
+        self.cross = torch.zeros(outputs or 0, width, dtype=precision, device=device)
         self.count = 0
 
     def add(self, rows: Tensor, targets: Tensor | None = None) -> None:
@@ -314,11 +334,10 @@ class _Products:
         self.count += len(rows)
         share = len(rows) / self.count
         rows = rows.to(self.precision)
-        second = rows.T @ rows / len(rows)
-        self.second.lerp_(second.to(torch.float64), share)
+        self.second.addmm_(rows.T, rows, beta=1 - share, alpha=share / len(rows))
         if targets is not None:
-            cross = targets.to(self.precision).T @ rows / len(rows)
-            self.cross.lerp_(cross.to(torch.float64), share)
+            targets = targets.to(self.precision)
+            self.cross.addmm_(targets.T, rows, beta=1 - share, alpha=share / len(rows))
 
 
 @contextmanager

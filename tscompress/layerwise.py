@@ -9,6 +9,8 @@ set of weights is in memory, and nothing is computed twice however deep the mode
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +24,8 @@ from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_
 from tscompress.loading import LoadedModel
 
 Block = AttentionBlock | FeedForward
-_STEPS_PER_BATCH = 4096
+_STEPS_PER_BATCH = 1024
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 @dataclass
@@ -61,8 +64,9 @@ class Step:
         The original's stream after the sublayer, if the sublayer is asked to reach it.
     valid, key_valid
         Positions that are real, of queries and of keys.
-    outputs
-        What comes out of the changed sublayer; set by whoever changed it and knows already.
+    moved
+        ``inputs`` hold what comes out of the changed sublayer; set by whoever changed it and put it
+        there.
     """
 
     block: Block
@@ -73,7 +77,7 @@ class Step:
     valid: list[Tensor | None]
     key_valid: list[Tensor | None]
     encoded: list[Tensor] | None
-    outputs: list[Tensor] | None = None
+    moved: bool = False
 
     def target(self, index: int) -> Tensor:
         """What the sublayer should add to batch ``index``, ``[B, S, d_model]``."""
@@ -170,9 +174,15 @@ def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool)
     known: list[Tensor] = []
 
     def shared(value: Any) -> Any:
-        """The same position bias or mask as in another batch, so that it is held once."""
+        """The same position bias or mask as in another batch, so that it is held once.
+
+        Where all rows are masked alike, it is held for one row.
+        """
         if not isinstance(value, Tensor) or value.ndim != 4:
             return value
+        if len(value) > 1 and torch.equal(value, value[:1].expand_as(value)):
+            rows = len(value)
+            return shared(value[:1].clone()).expand(rows, -1, -1, -1)
         for other in known:
             if other is value or (other.shape == value.shape and torch.equal(other, value)):
                 return other
@@ -198,9 +208,9 @@ def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool)
             calls: list[Any] = calls,
             entry: str | None = stack if first else None,
         ) -> None:
-            # Without a cache every pass starts afresh.
+            # Without a cache every pass starts afresh. The encoder's output comes from the walk.
             kept = {
-                key: shared(value)
+                key: None if key == "key_value_states" else shared(value)
                 for key, value in kwargs.items()
                 if not key.startswith("past_key_value")
             }
@@ -267,11 +277,14 @@ def walk(
         if stack != current:
             if current:  # the encoder is done: its normed output is what cross-attention reads
                 norm = getattr(model, current).final_layer_norm
-                with torch.no_grad():
-                    encoded = {
-                        "original": [norm(h) for h in original] if carry_original else None,
-                        "changed": [norm(h) for h in changed] if on_compressed else None,
-                    }
+                for stream in (original, changed):
+                    with torch.no_grad():
+                        for index in range(len(stream)):
+                            stream[index] = norm(stream[index])
+                encoded = {
+                    "original": original if carry_original else None,
+                    "changed": changed if on_compressed else None,
+                }
             entered = recording.entries.pop(stack)  # a stream is freed once it has moved on
             original = list(entered) if carry_original else []
             entry = encoder_entry if stack == "encoder" and encoder_entry else None
@@ -293,16 +306,45 @@ def walk(
         )
         if carry_original:
             reference = Step(**{**vars(step), "inputs": original, "encoded": encoded["original"]})
-            after = [reference.run(index) for index in range(len(original))]
-            if residual_targets:
-                step.reference = after
-            original = after
+            if on_compressed:
+                _replace_(original, reference.run)
+            else:  # statistics are still to be taken on what enters
+                original = [reference.run(index) for index in range(len(original))]
+            step.reference = original if residual_targets else None
             del reference
         yield step
-        if on_compressed:
-            changed = step.outputs or [step.run(index) for index in range(len(changed))]
+        if on_compressed and not step.moved:
+            _replace_(changed, step.run)
         # Whoever iterates still holds the step; it must not hold the streams as well.
-        step.inputs, step.reference, step.outputs = [], None, None
+        step.inputs, step.reference = [], None
+
+
+@torch.no_grad()
+def _replace_(stream: list[Tensor], moved: Callable[[int], Tensor]) -> None:
+    """Move a stream on batch by batch, so that no second one is ever held."""
+    for index in range(len(stream)):
+        stream[index] = moved(index)
+
+
+@contextmanager
+def returning_memory() -> Iterator[None]:
+    """Let glibc hand freed blocks of a megabyte and more back to the system at once.
+
+    It would keep ever larger ones, up to 32 MiB, of which a walk frees thousands: as much memory
+    again as the streams take. Afterwards those limits hold, to which glibc would have risen.
+    """
+    mallopt = None
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def small_batches(
