@@ -50,7 +50,7 @@ from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
 #: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
 #: same, and the product of all of them would take longer than everything else.
 _ROWS_PER_COLUMN = 8
-_ROWS_PER_HIDDEN_UNIT = 4
+_ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 16384
 #: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
 #: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
 _WIDE = torch.float32
@@ -270,7 +270,7 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
     centre = config.centre_keys and step.block.kind != "time"
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
-    limit = _ROWS_PER_COLUMN * linears["q"].in_features // len(step.inputs) + 1
+    limits = _shares(_ROWS_PER_COLUMN * linears["q"].in_features, step.inputs)
     with _inputs_of({"x": linears["q"], "y": linears["k"], "c": linears["o"]}) as seen:
         for index, stream in enumerate(step.inputs):
             step.run(index)
@@ -281,9 +281,9 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
-            queries.add(_thin(_rows(x, valid), limit))
-            keys.add(_thin(_rows(y, key_valid), limit))
-            values.add(_thin(_rows(c, valid), limit))
+            queries.add(_thin(_rows(x, valid), limits[index]))
+            keys.add(_thin(_rows(y, key_valid), limits[index]))
+            values.add(_thin(_rows(c, valid), limits[index]))
             distances += _distances(valid, stream, longest)
     second = values.second
     if config.value_moments == "inputs":
@@ -296,11 +296,11 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
     """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
     last: Any = loaded.model.get_submodule(step.block.projections["wo"])
     products = _Products(last.in_features, last.weight.device, precision=_WIDE)
-    limit = _ROWS_PER_HIDDEN_UNIT * last.in_features // len(step.inputs) + 1
+    limits = _shares(_rows_for_units(last.in_features), step.inputs)
     with _inputs_of({"h": last}) as seen:
         for index in range(len(step.inputs)):
             step.run(index)
-            products.add(_thin(_rows(seen["h"], step.valid[index]), limit))
+            products.add(_thin(_rows(seen["h"], step.valid[index]), limits[index]))
     return HiddenMoments(products.second.to(torch.float64))
 
 
@@ -364,6 +364,16 @@ def _rows(states: Tensor, valid: Tensor | None) -> Tensor:
     return states.flatten(0, -2) if valid is None else states[valid]
 
 
+def _shares(limit: int, batches: Sequence[Tensor]) -> list[int]:
+    """How many of ``limit`` rows each batch may give: the same for every series."""
+    series = sum(len(batch) for batch in batches)
+    return [limit * len(batch) // series + 1 for batch in batches]
+
+
+def _rows_for_units(units: int) -> int:
+    return max(_ROWS_PER_HIDDEN_UNIT * units, _FEWEST_ROWS)
+
+
 def _thin(rows: Tensor, limit: int) -> Tensor:
     return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
 
@@ -417,8 +427,8 @@ def _latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tensor, Ten
     readers: list[Any] = [loaded.model.get_submodule(h.name) for h in plan.heads if h.latent]
     weights = [getattr(reader, role).weight.detach() for reader in readers for role in "kv"]
     products = _Products(weights[0].shape[1], weights[0].device)
-    limit = _ROWS_PER_COLUMN * weights[0].shape[1] // len(step.encoded) + 1
-    for states, valid in zip(step.encoded, step.key_valid, strict=True):
+    limits = _shares(_ROWS_PER_COLUMN * weights[0].shape[1], step.encoded)
+    for states, valid, limit in zip(step.encoded, step.key_valid, limits, strict=True):
         products.add(_thin(_rows(states, valid), limit))
     read = torch.zeros_like(products.second)
     for weight in weights:
@@ -573,7 +583,8 @@ def fold_patch_(
     if plan.kept == plan.d_ff:
         return
     products = _Products(plan.d_ff + plan.in_features + 1, module.output_layer.weight.device)
-    limit = _ROWS_PER_HIDDEN_UNIT * plan.d_ff // len(batches) + 1
+    limits = _shares(_rows_for_units(plan.d_ff), [b.context for b in batches])
+    limit = 0
 
     def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
         x = args[0].detach().flatten(0, -2)
@@ -584,7 +595,8 @@ def fold_patch_(
 
     handle = module.register_forward_hook(see)
     try:
-        for batch in batches:
+        for index, batch in enumerate(batches):
+            limit = limits[index]
             run_teacher_forced(loaded, batch)
     finally:
         handle.remove()
