@@ -606,7 +606,10 @@ def pretrain(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a Chronos-Bolt or Chronos-T5 from scratch on synthetic series."""
+    """Train a Chronos-Bolt or Chronos-T5 from scratch on synthetic series.
+
+    With a schedule in the recipe it is compressed by design: a head size of its own for each layer.
+    """
     import torch
 
     from tscompress.files import check_output
@@ -636,6 +639,8 @@ def pretrain(
 def _trained(final: Path | None, output: Path) -> str:
     if final is None:
         return f"stopped; everything is saved. Go on with --resume --output {output}"
+    if (final / "plan.json").exists():
+        return f"saved {final}; stock chronos opens it after `import tscompress.pipelines`"
     return f"saved {final}"
 
 

@@ -5,6 +5,9 @@ weights, and the learning rate is a function of the step: a run that was stopped
 weights it would have had. Losses are the ones of the official training code (pinball on
 instance-normalised targets for Bolt, cross-entropy on tokens for T5), with one addition for T5:
 ``label_smoothing_bins`` spreads a target token over its neighbours on the value axis.
+
+With a ``schedule`` the model is compressed by design (paper sec. 5, Tables 3 and 4): each attention
+block has a head size of its own from the first step on.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,22 +32,32 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
+from tscompress.architectures import describe
+from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.corpus import CorpusConfig, SyntheticCorpus
 from tscompress.data import training_series
-from tscompress.errors import DivergenceError, RecipeError
+from tscompress.errors import DivergenceError, RecipeError, VerificationError
+from tscompress.factored import unique_tensors, write_factored
 from tscompress.files import new_directory
+from tscompress.heads import replace_heads_
+from tscompress.loading import build_empty, load
+from tscompress.plan import Plan
+from tscompress.planning import PowerLawSchedule, fold_plan_of
 from tscompress.training import (
     Bucket,
     StopRequest,
     TrainingState,
     draw_bucket,
     load_training_state,
+    read_training_record,
     save_training_state,
     split_windows,
 )
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 QUANTILE_LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
+#: Of a recipe: what a run that goes on must not change. Shapes are compared with the checkpoint's.
+_SETTLED = ("schedule", "embedding_from", "freeze_embedding")
 
 
 class Stage(BaseModel):
@@ -66,7 +79,7 @@ class Architecture(BaseModel):
     model_config = _STRICT
 
     d_model: int = Field(ge=1)
-    d_kv: int = Field(ge=1)
+    d_kv: int = Field(ge=1, description="of every head; with a schedule, the most that one gets")
     d_ff: int = Field(ge=1)
     num_layers: int = Field(ge=1)
     num_decoder_layers: int = Field(ge=1)
@@ -86,6 +99,9 @@ class PretrainRecipe(BaseModel):
     family: Literal["chronos-bolt", "chronos-t5"]
     name: str
     architecture: Architecture
+    schedule: PowerLawSchedule | None = Field(
+        default=None, description="head size by depth; null: d_kv everywhere"
+    )
     corpus: CorpusConfig = CorpusConfig()
     real_series: tuple[str, ...] = Field(
         default=(), description="collections from tscompress.data.training_series"
@@ -101,8 +117,12 @@ class PretrainRecipe(BaseModel):
     max_grad_norm: float = Field(default=1.0, gt=0)
     missing_probability: float = Field(default=0.1, ge=0, le=1)
     token_embedding: Literal["fourier", "normal"] = Field(
-        default="fourier", description="T5: initial token table"
+        default="fourier", description="T5: initial token table, but for embedding_from"
     )
+    embedding_from: str | None = Field(
+        default=None, description="model whose embedding to start from; null: from scratch"
+    )
+    freeze_embedding: bool = Field(default=False, description="leave the embedding as it starts")
     precision: Literal["no", "bf16"] = "bf16"
     seed: int = 0
     checkpoint_minutes: float = Field(default=5.0, gt=0)
@@ -134,7 +154,40 @@ class PretrainRecipe(BaseModel):
 
 
 def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
-    """A randomly initialised model of the recipe's shape, in float32."""
+    """A randomly initialised model of the recipe's shape, in float32.
+
+    Raises
+    ------
+    RecipeError
+        ``embedding_from`` is of another family or shape.
+    ModelLoadError
+        It cannot be read.
+    """
+    model = _fresh_model(recipe, *design(recipe))
+    if recipe.embedding_from is not None:
+        reuse_embedding_(model, recipe.family, recipe.embedding_from)
+    return model
+
+
+def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
+    """The config, and the head size of each block where they differ and no config can name them.
+
+    Head sizes are ceil(d_0 (1 + i)^alpha), at most ``architecture.d_kv``; cross-attention counts
+    after all encoder layers (paper sec. 5). If they come out alike, they stand in the config.
+    """
+    config = _config(recipe)
+    if recipe.schedule is None:
+        return config, None
+    empty = build_empty(recipe.family, config.to_dict())
+    plan = fold_plan_of(empty, describe(recipe.family, empty), recipe.schedule)
+    if plan.uniform_sizes is None:
+        return config, plan
+    config.d_kv = plan.uniform_sizes[0]
+    return config, None
+
+
+def _config(recipe: PretrainRecipe) -> T5Config:
+    """The stock config of the recipe's shape, whatever its schedule."""
     shape = recipe.architecture
     common: dict[str, Any] = {
         "d_model": shape.d_model,
@@ -158,7 +211,7 @@ def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
             "quantiles": list(QUANTILE_LEVELS),
             "use_reg_token": True,
         }
-        config = T5Config(
+        return T5Config(
             **common,
             initializer_factor=0.05,
             chronos_config=chronos_config,
@@ -167,7 +220,6 @@ def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
             vocab_size=2,
             architectures=["ChronosBoltModelForForecasting"],
         )
-        return ChronosBoltModelForForecasting(config)
     chronos_config = {
         "tokenizer_class": "MeanScaleUniformBins",
         "tokenizer_kwargs": {"low_limit": -15.0, "high_limit": 15.0},
@@ -184,20 +236,86 @@ def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
         "top_k": shape.top_k,
         "top_p": 1.0,
     }
-    config = T5Config(
+    return T5Config(
         **common,
         vocab_size=shape.vocab_size,
         chronos_config=chronos_config,
         chronos_pipeline_class="ChronosPipeline",
         architectures=["T5ForConditionalGeneration"],
     )
-    model = T5ForConditionalGeneration(config)
-    if recipe.token_embedding == "fourier":
-        centers = ChronosConfig(**chronos_config).create_tokenizer().centers
-        table = fourier_token_embedding(centers, shape.d_model)
-        with torch.no_grad():
-            model.shared.weight[2 : 2 + len(table)] = table
+
+
+def _fresh_model(recipe: PretrainRecipe, config: T5Config, plan: Plan | None) -> PreTrainedModel:
+    """A randomly initialised model of ``config``, with the heads of ``plan`` in it."""
+    if recipe.family == "chronos-bolt":
+        model = ChronosBoltModelForForecasting(config)
+    else:
+        model = T5ForConditionalGeneration(config)
+        if recipe.token_embedding == "fourier":
+            centers = ChronosConfig(**config.chronos_config).create_tokenizer().centers
+            table = fourier_token_embedding(centers, config.d_model)
+            with torch.no_grad():
+                model.shared.weight[2 : 2 + len(table)] = table
+    if plan is not None:
+        # Feed-forwards keep their size, and with it the weights they have been given.
+        for head in plan.heads:
+            initialize_heads_(replace_heads_(model, head), config.initializer_factor)
     return model
+
+
+def initialize_heads_(attention: nn.Module, factor: float) -> None:
+    """Draw q, k, v, o as T5 does for heads of this size.
+
+    W_Q has the standard deviation ``factor`` (d_model d_kv)^{-1/2}, which stands in for the
+    division of the scores by d_kv^{1/2}; W_K and W_V have ``factor`` d_model^{-1/2}, and W_O has
+    ``factor`` (heads d_kv)^{-1/2}. The relative position bias is left alone.
+    """
+    projections: Any = attention
+    q, k, v, o = projections.q, projections.k, projections.v, projections.o
+    d_model, head_size = q.in_features, q.out_features // projections.n_heads
+    nn.init.normal_(q.weight, std=factor * (d_model * head_size) ** -0.5)
+    nn.init.normal_(k.weight, std=factor * d_model**-0.5)
+    nn.init.normal_(v.weight, std=factor * d_model**-0.5)
+    nn.init.normal_(o.weight, std=factor * o.in_features**-0.5)
+
+
+def reuse_embedding_(model: PreTrainedModel, family: str, source: str) -> None:
+    """Copy the embedding of the trained model ``source`` into ``model`` (paper Table 3).
+
+    T5: the token table, which is the output layer too. Bolt: the patch embedding and the table of
+    special tokens.
+
+    Raises
+    ------
+    RecipeError
+        ``source`` is of another family, or its embedding of another shape.
+    ModelLoadError
+        It cannot be read.
+    """
+    loaded = load(source)
+    if loaded.family != family:
+        raise RecipeError(
+            f"embedding_from: {source!r} is a {loaded.family} model; the recipe's family is "
+            f"{family}."
+        )
+    given = _embedding(loaded.model)
+    wanted = _embedding(model)
+    for name, parameter in wanted.items():
+        shapes = [tuple(tensor.shape) for tensor in (given[name], parameter)]
+        if shapes[0] != shapes[1]:
+            raise RecipeError(
+                f"embedding_from: {name} of {source!r} is {shapes[0]}; the recipe's architecture "
+                f"makes it {shapes[1]}."
+            )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(given[name])
+
+
+def _embedding(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What turns series into the vectors that the first layer reads, by name."""
+    parts = ("shared.", "input_patch_embedding.")
+    return {name: p for name, p in model.named_parameters() if name.startswith(parts)}
 
 
 def fourier_token_embedding(
@@ -348,20 +466,36 @@ def pretrain(
     report: Callable[[Progress], None] = lambda progress: None,
     log_every: int = 20,
 ) -> Path | None:
-    """Train and write ``output/model`` (stock-loadable) and ``output/log.jsonl``.
+    """Train and write ``output/model`` and ``output/log.jsonl``.
 
-    Stops after the current step on Ctrl-C or SIGTERM with everything saved, and returns None;
-    ``resume`` goes on from there.
+    The model is a plain checkpoint that stock chronos loads, or a factored one if the recipe's
+    schedule gives layers different head sizes. Stops after the current step on Ctrl-C or SIGTERM
+    with everything saved, and returns None; ``resume`` goes on from there.
 
     Raises
     ------
+    RecipeError
+        There is nothing to resume, it was begun with another schedule or embedding, or
+        ``embedding_from`` does not fit.
+    ModelLoadError
+        ``embedding_from`` cannot be read.
     DivergenceError
         The loss is not finite; the last checkpoint stays as it was.
+    VerificationError
+        A factored checkpoint does not load back bit-equal; the training state is kept.
     """
+    checkpoint = output / "checkpoint"
+    if resume:
+        _check_settled(recipe, checkpoint)
     set_seed(recipe.seed)
     AcceleratorState._reset_state()  # or a second run in a process keeps the precision of the first
     accelerator = Accelerator(mixed_precision=recipe.precision, cpu=not torch.cuda.is_available())
-    model = build_model(recipe)
+    config, plan = design(recipe)
+    model = _fresh_model(recipe, config, plan)
+    if recipe.embedding_from is not None and not resume:  # a checkpoint has it
+        reuse_embedding_(model, recipe.family, recipe.embedding_from)
+    for parameter in _embedding(model).values():
+        parameter.requires_grad_(not recipe.freeze_embedding)
     optimizer = torch.optim.AdamW(
         _parameter_groups(model, recipe),
         lr=recipe.learning_rate,
@@ -370,7 +504,6 @@ def pretrain(
     )
     loss_of = loss_function(model)
     corpora = stage_corpora(recipe)
-    checkpoint = output / "checkpoint"
     first = load_training_state(checkpoint, model, optimizer).step if resume else 0
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     wrapped.train()
@@ -420,32 +553,92 @@ def pretrain(
                 log.flush()
                 report(progress)
             if now - last_saved > 60 * recipe.checkpoint_minutes:
-                save_training_state(checkpoint, model, optimizer, TrainingState(step))
+                save_training_state(
+                    checkpoint, model, optimizer, TrainingState(step, _settled(recipe))
+                )
                 last_saved = now
-        save_training_state(checkpoint, model, optimizer, TrainingState(step))
+        save_training_state(checkpoint, model, optimizer, TrainingState(step, _settled(recipe)))
     if step < recipe.total_steps:
         return None
     with new_directory(output / "model", force=True) as directory:
-        save_pretrained(model, directory)
+        save_pretrained(model, directory, plan)
     return output / "model"
 
 
-def save_pretrained(model: PreTrainedModel, directory: Path) -> None:
-    """Write the weights in bfloat16 and a config that old and new readers understand."""
+def _settled(recipe: PretrainRecipe) -> dict[str, str]:
+    """What a run that goes on must not change, as text."""
+    content = recipe.model_dump(mode="json")
+    return {name: json.dumps(content[name]) for name in _SETTLED}
+
+
+def _check_settled(recipe: PretrainRecipe, checkpoint: Path) -> None:
+    """Refuse to go on from a checkpoint with another schedule or embedding.
+
+    Raises
+    ------
+    RecipeError
+        Names the first key that differs.
+    """
+    record = read_training_record(checkpoint)
+    for name, value in _settled(recipe).items():
+        begun = record.get(name, "false" if name == "freeze_embedding" else "null")
+        if begun != value:
+            raise RecipeError(
+                f"{str(checkpoint)!r} was begun with {name} {begun}; the recipe says {value}. "
+                "Resume with the recipe it was begun with, or choose another output."
+            )
+
+
+def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None = None) -> None:
+    """Write the weights in bfloat16 and a config that old and new readers understand.
+
+    With ``plan``, the head sizes of ``model``, a factored checkpoint that is loaded back and
+    compared.
+
+    Raises
+    ------
+    VerificationError
+        The factored checkpoint does not load back bit-equal.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     half = copy.deepcopy(model).to(torch.bfloat16)
     half.config.dtype = torch.bfloat16
+    if plan is not None:
+        # Both names: transformers 4 reads torch_dtype, 5 reads dtype.
+        dtypes = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
+        base_config = json.loads(half.config.to_json_string()) | dtypes
+        write_factored(half, plan, base_config, directory)
+        _verify(half, directory)
+        return
     half.save_pretrained(directory)
     path = directory / "config.json"
     config = json.loads(path.read_text())
-    config["torch_dtype"] = "bfloat16"  # transformers 4 reads this key, 5 reads dtype
+    config["torch_dtype"] = "bfloat16"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def _verify(model: PreTrainedModel, directory: Path) -> None:
+    """Load ``directory`` afresh and compare weights and one forward pass, bit for bit."""
+    reloaded = load(directory)
+    ours, theirs = unique_tensors(model), unique_tensors(reloaded.model)
+    if ours.keys() != theirs.keys() or not all(torch.equal(ours[n], theirs[n]) for n in ours):
+        raise VerificationError("the weights do not load back as they were in memory.")
+    wave = torch.sin(torch.arange(2 * 56.0) / 3).reshape(2, 56)
+    probe = CalibrationBatch(wave[:, :48], wave[:, 48:])
+    in_memory = replace(reloaded, model=model.cpu().requires_grad_(True).eval())
+    reloaded.model.requires_grad_(True)  # frozen weights take another path through matmul
+    outputs = [run_teacher_forced(one, probe) for one in (in_memory, reloaded)]
+    name = "logits" if "logits" in outputs[0] else "quantile_preds"
+    if not torch.equal(outputs[0][name], outputs[1][name]):
+        raise VerificationError("the saved model predicts differently than the one in memory.")
+
+
 def _parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str, Any]]:
-    """Decayed matrices, the rest, and relative position biases at a rate of their own."""
+    """What is trained: decayed matrices, the rest, and position biases at a rate of their own."""
     groups: dict[str, list[nn.Parameter]] = {"matrix": [], "other": [], "position": []}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if "relative_attention_bias" in name:
             groups["position"].append(parameter)
         else:
