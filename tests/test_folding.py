@@ -582,7 +582,7 @@ def padded(batch: CalibrationBatch, steps: int = 16) -> CalibrationBatch:
 @pytest.mark.parametrize("part", ["qk", "vo", "feed-forward", "input", "output"])
 def test_padding_does_not_count(checkpoint: Path, part: str) -> None:
     original = load(checkpoint)
-    config = CALIBRATION.model_copy(update={"num_series": 40, "batch_size": 20})
+    config = CALIBRATION.model_copy(update={"num_series": 40, "batch_size": 8})
     batches = calibration_batches(original, config, waves(40))
     hidden = [layer.name for layer in fold_plan(original.model, original.architecture).hidden]
     patches = [name for name in hidden if "patch" in name]
@@ -593,11 +593,13 @@ def test_padding_does_not_count(checkpoint: Path, part: str) -> None:
         "vo": {"vo": 4},
         "feed-forward": {"hidden": {name: 20 for name in hidden if name not in patches}},
     }.get(part, {"hidden": {f"{part}_patch_embedding": 20}})
-    alone = folded(checkpoint, batches=batches, **sizes)
-    among = folded(checkpoint, batches=[padded(batch) for batch in batches], **sizes)
+    # A path that is drawn may turn elsewhere for the least rounding.
+    fold = FOLD.model_copy(update={"continuations": "true"})
+    alone = folded(checkpoint, fold, batches=batches, **sizes)
+    among = folded(checkpoint, fold, batches=[padded(batch) for batch in batches], **sizes)
     # Of units that say the same either may stay, so what is compared is what they say.
     # The output layer sees few and similar rows: its fit magnifies rounding.
-    tolerance = 3e-5 if part == "output" else 1e-6
+    tolerance = {"output": 3e-5, "feed-forward": 1e-5}.get(part, 1e-6)
     assert distance(outputs(among, batches), outputs(alone, batches)) < tolerance
 
 

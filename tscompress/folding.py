@@ -233,16 +233,18 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
     # What reaches the projection gives the outputs too; as long as it is narrow, it is kept.
     narrow = 4 * linear.in_features <= linear.out_features
     reached = []
-    with _inputs_of({"u": linear}) as seen:
+    with _inputs_of({"u": linear}) as seen, torch.no_grad():
         for index in range(len(step.inputs)):
             step.run(index)
-            target = step.target(index)
             u = seen["u"].transpose(0, 1) if _is_group(step) else seen["u"]  # [B, S, n]
-            products.add(_rows(u, step.valid[index]), _rows(target, step.valid[index]))
+            # What is still missing, not the whole: nothing then cancels in a fit of no change.
+            missing = step.target(index) - linear(u)
+            products.add(_rows(u, step.valid[index]), _rows(missing, step.valid[index]))
             if narrow:
                 reached.append(u)
-    weight = least_squares(products.cross, products.second, linear.weight, config.damping)
-    fill_(linear.weight, weight, step.block.name)
+    still = torch.zeros_like(linear.weight)
+    change = least_squares(products.cross, products.second, still, config.damping)
+    fill_(linear.weight, linear.weight.detach().to(torch.float64) + change, step.block.name)
     if narrow:
         with torch.no_grad():
             for index, u in enumerate(reached):
@@ -392,7 +394,7 @@ def _is_group(step: Step) -> bool:
 
 def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
     """Mean over the keys that share a query's group and time step, ``[S, B, d]``."""
-    mask: Tensor = step.arguments[index][1]["attention_mask"]  # additive, [S, 1, B, B]
+    mask: Tensor = step.call(index)[1]["attention_mask"]  # additive, [S, 1, B, B]
     seen = (mask[:, 0] > -1).to(y.dtype)
     means: Tensor = seen @ y / seen.sum(-1, keepdim=True).clamp_min(1)
     return means

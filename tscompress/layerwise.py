@@ -35,7 +35,8 @@ class Recording:
     Attributes
     ----------
     arguments
-        Sublayer to ``(args, kwargs)`` of each batch, without the residual stream.
+        Sublayer to ``(args, kwargs)`` of each batch, without the residual stream; see
+        :meth:`Step.call`.
     entries
         Stack to the residual stream that enters it, ``[B, S, d_model]`` of each batch.
     encoder_valid, decoder_valid
@@ -84,15 +85,42 @@ class Step:
         assert self.reference is not None
         return self.reference[index] - self.inputs[index]
 
+    def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the sublayer is called with on batch ``index``, besides streams."""
+        args, kwargs = self.arguments[index]
+        return args, {k: v.tensor() if isinstance(v, _Sum) else v for k, v in kwargs.items()}
+
     @torch.no_grad()
     def run(self, index: int, stream: Tensor | None = None) -> Tensor:
         """The stream after the sublayer for batch ``index``, as the module is now."""
-        args, kwargs = self.arguments[index]
+        args, kwargs = self.call(index)
         if self.encoded is not None and "key_value_states" in kwargs:
             kwargs = {**kwargs, "key_value_states": self.encoded[index]}
         output = self.module(self.inputs[index] if stream is None else stream, *args, **kwargs)
         result: Tensor = output if isinstance(output, Tensor) else output[0]
         return result
+
+
+class _Sum:
+    """A mask or position bias ``[B, H, T, S]``, held as terms that may be far smaller.
+
+    T5 adds the mask of each batch to the position bias of all.
+    """
+
+    def __init__(self, shape: torch.Size, *terms: Tensor) -> None:
+        self.shape, self.terms = shape, terms
+
+    def tensor(self) -> Tensor:
+        return sum(self.terms[1:], start=self.terms[0]).expand(self.shape)
+
+
+def _narrowed(value: Tensor) -> Tensor:
+    """``value`` with size 1 along rows, heads and queries where it is the same for all."""
+    for dim in range(3):
+        first = value.narrow(dim, 0, 1)
+        if value.shape[dim] > 1 and torch.equal(value, first.expand_as(value)):
+            value = first
+    return value.clone()
 
 
 class _Recorded(Exception):
@@ -173,21 +201,33 @@ def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool)
     handles = []
     known: list[Tensor] = []
 
-    def shared(value: Any) -> Any:
-        """The same position bias or mask as in another batch, so that it is held once.
-
-        Where all rows are masked alike, it is held for one row.
-        """
-        if not isinstance(value, Tensor) or value.ndim != 4:
-            return value
-        if len(value) > 1 and torch.equal(value, value[:1].expand_as(value)):
-            rows = len(value)
-            return shared(value[:1].clone()).expand(rows, -1, -1, -1)
+    def shared(value: Tensor) -> Tensor:
+        """The same as in another batch, or the corner of it, so that it is held once."""
+        value = _narrowed(value)
+        rows, heads, queries, keys = value.shape
         for other in known:
-            if other is value or (other.shape == value.shape and torch.equal(other, value)):
-                return other
+            corner = other[:rows, :heads, :queries, :keys]
+            if corner.shape == value.shape and torch.equal(corner, value):
+                return corner
         known.append(value)
         return value
+
+    def held(key: str, kwargs: dict[str, Any]) -> Any:
+        value, mask = kwargs[key], kwargs.get("attention_mask")
+        if not isinstance(value, Tensor) or value.ndim != 4:
+            return value
+        if (
+            key == "position_bias"
+            and isinstance(mask, Tensor)
+            and mask.is_floating_point()
+            and len(mask) == len(value) > 1
+        ):
+            fullest = int(mask.flatten(1).sum(1).argmax())
+            row = slice(fullest, fullest + 1)
+            parts = value[row], mask - mask[row]
+            if torch.equal(parts[0] + parts[1], value):
+                return _Sum(value.shape, shared(parts[0]), shared(parts[1]))
+        return _Sum(value.shape, shared(value))
 
     def see_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mask = kwargs.get("attention_mask")
@@ -210,8 +250,8 @@ def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool)
         ) -> None:
             # Without a cache every pass starts afresh. The encoder's output comes from the walk.
             kept = {
-                key: None if key == "key_value_states" else shared(value)
-                for key, value in kwargs.items()
+                key: None if key == "key_value_states" else held(key, kwargs)
+                for key in kwargs
                 if not key.startswith("past_key_value")
             }
             calls.append((args[1:], kept))
@@ -366,4 +406,5 @@ def small_batches(
         for start in range(0, len(batch.context), rows):
             chosen = slice(start, start + rows)
             parts.append(CalibrationBatch(batch.context[chosen], batch.target[chosen]))
-    return parts
+    # The longest first: position biases of shorter ones are corners of theirs.
+    return sorted(parts, key=lambda part: -part.context.shape[1])
