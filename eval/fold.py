@@ -150,7 +150,7 @@ def switch_trials(bed: Bed) -> list[Trial]:
         {"order": "original", "refit": "layer"},
     )
     if bed.original.family == "chronos-t5":
-        switches += ({"continuations": "true"},)
+        switches += ({"continuations": "given"},)
     trials = [Trial(f"d_kv {head_size}", heads)]
     trials += [Trial(_label(head_size, s), heads, FoldConfig(**s)) for s in switches]
     trials += [

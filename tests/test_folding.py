@@ -336,7 +336,7 @@ def test_every_option_changes_the_weights(
 
 
 def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, FOLD.model_copy(update={"continuations": "true"}), **HALVES)
+    loaded = folded(checkpoint, FOLD.model_copy(update={"continuations": "given"}), **HALVES)
     default = weights(folded(checkpoint, FOLD, **HALVES))
     alike = all(torch.equal(weight, default[name]) for name, weight in weights(loaded).items())
     assert alike == (loaded.family != "chronos-t5")
@@ -594,7 +594,7 @@ def test_padding_does_not_count(checkpoint: Path, part: str) -> None:
         "feed-forward": {"hidden": {name: 20 for name in hidden if name not in patches}},
     }.get(part, {"hidden": {f"{part}_patch_embedding": 20}})
     # A path that is drawn may turn elsewhere for the least rounding.
-    fold = FOLD.model_copy(update={"continuations": "true"})
+    fold = FOLD.model_copy(update={"continuations": "given"})
     alone = folded(checkpoint, fold, batches=batches, **sizes)
     among = folded(checkpoint, fold, batches=[padded(batch) for batch in batches], **sizes)
     # Of units that say the same either may stay, so what is compared is what they say.

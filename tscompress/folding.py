@@ -77,7 +77,7 @@ class FoldConfig(BaseModel):
         What output projections are fitted to: ``none``, what the ``layer`` put out itself, or what
         brings the ``residual`` stream of the model folded so far back to the original's.
     continuations
-        What the decoder of Chronos-T5 reads after a context: the ``true`` steps, or ``both`` these
+        What the decoder of Chronos-T5 reads after a context: the ``given`` steps, or ``both`` these
         and, after the shorter half of the contexts, a path that the original draws, as when it
         forecasts.
     frequencies
@@ -95,7 +95,7 @@ class FoldConfig(BaseModel):
     value_sweeps: int = Field(default=10, ge=0)
     order: Literal["compressed", "original"] = "compressed"
     refit: Literal["residual", "layer", "none"] = "residual"
-    continuations: Literal["true", "both"] = "both"
+    continuations: Literal["given", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
     select: Literal["greedy", "leverage"] = "greedy"
     damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
