@@ -255,6 +255,7 @@ def test_chronos2_of_the_true_shape(tmp_path: Path, size: int, tolerance: float 
         torch.manual_seed(0)
         config = tiny_chronos2().config
         shape = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+        shape["initializer_factor"] = 0.05  # with that of tiny models forecasts overflow
         model = Chronos2Model(Chronos2CoreConfig(**{**config.to_dict(), **shape}))
     model.save_pretrained(tmp_path / "chronos-2")
     loaded = load(tmp_path / "chronos-2")
