@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,18 @@ def read_series(path: str | Path) -> LabelledSeries:
         raise DataError(
             f"{path.name!r} has suffix {path.suffix!r}; supported: {', '.join(sorted(_READERS))}."
         )
-    try:
+    with naming_file(path):
         series = reader(path)
+    if not any(np.isfinite(values).any() for values in series):
+        raise DataError(f"{path.name!r} has no series with an observed value.")
+    return series
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Turns whatever a reader raises over a bad file into one DataError that names it."""
+    try:
+        yield
     except ImportError as error:
         raise DataError(
             f"{path.name!r} needs {error.name}; install it with pip install 'tscompress[arrow]'."
@@ -99,9 +110,6 @@ def read_series(path: str | Path) -> LabelledSeries:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path.name!r} cannot be read: {reason}.") from None
-    if not any(np.isfinite(values).any() for values in series):
-        raise DataError(f"{path.name!r} has no series with an observed value.")
-    return series
 
 
 def check_no_leak(series: Sequence[FloatArray]) -> None:

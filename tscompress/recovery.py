@@ -1,8 +1,9 @@
 """Recovery: minutes of distillation from the original win back what surgery lost.
 
 The student learns to forecast as its teacher does, on synthetic series, the user's own, or both.
-The batch of a step and its losses do not depend on how many processes share it, and a checkpoint
-has everything: a run of a number of steps that was stopped or killed goes on to the same weights.
+The batch of a step does not depend on how many processes share it, nor do its losses but for
+rounding, and a checkpoint has everything: a run of a number of steps that was stopped or killed
+goes on to the same weights.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from tscompress.data import (
     first_of,
     floats,
     json_lines_targets,
+    naming_file,
     read_series,
     sort_by_time,
 )
@@ -79,7 +80,7 @@ def _file_series(path: Path) -> Iterator[FloatArray]:
         ".arrow": _arrow_frames,
         ".feather": _arrow_frames,
     }
-    try:
+    with naming_file(path):
         if suffix in (".jsonl", ".json"):
             with path.open(encoding="utf-8") as stream:
                 for _, rows in json_lines_targets(stream):
@@ -88,13 +89,6 @@ def _file_series(path: Path) -> Iterator[FloatArray]:
             yield from _table_series(path, readers[suffix](path))
         else:
             read_series(path)  # which says what is supported
-    except ImportError as error:
-        raise DataError(
-            f"{path.name!r} needs {error.name}; install it with pip install 'tscompress[arrow]'."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path.name!r} cannot be read: {reason}.") from None
 
 
 # --------------------------------------------------------------------------------------------------
