@@ -230,7 +230,7 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
     wide = linear.in_features > linear.out_features
     precision = _WIDE if wide else torch.float64
     products = _Products(linear.in_features, linear.weight.device, linear.out_features, precision)
-    # What reaches the projection gives the outputs too; as long as it is narrow, it is kept.
+    # What reaches the projection gives the outputs too; while it is far narrower, it is kept.
     narrow = 4 * linear.in_features <= linear.out_features
     reached = []
     with _inputs_of({"u": linear}) as seen, torch.no_grad():
