@@ -27,11 +27,12 @@ from typing import Any
 
 import pandas as pd
 import torch
+from fold import HELD_OUT, REFERENCES, folded_parameters, mean_loss
 from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
+from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.evaluation import relative
 from tscompress.files import write_text_atomically
@@ -41,11 +42,8 @@ from tscompress.planning import fold_plan
 from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
-from tscompress.sensitivity import forecast_loss
 from tscompress.surgery import keep_layers_
 
-REFERENCES = ("reference/bolt", "reference/t5")
-HELD_OUT = CalibrationConfig(num_series=128, seed=7)
 _TIMED_STEPS = 20
 
 
@@ -142,7 +140,7 @@ class Bed:
         return {
             "model": self.model,
             "trial": trial.label,
-            "parameters": parameters(recovered) / parameters(self.original),
+            "parameters": folded_parameters(recovered) / folded_parameters(self.original),
             "seed": seed,
             "data": "synthetic and real" if real else "synthetic",
             **{f"{name} before": value for name, value in before.items()},
@@ -154,16 +152,6 @@ class Bed:
             "series/s": sum(rates) / len(rates),
             "fine-tuning series/s": fine_tuning_rate(self.original, config),
         }
-
-
-def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
-    """Forecast loss of each observed target, over all batches."""
-    sums, counts = zip(*(forecast_loss(loaded, batch) for batch in batches), strict=True)
-    return float(sum(sums)) / sum(counts)
-
-
-def parameters(loaded: LoadedModel) -> int:
-    return sum(parameter.numel() for parameter in loaded.model.parameters())
 
 
 def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
