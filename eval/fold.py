@@ -13,9 +13,8 @@ folds cross-attention alone, into one latent of the encoder's output or into sma
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite
 (Chronos-T5 with common random numbers), and the forecast loss on held-out synthetic windows (for
-Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is synthetic, or with
-`--real` on the real series of the pretraining recipe, which no evaluation suite holds: what a user
-who gives series of their own would get. Nothing here has seen the evaluation data. Both models
+Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is on synthetic and real
+series, or on what `--source` says; of the real ones no evaluation suite holds any. Both models
 compute in float32 on the weights as they are stored, which is bfloat16 for the references.
 """
 
@@ -34,11 +33,16 @@ from rich.console import Console
 import tscompress
 from tscompress.api import score
 from tscompress.budgets import Budget
-from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
+from tscompress.calibration import (
+    MIXED,
+    OWN_SOURCES,
+    SYNTHETIC,
+    CalibrationBatch,
+    CalibrationConfig,
+    calibration_batches,
+)
 from tscompress.candidates import choose_factored
-from tscompress.corpus import FloatArray
 from tscompress.costs import CostModel
-from tscompress.data import training_series
 from tscompress.evaluation import EvaluationResult, relative
 from tscompress.files import write_text_atomically
 from tscompress.folding import FoldConfig
@@ -46,7 +50,7 @@ from tscompress.latency import Workload
 from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
-from tscompress.recipe import EvaluationConfig, load_pretrain_recipe
+from tscompress.recipe import EvaluationConfig
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
 
 REFERENCES = ("reference/bolt", "reference/t5")
@@ -56,7 +60,7 @@ SIZES = (
     (32, 1.0), (16, 1.0), (8, 1.0), (4, 1.0), (64, 0.5), (64, 0.25),
     (32, 0.75), (16, 0.5), (8, 0.25),
 )  # fmt: skip
-HELD_OUT = CalibrationConfig(num_series=128, seed=7)
+HELD_OUT = CalibrationConfig(source=SYNTHETIC, num_series=128, seed=7)
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,17 @@ class Trial:
     label: str
     plan: Plan
     fold: FoldConfig = field(default_factory=FoldConfig)
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    calibration: CalibrationConfig | None = None
 
 
 class Bed:
     """An original, its scores and its losses: what every trial is held against."""
 
     def __init__(
-        self, model: str, max_series: int | None, console: Console, *, real: bool = False
+        self, model: str, max_series: int | None, console: Console, *, source: str = MIXED
     ) -> None:
         self.model = model
-        self.series: list[FloatArray] | None = None
-        if real:
-            recipe = load_pretrain_recipe(f"recipes/pretrain/{model.rsplit('/', 1)[-1]}-tiny.yaml")
-            self.series = training_series(recipe.real_series)
+        self.calibration = CalibrationConfig(source=source)
         self.console = console
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(model, dtype="float32")
@@ -105,8 +106,7 @@ class Bed:
                 self.model,
                 plan=trial.plan,
                 fold=trial.fold,
-                calibration=trial.calibration,
-                series=self.series,
+                calibration=trial.calibration or self.calibration,
             )
             cast_parameters_(folded.model, torch.float32)
             result = score(folded.forecaster, trial.label, self.config)
@@ -157,6 +157,8 @@ def switch_trials(bed: Bed) -> list[Trial]:
         Trial(f"d_kv {head_size}, {n} series", heads, calibration=CalibrationConfig(num_series=n))
         for n in (64, 256, 1024)
     ]
+    synthetic = CalibrationConfig(source=SYNTHETIC)
+    trials.append(Trial(f"d_kv {head_size}, source synthetic", heads, calibration=synthetic))
     of_hidden: tuple[dict[str, Any], ...] = (
         {},
         {"select": "leverage"},
@@ -165,6 +167,8 @@ def switch_trials(bed: Bed) -> list[Trial]:
         {"order": "original", "refit": "layer"},
     )
     trials += [Trial(_label(f"{ff_ratio:.1%}", s), hidden, FoldConfig(**s)) for s in of_hidden]
+    label = f"d_ff {ff_ratio:.1%}, source synthetic"
+    trials.append(Trial(label, hidden, calibration=synthetic))
     return trials
 
 
@@ -201,7 +205,7 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
         plan = fold_plan(original.model, original.architecture, qk=uneven, vo=uneven)
         trials.append(Trial(f"decoder at {2 * size}, the rest at {size // 2}", plan))
     sensitivity = measure_sensitivity(
-        original, calibration_batches(original, CalibrationConfig(num_series=128), bed.series),
+        original, calibration_batches(original, CalibrationConfig(num_series=128)),
         fold=FoldConfig(), layers=False,
     )  # fmt: skip
     heads_only = sensitivity.model_copy(
@@ -261,22 +265,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
-    parser.add_argument("--real", action="store_true", help="calibrate on real series")
+    parser.add_argument(
+        "--source", choices=OWN_SOURCES, default=MIXED, help="calibration series, default: mixed"
+    )
     parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
     parser.add_argument(
         "--size", action="append", type=_size, help="for sizes: D_KV,SHARE of hidden units"
     )
     arguments = parser.parse_args()
     console = Console()
+    suffix = "" if arguments.source == MIXED else f"-{arguments.source}"
     for model in arguments.model or REFERENCES:
-        bed = Bed(model, arguments.max_series, console, real=arguments.real)
+        bed = Bed(model, arguments.max_series, console, source=arguments.source)
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),
             "latent": lambda bed=bed: latent_trials(bed),
             "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
         }[arguments.what]()
-        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}{'-real' if arguments.real else ''}"
+        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}{suffix}"
         rows = []
         for row in bed.rows(trials):
             rows.append(row)

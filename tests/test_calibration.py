@@ -22,12 +22,17 @@ from tscompress.calibration import (
     run_teacher_forced,
 )
 from tscompress.corpus import FloatArray
-from tscompress.data import LabelledSeries, read_series
+from tscompress.data import (
+    TRAINING_COLLECTIONS,
+    LabelledSeries,
+    read_series,
+    training_series,
+)
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel, load
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
-CONFIG = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+CONFIG = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 LONGEST = 56
 
 
@@ -239,6 +244,30 @@ def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
     assert batches[-1].context.shape[1] == 40
 
 
+def test_half_are_real_series_unless_told_otherwise(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    mixed = rows(calibration_batches(loaded, CalibrationConfig(num_series=12, context_length=40)))
+    invented = rows(calibration_batches(loaded, changed(num_series=6)))
+    collected = training_series(TRAINING_COLLECTIONS)
+    assert len(mixed) == 12
+    if loaded.family == "chronos-2":  # those of a group are mixed with one another
+        return
+    assert sum(any(is_part_of(row, [other]) for other in invented) for row in mixed) == 6
+    assert sum(is_part_of(row, collected) for row in mixed) == 6
+
+
+def is_part_of(row: FloatArray, series: Sequence[FloatArray]) -> bool:
+    """Whether the observed values of ``row`` are a stretch of one of ``series``."""
+    observed = row[np.isfinite(row)]
+    return any(
+        len(values) >= len(observed)
+        and (np.lib.stride_tricks.sliding_window_view(values, len(observed)) == observed)
+        .all(axis=1)
+        .any()
+        for values in series
+    )
+
+
 def test_batches_break_where_the_length_changes(bolt: LoadedModel) -> None:
     series = [constant(1, 30)] * 6 + [constant(2, 45)] * 6
     shapes = [tuple(b.context.shape) for b in calibration_batches(bolt, CONFIG, series)]
@@ -354,8 +383,7 @@ def test_moments_of_groups_count_every_row(chronos2: LoadedModel) -> None:
 
 def test_a_model_draws_its_own_continuations(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-t5"])
-    config = CalibrationConfig(num_series=8, context_length=24, batch_size=4)
-    batches = calibration_batches(loaded, config)
+    batches = calibration_batches(loaded, changed(num_series=8, context_length=24))
     before = torch.get_rng_state()
     drawn = drawn_continuations(loaded, batches)
     assert torch.equal(torch.get_rng_state(), before)

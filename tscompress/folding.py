@@ -25,10 +25,13 @@ from tscompress.calibration import CalibrationBatch, drawn_continuations, run_te
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.layerwise import (
+    POSITIONS_AT_ONCE,
     Step,
+    fast_precision,
     record,
     record_entry,
     returning_memory,
+    runs_of,
     small_batches,
     walk,
 )
@@ -50,7 +53,8 @@ from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
 #: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
 #: same, and the product of all of them would take longer than everything else.
 _ROWS_PER_COLUMN = 8
-_ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 16384
+_ENOUGH_POSITIONS = 16384
+_ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 8192
 #: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
 #: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
 _WIDE = torch.float32
@@ -85,6 +89,9 @@ class FoldConfig(BaseModel):
         ``free``, as many of those whose scores vary most, for a factored checkpoint.
     select
         Hidden units by ``greedy`` selection, or by ridge ``leverage``.
+    precision
+        Of the forward passes; by default bfloat16 where the hardware multiplies in it. What the
+        layers add up to, moments and fits are in float32 or float64.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -98,6 +105,7 @@ class FoldConfig(BaseModel):
     continuations: Literal["given", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
     select: Literal["greedy", "leverage"] = "greedy"
+    precision: Literal["float32", "bfloat16"] | None = None
     damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
 
     @model_validator(mode="after")
@@ -191,6 +199,7 @@ def fold_(
         on_compressed=config.order == "compressed",
         residual_targets=config.refit == "residual",
         encoder_entry=entry,
+        precision=_precision(loaded, config),
     )
     for step in steps:
         name = step.block.name
@@ -222,33 +231,41 @@ def fold_(
     return plan.model_copy(update={"heads": tuple(heads.values())})
 
 
+def _precision(loaded: LoadedModel, config: FoldConfig) -> torch.dtype:
+    if config.precision is None:
+        return fast_precision(next(loaded.model.parameters()).device)
+    return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+
+
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
     """Fit the last projection of a sublayer to the step's targets, on what now reaches it."""
     if step.reference is None:
         return
     linear: Any = getattr(module, role)
-    wide = linear.in_features > linear.out_features
-    precision = _WIDE if wide else torch.float64
-    products = _Products(linear.in_features, linear.weight.device, linear.out_features, precision)
-    # What reaches the projection gives the outputs too; while it is far narrower, it is kept.
-    narrow = 4 * linear.in_features <= linear.out_features
+    products = _Products(linear.in_features, linear.weight.device, linear.out_features, _WIDE)
     reached = []
     with _inputs_of({"u": linear}) as seen, torch.no_grad():
-        for index in range(len(step.inputs)):
-            step.run(index)
-            u = seen["u"].transpose(0, 1) if _is_group(step) else seen["u"]  # [B, S, n]
-            # What is still missing, not the whole: nothing then cancels in a fit of no change.
-            missing = step.target(index) - linear(u)
-            products.add(_rows(u, step.valid[index]), _rows(missing, step.valid[index]))
-            if narrow:
-                reached.append(u)
+        if step.positionwise:
+            for rows, reference in _chosen_rows(step, _rows_for_units(linear.in_features)):
+                missing = reference - step.run(0, rows[None])[0]
+                products.add(seen["u"][0], missing)
+        else:
+            # What reaches the projection gives the outputs too; while far narrower, it is kept.
+            narrow = 4 * linear.in_features <= linear.out_features
+            for index, valid in enumerate(step.valid):
+                # What is still missing, not the whole: nothing then cancels in a fit of no change.
+                missing = step.reference[index] - step.run(index)
+                u = seen["u"].transpose(0, 1) if _is_group(step) else seen["u"]  # [B, S, n]
+                products.add(_rows(u, valid), _rows(missing, valid))
+                if narrow:
+                    reached.append(u)
     still = torch.zeros_like(linear.weight)
     change = least_squares(products.cross, products.second, still, config.damping)
     fill_(linear.weight, linear.weight.detach().to(torch.float64) + change, step.block.name)
-    if narrow:
+    if reached:
         with torch.no_grad():
             for index, u in enumerate(reached):
-                step.inputs[index] = step.inputs[index] + linear(u)
+                step.inputs[index] = step.inputs[index] + linear(u.to(linear.weight.dtype))
         step.moved = True
 
 
@@ -272,9 +289,16 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
     centre = config.centre_keys and step.block.kind != "time"
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
-    limits = _shares(_ROWS_PER_COLUMN * linears["q"].in_features, step.inputs)
+    # Of many positions every second or third batch says enough. Not so for group attention: only
+    # every second batch has groups at all.
+    positions = sum(stream.shape[:2].numel() for stream in step.inputs)
+    stride = 1 if _is_group(step) else max(1, positions // _ENOUGH_POSITIONS)
+    chosen = range(0, len(step.inputs), stride)
+    rows = _ROWS_PER_COLUMN * linears["q"].in_features
+    limits = _shares(rows, [step.inputs[index] for index in chosen])
     with _inputs_of({"x": linears["q"], "y": linears["k"], "c": linears["o"]}) as seen:
-        for index, stream in enumerate(step.inputs):
+        for index, limit in zip(chosen, limits, strict=True):
+            stream = step.inputs[index]
             step.run(index)
             x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
             valid, key_valid = step.valid[index], step.key_valid[index]
@@ -283,9 +307,9 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
-            queries.add(_thin(_rows(x, valid), limits[index]))
-            keys.add(_thin(_rows(y, key_valid), limits[index]))
-            values.add(_thin(_rows(c, valid), limits[index]))
+            queries.add(_thin(_rows(x, valid), limit))
+            keys.add(_thin(_rows(y, key_valid), limit))
+            values.add(_thin(_rows(c, valid), limit))
             distances += _distances(valid, stream, longest)
     second = values.second
     if config.value_moments == "inputs":
@@ -298,11 +322,10 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
     """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
     last: Any = loaded.model.get_submodule(step.block.projections["wo"])
     products = _Products(last.in_features, last.weight.device, precision=_WIDE)
-    limits = _shares(_rows_for_units(last.in_features), step.inputs)
     with _inputs_of({"h": last}) as seen:
-        for index in range(len(step.inputs)):
-            step.run(index)
-            products.add(_thin(_rows(seen["h"], step.valid[index]), limits[index]))
+        for rows, _ in _chosen_rows(step, _rows_for_units(last.in_features)):
+            step.run(0, rows[None])
+            products.add(seen["h"][0])
     return HiddenMoments(products.second.to(torch.float64))
 
 
@@ -364,6 +387,23 @@ def _inputs_of(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
 def _rows(states: Tensor, valid: Tensor | None) -> Tensor:
     """``[N, d]`` of the valid positions of ``[B, S, d]``."""
     return states.flatten(0, -2) if valid is None else states[valid]
+
+
+def _chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some of the positions that reach ``step``, and the reference there, ``[N, d]`` each.
+
+    Where positions do not see each other, only those that count need to be run, and those of small
+    batches side by side. Without a reference it is what reaches the step once more.
+    """
+    limits = _shares(limit, step.inputs)
+
+    def chosen(index: int, states: Tensor) -> Tensor:
+        return _thin(_rows(states, step.valid[index]), limits[index])
+
+    for group in runs_of(limits, POSITIONS_AT_ONCE):
+        streams = step.inputs, step.reference or step.inputs
+        rows, reference = (torch.cat([chosen(i, states[i]) for i in group]) for states in streams)
+        yield rows, reference
 
 
 def _shares(limit: int, batches: Sequence[Tensor]) -> list[int]:

@@ -25,6 +25,8 @@ from tscompress.loading import LoadedModel
 
 Block = AttentionBlock | FeedForward
 _STEPS_PER_BATCH = 1024
+#: Of a feed-forward, run side by side.
+POSITIONS_AT_ONCE = 4096
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -65,6 +67,8 @@ class Step:
         The original's stream after the sublayer, if the sublayer is asked to reach it.
     valid, key_valid
         Positions that are real, of queries and of keys.
+    precision
+        Of the products in :meth:`run`; what they add up to is float32.
     moved
         ``inputs`` hold what comes out of the changed sublayer; set by whoever changed it and put it
         there.
@@ -78,17 +82,18 @@ class Step:
     valid: list[Tensor | None]
     key_valid: list[Tensor | None]
     encoded: list[Tensor] | None
+    precision: torch.dtype = torch.float32
     moved: bool = False
-
-    def target(self, index: int) -> Tensor:
-        """What the sublayer should add to batch ``index``, ``[B, S, d_model]``."""
-        assert self.reference is not None
-        return self.reference[index] - self.inputs[index]
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the sublayer is called with on batch ``index``, besides streams."""
         args, kwargs = self.arguments[index]
         return args, {k: v.tensor() if isinstance(v, _Sum) else v for k, v in kwargs.items()}
+
+    @property
+    def positionwise(self) -> bool:
+        """Whether positions do not see each other."""
+        return isinstance(self.block, FeedForward)
 
     @torch.no_grad()
     def run(self, index: int, stream: Tensor | None = None) -> Tensor:
@@ -96,7 +101,10 @@ class Step:
         args, kwargs = self.call(index)
         if self.encoded is not None and "key_value_states" in kwargs:
             kwargs = {**kwargs, "key_value_states": self.encoded[index]}
-        output = self.module(self.inputs[index] if stream is None else stream, *args, **kwargs)
+        stream = self.inputs[index] if stream is None else stream
+        half = self.precision != torch.float32
+        with torch.autocast(stream.device.type, self.precision if half else None, enabled=half):
+            output = self.module(stream, *args, **kwargs)
         result: Tensor = output if isinstance(output, Tensor) else output[0]
         return result
 
@@ -289,6 +297,7 @@ def walk(
     on_compressed: bool,
     residual_targets: bool,
     encoder_entry: list[Tensor] | None = None,
+    precision: torch.dtype = torch.float32,
 ) -> Iterator[Step]:
     """Every sublayer in order; whoever iterates may change the module before asking for the next.
 
@@ -302,6 +311,8 @@ def walk(
         Carry the original's stream along and say what each sublayer should add to reach it.
     encoder_entry
         What enters the encoder of the changed model, if the embedding of the input changed.
+    precision
+        Of the products in the layers.
     """
     model: Any = loaded.model
     architecture = loaded.architecture
@@ -343,27 +354,49 @@ def walk(
             valid=valid,
             key_valid=recording.encoder_valid if is_cross else valid,
             encoded=encoded["changed" if on_compressed else "original"],
+            precision=precision,
         )
         if carry_original:
             reference = Step(**{**vars(step), "inputs": original, "encoded": encoded["original"]})
-            if on_compressed:
-                _replace_(original, reference.run)
-            else:  # statistics are still to be taken on what enters
-                original = [reference.run(index) for index in range(len(original))]
+            if not on_compressed:  # statistics are still to be taken on what enters
+                original = list(original)
+            _advance_(original, reference)
             step.reference = original if residual_targets else None
             del reference
         yield step
         if on_compressed and not step.moved:
-            _replace_(changed, step.run)
+            _advance_(changed, step)
         # Whoever iterates still holds the step; it must not hold the streams as well.
         step.inputs, step.reference = [], None
 
 
 @torch.no_grad()
-def _replace_(stream: list[Tensor], moved: Callable[[int], Tensor]) -> None:
-    """Move a stream on batch by batch, so that no second one is ever held."""
-    for index in range(len(stream)):
-        stream[index] = moved(index)
+def _advance_(stream: list[Tensor], step: Step) -> None:
+    """Move a stream on through a sublayer part by part, so that no second one is ever held."""
+    sizes = [states.shape[:2].numel() for states in stream]
+    most = POSITIONS_AT_ONCE if step.positionwise else 0
+    for group in runs_of(sizes, most):
+        if len(group) == 1:
+            stream[group[0]] = step.run(group[0], stream[group[0]])
+            continue
+        rows = torch.cat([stream[index].flatten(0, 1) for index in group])
+        moved = torch.split(step.run(group[0], rows[None])[0], [sizes[index] for index in group])
+        for index, part in zip(group, moved, strict=True):
+            stream[index] = part.view_as(stream[index])
+
+
+def runs_of(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Consecutive indices whose sizes add up to at most ``most``, or one alone."""
+    group: list[int] = []
+    total = 0
+    for index, size in enumerate(sizes):
+        if group and total + size > most:
+            yield group
+            group, total = [], 0
+        group.append(index)
+        total += size
+    if group:
+        yield group
 
 
 @contextmanager
@@ -387,6 +420,16 @@ def returning_memory() -> Iterator[None]:
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
+def fast_precision(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies in it, several times faster; else float32."""
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        native = any(getattr(torch.cpu, check, lambda: False)() for check in checks)
+    return torch.bfloat16 if native else torch.float32
+
+
 def small_batches(
     loaded: LoadedModel, batches: Sequence[CalibrationBatch], steps: int = _STEPS_PER_BATCH
 ) -> list[CalibrationBatch]:
@@ -405,6 +448,14 @@ def small_batches(
             continue
         for start in range(0, len(batch.context), rows):
             chosen = slice(start, start + rows)
-            parts.append(CalibrationBatch(batch.context[chosen], batch.target[chosen]))
+            parts.append(_trimmed(batch.context[chosen], batch.target[chosen]))
     # The longest first: position biases of shorter ones are corners of theirs.
     return sorted(parts, key=lambda part: -part.context.shape[1])
+
+
+def _trimmed(context: Tensor, target: Tensor) -> CalibrationBatch:
+    """Without the steps on the left, and the last ones, that no row has."""
+    past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
+    first = int(past[0]) if len(past) else 0
+    end = int(ahead[-1]) + 1 if len(ahead) else target.shape[1]
+    return CalibrationBatch(context[:, first:], target[:, :end])

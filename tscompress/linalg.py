@@ -219,17 +219,19 @@ def fold_values(
     if not refit or float(C.diagonal().sum()) <= 0:
         return P, out.flatten(1)
     inverses = [_pseudo_inverse(C[head, head]) for head in heads] if sweeps else []
+    WC = W @ C
     for _ in range(sweeps):
         block = _block_diagonal(P)
-        out = least_squares(W @ C @ block.T, block @ C @ block.T, out.flatten(1)).view_as(out)
-        error = W - out.flatten(1) @ block
+        out = least_squares(WC @ block.T, block @ C @ block.T, out.flatten(1)).view_as(out)
+        EC = WC - out.flatten(1) @ (block @ C)  # E = W - W' P, what is lost
         for h, head in enumerate(heads):
-            error[:, head] += out[:, h] @ P[h]
             gram = _pseudo_inverse(out[:, h].T @ out[:, h])
-            P[h] = gram @ (out[:, h].T @ (error @ C[:, head])) @ inverses[h]
-            error[:, head] -= out[:, h] @ P[h]
+            without = EC[:, head] + out[:, h] @ (P[h] @ C[head, head])
+            better = gram @ (out[:, h].T @ without) @ inverses[h]
+            EC -= out[:, h] @ ((better - P[h]) @ C[head])
+            P[h] = better
     block = _block_diagonal(P)
-    return P, least_squares(W @ C @ block.T, block @ C @ block.T, out.flatten(1))
+    return P, least_squares(WC @ block.T, block @ C @ block.T, out.flatten(1))
 
 
 def shared_latent(G: Tensor, C: Roots, rank: int) -> tuple[Tensor, Tensor]:
@@ -319,10 +321,12 @@ def select_units(W: Tensor, C: Tensor, count: int, *, sketch: int = 128) -> Tens
         generator = torch.Generator().manual_seed(0)
         mix = torch.randn(sketch, len(W), generator=generator, dtype=torch.float64)
         W = mix.to(W.device) @ W
-    reach = W @ C  # [m, n]: E (what is not yet told) h^T
+    # In float32: which units stay is all that is asked.
+    reach = (W @ C).float()  # [m, n]: E (what is not yet told) h^T
+    C = C.float()
     left = C.diagonal().clone()  # variance of each unit that the chosen ones do not explain
-    floor = 1e-10 * float(left.max())
-    factor = torch.zeros(n, count, dtype=torch.float64, device=C.device)
+    floor = 1e-6 * float(left.max())
+    factor = torch.zeros(count, n, device=C.device)
     chosen = torch.zeros(n, dtype=torch.bool, device=C.device)
     for step in range(count):
         gain = reach.square().sum(0) / left.clamp_min(floor or 1.0)
@@ -333,10 +337,10 @@ def select_units(W: Tensor, C: Tensor, count: int, *, sketch: int = 128) -> Tens
         pivot = float(left[pick])
         if pivot <= floor:
             continue
-        column = C[:, pick] - factor[:, :step] @ factor[pick, :step]
-        factor[:, step] = column / math.sqrt(pivot)
-        reach.addr_(reach[:, pick] / pivot, column, alpha=-1)
-        left -= factor[:, step] ** 2
+        row = C[pick] - factor[:step, pick] @ factor[:step]
+        factor[step] = row / math.sqrt(pivot)
+        reach.addr_(reach[:, pick] / pivot, row, alpha=-1)
+        left -= factor[step] ** 2
     return chosen.nonzero()[:, 0]
 
 

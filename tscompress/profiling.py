@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from tscompress.architectures import FAMILIES, Architecture, AttentionBlock, FeedForward
 from tscompress.calibration import (
+    MIXED,
+    OWN_SOURCES,
     SYNTHETIC,
     CalibrationConfig,
     calibration_batches,
@@ -94,7 +96,7 @@ def profile(
     """
     tolerances = _check_epsilons(epsilons)
     corpus = None if calibration is None else _corpus_name(calibration, series)
-    if series is None and calibration is not None and calibration.source != SYNTHETIC:
+    if series is None and calibration is not None and calibration.source not in OWN_SOURCES:
         series = read_series(calibration.source)
     on_progress("embedding", 0, 1)
     embedding = profile_embedding(loaded, tolerances, series)
@@ -156,7 +158,8 @@ def _why_no_inputs(loaded: LoadedModel, calibration: CalibrationConfig | None) -
 def _corpus_name(calibration: CalibrationConfig, series: Sequence[FloatArray] | None) -> str:
     if series is not None:
         return f"{len(series)} given series"
-    return "synthetic series" if calibration.source == SYNTHETIC else calibration.source
+    own = {SYNTHETIC: "synthetic series", MIXED: "synthetic and real series"}
+    return own.get(calibration.source, calibration.source)
 
 
 def _singular_values(W: Tensor, name: str) -> Tensor:
