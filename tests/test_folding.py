@@ -552,7 +552,7 @@ def test_forward_passes_in_bfloat16_lead_to_nearly_the_same_weights(checkpoint: 
     original, exact = load(checkpoint), folded(checkpoint, **HALVES)
     near = folded(checkpoint, config, **HALVES)
     lost = distance(outputs(exact), outputs(original))
-    assert distance(outputs(near), outputs(original)) < 1.1 * lost
+    assert distance(outputs(near), outputs(original)) < max(1.2 * lost, 1e-4)
     assert all(weight.dtype == torch.float32 for weight in weights(near).values())
 
 

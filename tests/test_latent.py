@@ -136,7 +136,7 @@ def test_as_many_numbers_as_the_model_is_wide_lose_nothing(
     checkpoint: Path, refit: Any, implementation: str
 ) -> None:
     expected = outputs(loud(checkpoint))
-    loaded = folded(loud(checkpoint), D_MODEL, FoldConfig(refit=refit))
+    loaded = folded(loud(checkpoint), D_MODEL, FoldConfig(refit=refit, precision="float32"))
     use_attention_(loaded, implementation)
     assert_close(outputs(loaded), expected)
     for role in "qo":

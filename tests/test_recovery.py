@@ -56,7 +56,7 @@ from tscompress.serialization import CompressedModel, save
 from tscompress.suites import load_suite
 from tscompress.training import Bucket
 
-CALIBRATION = CalibrationConfig(num_series=16, context_length=48, batch_size=8)
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
 SHORT = {
     "steps": 6,

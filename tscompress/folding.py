@@ -90,8 +90,8 @@ class FoldConfig(BaseModel):
     select
         Hidden units by ``greedy`` selection, or by ridge ``leverage``.
     precision
-        Of the forward passes; by default bfloat16 where the hardware multiplies in it. What the
-        layers add up to, moments and fits are in float32 or float64.
+        Of feed-forwards while the model is run; by default bfloat16 where the hardware multiplies
+        in it. Attention, what the layers add up to, moments and fits are float32 or float64.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -242,7 +242,9 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
     if step.reference is None:
         return
     linear: Any = getattr(module, role)
-    products = _Products(linear.in_features, linear.weight.device, linear.out_features, _WIDE)
+    wide = step.positionwise or linear.in_features > linear.out_features
+    precision = _WIDE if wide else torch.float64
+    products = _Products(linear.in_features, linear.weight.device, linear.out_features, precision)
     reached = []
     with _inputs_of({"u": linear}) as seen, torch.no_grad():
         if step.positionwise:

@@ -68,7 +68,8 @@ class Step:
     valid, key_valid
         Positions that are real, of queries and of keys.
     precision
-        Of the products in :meth:`run`; what they add up to is float32.
+        Of the products of a feed-forward; what it adds to the stream is float32. Attention stays in
+        float32: softmax of unscaled scores magnifies their rounding, which a fit would then follow.
     moved
         ``inputs`` hold what comes out of the changed sublayer; set by whoever changed it and put it
         there.
@@ -102,7 +103,7 @@ class Step:
         if self.encoded is not None and "key_value_states" in kwargs:
             kwargs = {**kwargs, "key_value_states": self.encoded[index]}
         stream = self.inputs[index] if stream is None else stream
-        half = self.precision != torch.float32
+        half = self.positionwise and self.precision != torch.float32
         with torch.autocast(stream.device.type, self.precision if half else None, enabled=half):
             output = self.module(stream, *args, **kwargs)
         result: Tensor = output if isinstance(output, Tensor) else output[0]
@@ -312,7 +313,7 @@ def walk(
     encoder_entry
         What enters the encoder of the changed model, if the embedding of the input changed.
     precision
-        Of the products in the layers.
+        Of the products in feed-forwards.
     """
     model: Any = loaded.model
     architecture = loaded.architecture
