@@ -39,7 +39,7 @@ from tscompress.surgery import apply_fold_, keep_layers_
 D_MODEL, HEADS, SIZE = 24, 4, 8  # of the checkpoints in conftest
 FAMILIES = ("chronos-t5", "chronos-bolt")
 ATTENTION = ("eager", "sdpa")
-CALIBRATION = CalibrationConfig(num_series=6, context_length=48)
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=6, context_length=48)
 CROSS = "decoder.block.{}.layer.1.EncDecAttention"
 
 
