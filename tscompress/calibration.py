@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -143,7 +142,8 @@ def calibration_batches(
         real = count // 2 if config.source == MIXED else 0
         kinds.append(_synthetic_windows(rng, count - real, longest + horizon))
         if real:
-            collected = _collected()
+            # A test holds that none of them is of an evaluation suite.
+            collected = training_series(TRAINING_COLLECTIONS)
             kinds.append(_given_windows(rng, collected, real, config.stratify, longest + horizon))
     else:
         given = read_series(config.source) if series is None else series
@@ -236,14 +236,6 @@ def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[Fl
 # --------------------------------------------------------------------------------------------------
 # Given series
 # --------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _collected() -> tuple[FloatArray, ...]:
-    """The real series that come in a wheel, none of them of an evaluation suite."""
-    series = training_series(TRAINING_COLLECTIONS)
-    check_no_leak(series)
-    return tuple(series)
 
 
 class _Window(NamedTuple):
