@@ -157,7 +157,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         axes.axhline(1, color=GREY, linewidth=0.8)
         front = _front(means["latency"], means[metric])
         axes.step(
-            *front, where="post", color=GREY, linewidth=1, linestyle="--", label="best so far"
+            *front, where="post", color=GREY, linewidth=1, linestyle="--", label="Pareto front"
         )
         dense = means[means["kind"] == "dense"]
         axes.plot(dense["latency"], dense[metric], "*", color="black", ms=10, label="dense")

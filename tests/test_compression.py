@@ -46,7 +46,7 @@ from tscompress.planning import (
 from tscompress.recipe import load_recipe
 from tscompress.surgery import apply_plan_
 
-CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 METHODS = get_args(Method)
 
 

@@ -39,7 +39,7 @@ from tscompress.planning import fold_plan
 from tscompress.surgery import apply_fold_, keep_layers_
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
-CALIBRATION = CalibrationConfig(num_series=12, context_length=40, batch_size=4)
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 FOLD = FoldConfig(value_sweeps=2, precision="float32")
 
 

@@ -30,7 +30,7 @@ from tscompress.plan import Plan
 from tscompress.recipe import PlannedSchedule
 from tscompress.surgery import apply_fold_, keep_layers_
 
-CALIBRATION = CalibrationConfig(num_series=16, context_length=40, batch_size=8)
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig(value_sweeps=1)
 WORKLOAD = Workload(batch_size=2, context_length=48, horizon=8, num_samples=3, repeats=1, threads=1)
 LAYOUTS = ("folded", "factored")

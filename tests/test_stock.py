@@ -33,7 +33,7 @@ from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe
 from tscompress.serialization import save
 
-CALIBRATION = CalibrationConfig(num_series=16, context_length=64)
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=64)
 STOCK_CLASSES = {
     "chronos-t5": ["chronos.ChronosPipeline", "transformers.T5ForConditionalGeneration"],
     "chronos-bolt": ["chronos.ChronosBoltPipeline", "chronos.ChronosBoltModelForForecasting"],

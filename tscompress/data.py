@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -299,9 +300,7 @@ def training_series(collections: Iterable[str]) -> list[FloatArray]:
             raise RecipeError(
                 f"there is no collection {name!r}; available: {', '.join(TRAINING_COLLECTIONS)}."
             )
-        file, values, keys = TRAINING_COLLECTIONS[name]
-        found = _collection(file, values, keys)
-        series += [array for array in found if np.isfinite(array).sum() >= 16]
+        series += [array for array in _collection(name) if np.isfinite(array).sum() >= 16]
     return series
 
 
@@ -324,7 +323,9 @@ TRAINING_COLLECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
-def _collection(file: str, values: list[str], keys: list[str]) -> list[FloatArray]:
+@lru_cache
+def _collection(name: str) -> tuple[FloatArray, ...]:
+    file, values, keys = TRAINING_COLLECTIONS[name]
     frame = pd.read_csv(str(files("tsdata").joinpath("fpp3", file)))
     found: list[FloatArray] = []
     groups = [frame] if not keys else [group for _, group in frame.groupby(keys, dropna=False)]
@@ -334,4 +335,4 @@ def _collection(file: str, values: list[str], keys: list[str]) -> list[FloatArra
             observed = np.flatnonzero(np.isfinite(array))
             if observed.size:
                 found.append(array[observed[0] : observed[-1] + 1])
-    return found
+    return tuple(found)
