@@ -36,6 +36,7 @@ from tscompress.layerwise import record, walk
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
+from tscompress.recipe import load_recipe
 from tscompress.surgery import apply_fold_, keep_layers_
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
@@ -329,6 +330,7 @@ def by_default(checkpoints: dict[str, Path]) -> dict[str, dict[str, Tensor]]:
         {"refit": "none"},
         {"select": "leverage"},
         {"damping": 1.0},
+        {"precision": "bfloat16"},
     ],
     ids=str,
 )
@@ -547,7 +549,31 @@ DEGENERATE: dict[str, Any] = {
 }
 
 
-def test_forward_passes_in_bfloat16_lead_to_nearly_the_same_weights(checkpoint: Path) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_the_precision_is_that_of_the_machine_and_is_written_down(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr(folding, "multiplies_bfloat16", lambda device: native)
+    chosen = "bfloat16" if native else "float32"
+    found = [
+        tscompress.compress(
+            checkpoints["chronos-bolt"],
+            rank=4,
+            ff_ratio=0.5,
+            fold=FoldConfig(value_sweeps=1, precision=precision),  # type: ignore[arg-type]
+            calibration=CALIBRATION,
+        )
+        for precision in (None, chosen)
+    ]
+    first, second = (weights(one) for one in found)
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    saved = tscompress.save(found[0], tmp_path / "small")
+    assert load_recipe(saved / "recipe.yaml").fold.precision == chosen
+    provenance = json.loads((saved / "provenance.json").read_text())
+    assert provenance["calibration"]["precision"] == chosen
+
+
+def test_feed_forwards_in_bfloat16_lead_to_nearly_the_same_outputs(checkpoint: Path) -> None:
     config = FOLD.model_copy(update={"precision": "bfloat16"})
     original, exact = load(checkpoint), folded(checkpoint, **HALVES)
     near = folded(checkpoint, config, **HALVES)

@@ -310,6 +310,8 @@ def compress_loaded_(
         record["series"] = sum(len(batch.context) for batch in batches)
     original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":
+        recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
+        record["precision"] = recipe.fold.precision
         _fold_(loaded, recipe, plan, batches, on_progress)
     else:
         _factor_(loaded, recipe, plan, batches, on_progress)

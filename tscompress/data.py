@@ -334,5 +334,6 @@ def _collection(name: str) -> tuple[FloatArray, ...]:
             array = floats(group[column])
             observed = np.flatnonzero(np.isfinite(array))
             if observed.size:
+                array.setflags(write=False)  # it is handed out again and again
                 found.append(array[observed[0] : observed[-1] + 1])
     return tuple(found)

@@ -27,7 +27,7 @@ from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.layerwise import (
     POSITIONS_AT_ONCE,
     Step,
-    fast_precision,
+    multiplies_bfloat16,
     record,
     record_entry,
     returning_memory,
@@ -114,6 +114,13 @@ class FoldConfig(BaseModel):
             raise ValueError("order original has no residual stream to fit to; refit: layer")
         return self
 
+    def resolved(self, loaded: LoadedModel) -> FoldConfig:
+        """With the precision of this machine in place of null."""
+        if self.precision is not None:
+            return self
+        native = multiplies_bfloat16(next(loaded.model.parameters()).device)
+        return self.model_copy(update={"precision": "bfloat16" if native else "float32"})
+
 
 @dataclass
 class AttentionMoments:
@@ -172,6 +179,7 @@ def fold_(
         A decomposition failed or gave values that are not finite; names the layer.
     """
     plan = settle_fold_plan(loaded.model, loaded.architecture, plan)
+    config = config.resolved(loaded)
     heads = {head.name: head for head in plan.heads}
     hidden = {entry.name: entry for entry in plan.hidden}
     total = len(heads) + len(hidden)
@@ -199,7 +207,7 @@ def fold_(
         on_compressed=config.order == "compressed",
         residual_targets=config.refit == "residual",
         encoder_entry=entry,
-        precision=_precision(loaded, config),
+        precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
     )
     for step in steps:
         name = step.block.name
@@ -229,12 +237,6 @@ def fold_(
         fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
-
-
-def _precision(loaded: LoadedModel, config: FoldConfig) -> torch.dtype:
-    if config.precision is None:
-        return fast_precision(next(loaded.model.parameters()).device)
-    return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
 
 
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:

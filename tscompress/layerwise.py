@@ -421,14 +421,14 @@ def returning_memory() -> Iterator[None]:
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
-def fast_precision(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies in it, several times faster; else float32."""
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware itself multiplies in bfloat16, several times faster than in float32."""
     if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-        native = any(getattr(torch.cpu, check, lambda: False)() for check in checks)
-    return torch.bfloat16 if native else torch.float32
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
 def small_batches(
