@@ -244,14 +244,15 @@ def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
     assert batches[-1].context.shape[1] == 40
 
 
-def test_half_are_real_series_unless_told_otherwise(checkpoint: Path) -> None:
-    loaded = load(checkpoint)
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_half_are_real_series_unless_told_otherwise(
+    checkpoints: dict[str, Path], family: str
+) -> None:
+    loaded = load(checkpoints[family])
     mixed = rows(calibration_batches(loaded, CalibrationConfig(num_series=12, context_length=40)))
     invented = rows(calibration_batches(loaded, changed(num_series=6)))
     collected = training_series(TRAINING_COLLECTIONS)
     assert len(mixed) == 12
-    if loaded.family == "chronos-2":  # those of a group are mixed with one another
-        return
     assert sum(any(is_part_of(row, [other]) for other in invented) for row in mixed) == 6
     assert sum(is_part_of(row, collected) for row in mixed) == 6
 
@@ -341,6 +342,14 @@ def test_related_series_of_several_lengths_and_none_observed() -> None:
     assert [len(values) for values in related] == [20, 30, 30, 40]
     assert all(np.isfinite(values).all() and values.dtype == np.float32 for values in related)
     np.testing.assert_allclose(related[3], windows[3], rtol=1e-5)  # nothing else is as long
+
+
+def test_a_gap_in_one_series_reaches_those_it_is_mixed_into() -> None:
+    windows = [noise(30, seed) for seed in range(4)]
+    windows[1][7] = np.nan
+    windows.append(noise(30, 4))
+    related = _related(np.random.default_rng(0), windows)
+    assert [np.isnan(values).nonzero()[0].tolist() for values in related] == [[7]] * 4 + [[]]
 
 
 def test_groups_reach_the_model(chronos2: LoadedModel) -> None:

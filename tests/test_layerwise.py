@@ -1,0 +1,152 @@
+"""A model run one sublayer at a time gives what it gives as a whole, however it is cut up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tscompress
+from tscompress import folding, layerwise
+from tscompress.calibration import (
+    CalibrationBatch,
+    CalibrationConfig,
+    calibration_batches,
+    run_teacher_forced,
+)
+from tscompress.folding import FoldConfig
+from tscompress.layerwise import (
+    Step,
+    multiplies_bfloat16,
+    record,
+    runs_of,
+    small_batches,
+    sublayer_of,
+    walk,
+)
+from tscompress.loading import LoadedModel, load
+
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(0, 120))
+def test_runs_keep_the_order_and_the_limit(sizes: list[int], most: int) -> None:
+    groups = list(runs_of(sizes, most))
+    assert [index for group in groups for index in group] == list(range(len(sizes)))
+    totals = [sum(sizes[index] for index in group) for group in groups]
+    assert all(len(g) == 1 or total <= most for g, total in zip(groups, totals, strict=True))
+    for total, following in zip(totals, groups[1:], strict=False):  # as long as it can be
+        assert total + sizes[following[0]] > most
+
+
+def outputs_by_row(loaded: LoadedModel, batches: list[CalibrationBatch]) -> dict[bytes, Tensor]:
+    """Observed values of a row to what the model says of it."""
+    found = {}
+    for batch in batches:
+        output: Any = run_teacher_forced(loaded, batch)
+        predicted = output.logits if "logits" in output else output.quantile_preds
+        for context, target, values in zip(batch.context, batch.target, predicted, strict=True):
+            row = torch.cat([context[context.isfinite()], target[target.isfinite()]])
+            steps = int(target.isfinite().sum())
+            if loaded.family == "chronos-t5":  # a token a step; what follows the target is padding
+                values = values[:steps]
+            found[row.numpy().tobytes()] = values.detach()
+    return found
+
+
+def test_smaller_batches_hold_the_same_rows_and_lead_to_the_same_outputs(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    batches = calibration_batches(loaded, CALIBRATION)
+    parts = small_batches(loaded, batches, steps=64)
+    expected, found = outputs_by_row(loaded, batches), outputs_by_row(loaded, parts)
+    assert found.keys() == expected.keys()
+    for row, values in expected.items():
+        torch.testing.assert_close(found[row], values, rtol=1e-4, atol=1e-4)
+    config: Any = loaded.model.config
+    stride = config.chronos_config.get("input_patch_stride", 1)
+    alone = [part for part in parts if part.group_ids is None]
+    assert all(len(p.context) == 1 or p.context.numel() <= 64 * stride for p in alone)
+    if stride == 1:
+        assert len(parts) > len(batches)
+        assert all(part.context.isfinite().any(0)[0] for part in parts)  # nothing but padding went
+    else:  # groups see each other, and a patch is one position
+        grouped = [len(b.context) for b in batches if b.group_ids is not None]
+        assert sorted(len(p.context) for p in parts if p.group_ids is not None) == sorted(grouped)
+
+
+def test_rows_of_small_batches_side_by_side_lead_to_the_same_weights(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folded() -> dict[str, Tensor]:
+        model = tscompress.compress(
+            load(checkpoint),
+            rank=4,
+            ff_ratio=0.5,
+            fold=FoldConfig(value_sweeps=1, precision="float32"),
+            calibration=CALIBRATION,
+        )
+        return dict(model.model.named_parameters())
+
+    together = folded()
+    for module in (layerwise, folding):
+        monkeypatch.setattr(module, "POSITIONS_AT_ONCE", 1)
+    alone = folded()
+    for name, weight in together.items():
+        torch.testing.assert_close(alone[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def steps_of(loaded: LoadedModel) -> dict[str, Step]:
+    """The first step of each kind of attention, on the original's streams."""
+    recording = record(loaded, calibration_batches(loaded, CALIBRATION))
+    kinds = {sublayer_of(block): block.kind for block in loaded.architecture.attention}
+    found: dict[str, Step] = {}
+    for step in walk(loaded, recording, on_compressed=False, residual_targets=False):
+        kind = kinds.get(sublayer_of(step.block))
+        if kind is not None and kind not in found:
+            found[kind] = Step(**{**vars(step), "inputs": list(step.inputs)})
+    return found
+
+
+def test_moments_of_many_positions_come_from_every_other_batch(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for group attention: every other batch of Chronos-2 has no groups."""
+    loaded = load(checkpoint)
+    for kind, step in steps_of(loaded).items():
+        ran: list[int] = []
+        original = Step.run
+
+        def run(step: Step, index: int, stream: Tensor | None = None) -> Tensor:
+            ran.append(index)  # noqa: B023 - called before the next turn
+            return original(step, index, stream)  # noqa: B023
+
+        positions = sum(stream.shape[:2].numel() for stream in step.inputs)
+        with monkeypatch.context() as patch:
+            patch.setattr(folding, "_ENOUGH_POSITIONS", positions // 2)
+            patch.setattr(Step, "run", run)
+            folding.attention_moments(loaded, step, FoldConfig())
+        everything = list(range(len(step.inputs)))
+        assert len(everything) > 2
+        assert ran == (everything if kind == "group" else everything[::2])
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("vectors", [False, True])
+def test_bfloat16_is_used_where_the_hardware_multiplies_in_it(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, vectors: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: vectors, raising=False)
+    assert multiplies_bfloat16(torch.device("cpu")) == (tiles or vectors)
+    assert not multiplies_bfloat16(torch.device("meta"))
+
+
+def test_a_torch_that_cannot_tell_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.delattr(torch.cpu, check, raising=False)
+    assert not multiplies_bfloat16(torch.device("cpu"))
