@@ -204,19 +204,31 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
         }
         plan = fold_plan(original.model, original.architecture, qk=uneven, vo=uneven)
         trials.append(Trial(f"decoder at {2 * size}, the rest at {size // 2}", plan))
-    sensitivity = measure_sensitivity(
-        original, calibration_batches(original, CalibrationConfig(num_series=128)),
-        fold=FoldConfig(), layers=False,
-    )  # fmt: skip
-    heads_only = sensitivity.model_copy(
-        update={"parts": tuple(part for part in sensitivity.parts if part.kind != "hidden")}
-    )
-    costs = CostModel(original.family, original.model, Workload(), bytes_per_number=4)
-    limit = costs.of_plan(trials[0].plan).parameters
-    chosen = choose_factored(heads_only, costs, Budget(measure="parameters", limit=limit))
-    plan = fold_plan(original.model, original.architecture, qk=chosen.qk, vo=chosen.vo)
+    plan = BlockPlanner(original).plan(trials[0].plan)
     trials.append(Trial("by block, as measured", plan))
     return trials
+
+
+class BlockPlanner:
+    """Head sizes by block, chosen by what each was measured to cost; hidden units stay."""
+
+    def __init__(self, original: LoadedModel) -> None:
+        self.original = original
+        batches = calibration_batches(original, CalibrationConfig(num_series=128))
+        found = measure_sensitivity(original, batches, fold=FoldConfig(), layers=False)
+        whole = {"sizes": (), "losses": ()}
+        parts = tuple(
+            part.model_copy(update=whole) if part.kind == "hidden" else part for part in found.parts
+        )
+        self.sensitivity = found.model_copy(update={"parts": parts})
+        self.costs = CostModel(original.family, original.model, Workload(), bytes_per_number=4)
+
+    def plan(self, like: Plan) -> Plan:
+        """At most as many parameters as ``like`` has."""
+        limit = Budget(measure="parameters", limit=self.costs.of_plan(like).parameters)
+        chosen = choose_factored(self.sensitivity, self.costs, limit)
+        model, architecture = self.original.model, self.original.architecture
+        return fold_plan(model, architecture, qk=chosen.qk, vo=chosen.vo)
 
 
 def latent_trials(bed: Bed) -> list[Trial]:

@@ -1,33 +1,43 @@
-"""Folding, truncated SVD and activation-aware SVD on the reference checkpoints (paper Table 2).
+"""Folding and factoring on the reference checkpoints (paper Table 2), in one run.
 
     python eval/methods.py --output eval/results/methods [--max-series 100] [--model reference/bolt]
 
 Each row is one compressed model against its original: the share of attention parameters kept, the
 ratios of WQL and MASE on the offline suite (Chronos-T5 with common random numbers), and the ratio
-of latencies of the two models taking turns in one process.
+of latencies, for which all models take turns in one process. `fold` has one head size everywhere,
+a plain checkpoint; `fold by block` as many parameters, shared out among blocks, queries and values
+by what each was measured to cost, a factored one; `svd` and `activation-svd` have two factors a
+layer. A second table sets each folded model beside what else is no slower, and a figure shows
+latency against quality. Everything computes in float32 on weights as they are stored.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from fold import BlockPlanner
 from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.evaluation import SEASONAL_NAIVE, relative
+from tscompress.evaluation import relative
+from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.files import write_text_atomically
 from tscompress.latency import Workload, bench
-from tscompress.loading import load
+from tscompress.loading import LoadedModel, cast_parameters_, load
+from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
-METHODS = ("fold", "svd", "activation-svd")
+BY_BLOCK = "fold by block"
+METHODS = ("fold", BY_BLOCK, "svd", "activation-svd")
 HEAD_SIZE = 64
+#: Latencies closer than this are called equal.
+TOLERANCE = 0.02
 WORKLOADS = {
     "chronos-bolt": Workload(batch_size=32, context_length=512, horizon=64, repeats=15, warmup=3),
     "chronos-t5": Workload(
@@ -36,63 +46,60 @@ WORKLOADS = {
 }
 
 
-def measure(
-    model: str, methods: Sequence[str], max_series: int | None, console: Console
-) -> list[dict[str, Any]]:
-    """Rows of every method and ratio, for one model; the first is the original itself."""
-    config = EvaluationConfig(max_series=max_series, batch_size=64)
-    original = load(model, dtype="float32")
-    naive = score(SEASONAL_NAIVE, SEASONAL_NAIVE, config)
-    dense = score(original.forecaster, model, config)
-    against_naive = relative(dense, naive)
-    rows: list[dict[str, Any]] = [
-        {"model": model, "method": "dense", "attention": 1.0, "WQL": 1.0, "MASE": 1.0,
-         "latency": 1.0, "parameters": 1.0,
-         "WQL / seasonal naive": against_naive["WQL"],
-         "MASE / seasonal naive": against_naive["MASE"]},
-    ]  # fmt: skip
+def compressed_models(
+    name: str, original: LoadedModel, methods: Sequence[str]
+) -> Iterator[tuple[str, tscompress.CompressedModel]]:
+    """Every method at every share of the attention parameters."""
+    planner = BlockPlanner(original) if BY_BLOCK in methods else None
     for method in methods:
         for ratio in RATIOS:
-            # With fold the share of attention that stays is that of the head size.
-            size = {"rank": round(ratio * HEAD_SIZE)} if method == "fold" else {"budget": ratio}
-            compressed = tscompress.compress(model, method=method, **size)
-            compressed.model.float()
-            result = score(compressed.forecaster, method, config)
-            quality, quality_naive = relative(result, dense), relative(result, naive)
-            timed = bench(
-                [("original", original.forecaster), ("compressed", compressed.forecaster)],
-                WORKLOADS[original.family],
-                measure_macs=False,
-            )
-            cost = timed.ratios("compressed")
-            assert compressed.plan is not None
-            low, high = timed.latency_ratio_interval("compressed") or (float("nan"),) * 2
-            rows.append(
-                {
-                    "model": model,
-                    "method": method,
-                    "attention": compressed.plan.attention_parameter_ratio,
-                    "WQL": quality["WQL"],
-                    "MASE": quality["MASE"],
-                    "latency": cost["latency_ms"],
-                    "latency low": low,
-                    "latency high": high,
-                    "parameters": cost["parameters"],
-                    "WQL / seasonal naive": quality_naive["WQL"],
-                    "MASE / seasonal naive": quality_naive["MASE"],
-                }
-            )
-            console.print({k: round(v, 4) if isinstance(v, float) else v
-                           for k, v in rows[-1].items()})  # fmt: skip
-    return rows
+            size = round(ratio * HEAD_SIZE)
+            if method == BY_BLOCK:
+                assert planner is not None
+                model, blocks = original.model, original.architecture
+                plan = planner.plan(fold_plan(model, blocks, qk=size, vo=size))
+                yield method, tscompress.compress(name, plan=plan)
+            elif method == "fold":
+                yield method, tscompress.compress(name, method=method, rank=size)
+            else:
+                yield method, tscompress.compress(name, method=method, budget=ratio)
+
+
+def measure(
+    name: str, methods: Sequence[str], max_series: int | None, console: Console
+) -> pd.DataFrame:
+    """A row for every method and ratio; the first is the original itself."""
+    config = EvaluationConfig(max_series=max_series, batch_size=64)
+    original = load(name, dtype="float32")
+    scores = score(original.forecaster, name, config)
+    rows: list[dict[str, Any]] = [
+        {"model": name, "method": "dense", "attention": 1.0, "WQL": 1.0, "MASE": 1.0}
+    ]
+    models = [("dense", original.forecaster)]
+    for method, compressed in compressed_models(name, original, methods):
+        cast_parameters_(compressed.model, compressed.stored_dtype)
+        compressed.model.float()
+        assert compressed.plan is not None
+        share = compressed.plan.attention_parameter_ratio
+        quality = relative(score(compressed.forecaster, method, config), scores)
+        row = {"model": name, "method": method, "attention": share}
+        rows.append(row | {metric: quality[metric] for metric in ("WQL", "MASE")})
+        models.append((f"{method} {share:.4f}", compressed.forecaster))
+        console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
+    timed = bench(models, WORKLOADS[original.family], measure_macs=False)
+    for row, (label, _) in zip(rows, models, strict=True):
+        cost = timed.ratios(label)
+        low, high = timed.latency_ratio_interval(label) or (1.0, 1.0)
+        row |= {"latency": cost["latency_ms"], "latency low": low, "latency high": high}
+        row["parameters"] = cost["parameters"]
+    return pd.DataFrame(rows)
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """The table as GitHub shows it; ratios to the original, latency with its 95 % interval."""
+    """Both tables as GitHub shows them; ratios to the original, latency with its 95 % interval."""
     lines = [
-        "| method | attention | parameters | WQL | MASE | latency (95 %) "
-        "| WQL / naive | MASE / naive |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| method | attention | parameters | WQL | MASE | latency (95 %) |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
         latency = "1"
@@ -100,30 +107,70 @@ def markdown(frame: pd.DataFrame) -> str:
             latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
         lines.append(
             f"| {row['method']} | {row['attention']:.2%} | {row['parameters']:.1%} | "
-            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {latency} | "
-            f"{row['WQL / seasonal naive']:.3f} | {row['MASE / seasonal naive']:.3f} |"
+            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {latency} |"
         )
+    return "\n".join(lines) + "\n\n" + at_equal_latency(frame)
+
+
+def at_equal_latency(frame: pd.DataFrame) -> str:
+    """For each folded model the best of every other method that is no slower."""
+    others = [method for method in METHODS if method != "fold" and method in set(frame["method"])]
+    lines = [
+        "Lowest WQL, and its MASE, among the sizes that are no slower than fold "
+        f"(within {TOLERANCE:.0%} of the original's time):",
+        "",
+        "| fold, attention | latency | fold | " + " | ".join(others) + " |",
+        "|--:|--:|--:|" + "--:|" * len(others),
+    ]
+    for fold in frame[frame["method"] == "fold"].to_dict("records"):
+        cells = [f"{fold['WQL']:.4f} / {fold['MASE']:.4f}"]
+        for method in others:
+            fast = frame["latency"] <= fold["latency"] + TOLERANCE
+            rivals = frame[(frame["method"] == method) & fast].sort_values("WQL")
+            cell = "none as fast"
+            if len(rivals):
+                best = rivals.iloc[0]
+                cell = f"{best['WQL']:.4f} / {best['MASE']:.4f} ({best['attention']:.1%})"
+            cells.append(cell)
+        lines.append(f"| {fold['attention']:.1%} | {fold['latency']:.2f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def figure(frame: pd.DataFrame, path: Path) -> None:
+    """Latency against WQL and against MASE, a line for each method."""
+    drawn = new_figure(8.6, 3.4)
+    panels = drawn.subplots(1, 2)
+    for axes, metric in zip(panels, ("WQL", "MASE"), strict=True):
+        style_axes(axes, xlabel="latency, ratio to dense", ylabel=f"{metric}, ratio to dense")
+        axes.axhline(1, color=GREY, linewidth=0.8)
+        axes.plot([1], [1], "*", color="black", ms=10, label="dense")
+        for method, color, marker in zip(METHODS, PALETTE, MARKERS, strict=False):
+            rows = frame[frame["method"] == method]
+            if len(rows):
+                axes.plot(
+                    rows["latency"], rows[metric], color=color, marker=marker, ms=5, label=method
+                )
+    legend_beside(drawn, panels[1])
+    drawn.savefig(path, dpi=160)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
     parser.add_argument("--model", action="append", help="default: both references")
     parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     console = Console()
     for model in arguments.model or ["reference/bolt", "reference/t5"]:
-        frame = pd.DataFrame(
-            measure(model, arguments.method or METHODS, arguments.max_series, console)
-        )
+        frame = measure(model, arguments.method or METHODS, arguments.max_series, console)
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
         write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
         write_text_atomically(Path(f"{stem}.md"), markdown(frame))
-        console.print(markdown(frame))
+        figure(frame, Path(f"{stem}.png"))
+        console.print(markdown(frame), markup=False)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,25 @@ def test_fewer_draws_than_strata_take_different_ones(bolt: LoadedModel) -> None:
         assert sorted(counts) == [0, 1, 1]
         seen.add(tuple(counts))
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_of_the_collections_a_model_of_tokens_sees_shorter_windows(family: str) -> None:
+    reads = SimpleNamespace(model_context_length=512, model_prediction_length=64)
+    loaded: Any = SimpleNamespace(family=family, forecaster=reads)
+    collected = training_series(TRAINING_COLLECTIONS)
+
+    def longest(series: Sequence[FloatArray] | None) -> int:
+        config = CalibrationConfig(num_series=64)
+        known = collected if series is None else series
+        found = rows(calibration_batches(loaded, config, series))
+        observed = [row[np.isfinite(row)] for row in found if is_part_of(row, known)]
+        return max(map(len, observed))
+
+    whole = max(map(len, collected))
+    assert whole <= 512 + 64
+    assert longest(None) == (320 if family == "chronos-t5" else whole)
+    assert longest(collected) == whole  # what a user gives is not cut
 
 
 def test_every_octave_of_length_gets_the_same_share(bolt: LoadedModel) -> None:

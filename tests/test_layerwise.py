@@ -79,10 +79,12 @@ def test_smaller_batches_hold_the_same_rows_and_lead_to_the_same_outputs(checkpo
         assert sorted(len(p.context) for p in parts if p.group_ids is not None) == sorted(grouped)
 
 
-def test_rows_of_small_batches_side_by_side_lead_to_the_same_weights(
+def test_rows_of_small_batches_side_by_side_lead_to_the_same_model(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def folded() -> dict[str, Tensor]:
+    probe = calibration_batches(load(checkpoint), CALIBRATION)
+
+    def outputs() -> dict[bytes, Tensor]:
         model = tscompress.compress(
             load(checkpoint),
             rank=4,
@@ -90,14 +92,14 @@ def test_rows_of_small_batches_side_by_side_lead_to_the_same_weights(
             fold=FoldConfig(value_sweeps=1, precision="float32"),
             calibration=CALIBRATION,
         )
-        return dict(model.model.named_parameters())
+        return outputs_by_row(model, probe)
 
-    together = folded()
-    for module in (layerwise, folding):
-        monkeypatch.setattr(module, "POSITIONS_AT_ONCE", 1)
-    alone = folded()
-    for name, weight in together.items():
-        torch.testing.assert_close(alone[name], weight, rtol=1e-3, atol=1e-4)
+    together = outputs()
+    monkeypatch.setattr(layerwise, "_UNITS_AT_ONCE", 1)
+    alone = outputs()
+    # Rounding differs, and a fit magnifies it.
+    apart = sum(float((alone[row] - values).square().sum()) for row, values in together.items())
+    assert apart < 1e-4 * sum(float(values.square().sum()) for values in together.values())
 
 
 def steps_of(loaded: LoadedModel) -> dict[str, Step]:

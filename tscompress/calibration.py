@@ -38,6 +38,9 @@ _MORE_BATCHES = 1.5
 #: By default: with fewer, fits of wide layers to what a decoder sees follow the noise.
 _NUM_SERIES = {"chronos-t5": 256}
 _MANY_SERIES = 1024
+#: Steps of a window of the collections, where every step is a token and synthetic series show the
+#: long contexts: half the positions of longer windows teach as much.
+_REAL_STEPS = {"chronos-t5": 320}
 #: Series in a group that Chronos-2 attends across.
 _GROUP_SIZE = 4
 
@@ -144,7 +147,8 @@ def calibration_batches(
         if real:
             # A test holds that none of them is of an evaluation suite.
             collected = training_series(TRAINING_COLLECTIONS)
-            kinds.append(_given_windows(rng, collected, real, config.stratify, longest + horizon))
+            most = min(longest + horizon, _REAL_STEPS.get(loaded.family, longest + horizon))
+            kinds.append(_given_windows(rng, collected, real, config.stratify, most))
     else:
         given = read_series(config.source) if series is None else series
         check_no_leak(given)

@@ -25,7 +25,6 @@ from tscompress.calibration import CalibrationBatch, drawn_continuations, run_te
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.layerwise import (
-    POSITIONS_AT_ONCE,
     Step,
     multiplies_bfloat16,
     record,
@@ -330,7 +329,7 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
         for rows, _ in _chosen_rows(step, _rows_for_units(last.in_features)):
             step.run(0, rows[None])
             products.add(seen["h"][0])
-    return HiddenMoments(products.second.to(torch.float64))
+    return HiddenMoments(products.second)
 
 
 def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
@@ -404,7 +403,7 @@ def _chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     def chosen(index: int, states: Tensor) -> Tensor:
         return _thin(_rows(states, step.valid[index]), limits[index])
 
-    for group in runs_of(limits, POSITIONS_AT_ONCE):
+    for group in runs_of(limits, step.positions_at_once):
         streams = step.inputs, step.reference or step.inputs
         rows, reference = (torch.cat([chosen(i, states[i]) for i in group]) for states in streams)
         yield rows, reference
@@ -603,10 +602,11 @@ def folded_hidden(
     if config.select == "greedy":
         kept = select_units(W, C, count)
     else:
-        kept = ridge_leverage(C).topk(count).indices.sort().values
+        kept = ridge_leverage(C.to(torch.float64)).topk(count).indices.sort().values
     out = W[:, kept]
     if config.refit != "none":
-        out = least_squares(W @ C[:, kept], C[kept][:, kept], out)
+        C = C[:, kept].to(torch.float64)
+        out = least_squares(W @ C, C[kept], out)
     return kept, out
 
 

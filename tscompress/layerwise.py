@@ -25,8 +25,8 @@ from tscompress.loading import LoadedModel
 
 Block = AttentionBlock | FeedForward
 _STEPS_PER_BATCH = 1024
-#: Of a feed-forward, run side by side.
-POSITIONS_AT_ONCE = 4096
+#: Hidden units of all positions that a feed-forward is run on side by side.
+_UNITS_AT_ONCE = 1 << 22
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -95,6 +95,14 @@ class Step:
     def positionwise(self) -> bool:
         """Whether positions do not see each other."""
         return isinstance(self.block, FeedForward)
+
+    @property
+    def positions_at_once(self) -> int:
+        """How many, of several batches, are run side by side; 0: batches run one by one."""
+        if not self.positionwise:
+            return 0
+        widest = max(m.out_features for m in self.module.modules() if isinstance(m, nn.Linear))
+        return max(1, _UNITS_AT_ONCE // widest)
 
     @torch.no_grad()
     def run(self, index: int, stream: Tensor | None = None) -> Tensor:
@@ -375,8 +383,7 @@ def walk(
 def _advance_(stream: list[Tensor], step: Step) -> None:
     """Move a stream on through a sublayer part by part, so that no second one is ever held."""
     sizes = [states.shape[:2].numel() for states in stream]
-    most = POSITIONS_AT_ONCE if step.positionwise else 0
-    for group in runs_of(sizes, most):
+    for group in runs_of(sizes, step.positions_at_once):
         if len(group) == 1:
             stream[group[0]] = step.run(group[0], stream[group[0]])
             continue

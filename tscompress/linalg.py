@@ -315,15 +315,14 @@ def select_units(W: Tensor, C: Tensor, count: int, *, sketch: int = 128) -> Tens
     -------
     Their indices, ascending, ``[count]``.
     """
-    W, C = W.detach().to(torch.float64), C.to(torch.float64)
+    # In float32: which units stay is all that is asked.
+    W, C = W.detach().float(), C.float()
     n = len(C)
     if len(W) > sketch:
         generator = torch.Generator().manual_seed(0)
-        mix = torch.randn(sketch, len(W), generator=generator, dtype=torch.float64)
+        mix = torch.randn(sketch, len(W), generator=generator, dtype=torch.float32)
         W = mix.to(W.device) @ W
-    # In float32: which units stay is all that is asked.
-    reach = (W @ C).float()  # [m, n]: E (what is not yet told) h^T
-    C = C.float()
+    reach = W @ C  # [m, n]: E (what is not yet told) h^T
     left = C.diagonal().clone()  # variance of each unit that the chosen ones do not explain
     floor = 1e-6 * float(left.max())
     factor = torch.zeros(count, n, device=C.device)
