@@ -1,25 +1,29 @@
-"""Five ways to a smaller model, side by side (paper Fig. 6): time against WQL, time against MASE.
+"""Ways to a smaller model, side by side (paper Fig. 6): time against WQL, time against MASE.
 
     python eval/comparison.py --output eval/results/comparison --model reference/bolt \\
         --smaller results/bolt-nano --by-design results/bolt-tiny-by-design-table3-5-0.35
 
 Held against the dense reference: truncated SVD and activation-aware SVD of its attention; folding;
-folding and some minutes of recovery; and, if they have been trained, a dense model of the next
-smaller size and one compressed by design, each from scratch on the data and steps of the reference
+folding and a short recovery; and, if they have been trained, a dense model of the next smaller size
+and one compressed by design, each from scratch on the data and steps of the reference
 (`tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano` and the like).
 
 Each row has the ratios of WQL and MASE on the offline suite (Chronos-T5 with common random
-numbers), of parameters, and of latency, for which all models take turns in one process. What is
-fitted is fitted once for each `--seed`, which draws calibration series and the batches of recovery;
-what was trained is what it is.
+numbers), of parameters, and of latency. What is fitted is fitted once for each `--seed`, which
+draws calibration series and the batches of recovery; what was trained is what it is. Everything
+computes in float32 on weights as they are stored. A row is written as soon as it is there, and a
+run that is started again goes on after the last; latency comes at the end, when models of all
+shapes take turns in one process (recovery changes no shape, and shares that of its folded model).
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -29,7 +33,7 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.calibration import CalibrationConfig
+from tscompress.calibration import SYNTHETIC, CalibrationConfig
 from tscompress.evaluation import relative
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.files import write_text_atomically
@@ -40,89 +44,149 @@ from tscompress.recovery_config import RecoveryConfig
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)
-FOLDED = ((16, 1.0), (8, 1.0), (16, 0.5), (8, 0.25), (4, 0.25))
+FOLDED = ((8, 1.0), (8, 0.25), (4, 0.25), (2, 0.125))
 KINDS = ("svd", "activation-svd", "fold", "fold + recovery", "next smaller size", "by design")
+#: Of recovery: some three to five minutes of one quiet core for a tiny model.
+STEPS = {"reference/bolt": 600, "reference/t5": 200}
+#: Latency depends on shapes alone; these models are never scored.
+_ANY = CalibrationConfig(source=SYNTHETIC, num_series=16, context_length=64)
 
 
-class Contender(NamedTuple):
-    """A model that stands for the dense one."""
+@dataclass(frozen=True)
+class Contender:
+    """A model that stands for the dense one.
+
+    Attributes
+    ----------
+    seed
+        Of what it is fitted and recovered on; -1: it depends on none.
+    """
 
     kind: str
     label: str
-    model: LoadedModel
-    seed: int | None = None
+    seed: int = -1
+    path: Path | None = None
+    share: float = 1.0
+    head_size: int = 0
+    ff_ratio: float = 1.0
+
+    def compressed(self, name: str, calibration: CalibrationConfig) -> LoadedModel:
+        """Before any recovery."""
+        if self.path is not None:
+            return load(self.path, dtype="float32")
+        if self.kind in ("svd", "activation-svd"):
+            method: Any = self.kind
+            return tscompress.compress(
+                name, method=method, budget=self.share, calibration=calibration
+            )
+        ratio = None if self.ff_ratio == 1 else self.ff_ratio
+        return tscompress.compress(
+            name, rank=self.head_size, ff_ratio=ratio, calibration=calibration
+        )
+
+    def shape(self, name: str) -> LoadedModel:
+        """A model as fast as this one."""
+        model = self.compressed(name, _ANY)
+        cast_parameters_(model.model, torch.float32)
+        return model
 
 
-def contenders(
-    name: str, minutes: float, seeds: Sequence[int], trained: Sequence[tuple[str, Path]]
-) -> Iterator[Contender]:
-    """All but the dense model, in float32 on weights as they would be stored."""
+def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Iterator[Contender]:
+    """All but the dense model; the folded ones come just before they are recovered."""
     for kind, path in trained:
-        yield Contender(kind, path.name, load(path, dtype="float32"))
-    yield from (
-        Contender("svd", f"{share:.1%} of attention", _svd(name, "svd", share, 0))
-        for share in FACTORED
-    )
+        yield Contender(kind, path.resolve().name, path=path)
+    for share in FACTORED:
+        yield Contender("svd", f"{share:.1%} of attention", share=share)
     for seed in seeds:
         for share in FACTORED:
-            label = f"{share:.1%} of attention"
-            yield Contender(
-                "activation-svd", label, _svd(name, "activation-svd", share, seed), seed
-            )
+            yield Contender("activation-svd", f"{share:.1%} of attention", seed, share=share)
         for head_size, ff_ratio in FOLDED:
-            label = f"d_kv {head_size}, d_ff {ff_ratio:.0%}"
-            calibration = CalibrationConfig(seed=seed)
-            sizes = {"rank": head_size, "ff_ratio": None if ff_ratio == 1 else ff_ratio}
-            folded = tscompress.compress(name, **sizes, calibration=calibration)
-            config = RecoveryConfig(minutes=minutes, seed=seed)
-            recovered = tscompress.recover(folded, name, config)
-            for kind, model in (("fold", folded), ("fold + recovery", recovered)):
-                cast_parameters_(model.model, torch.float32)
-                yield Contender(kind, label, model, seed)
+            label = f"d_kv {head_size}, d_ff {ff_ratio:.1%}"
+            for kind in ("fold", "fold + recovery"):
+                yield Contender(kind, label, seed, head_size=head_size, ff_ratio=ff_ratio)
 
 
-def _svd(name: str, method: Any, share: float, seed: int) -> LoadedModel:
-    calibration = CalibrationConfig(seed=seed)
-    model = tscompress.compress(name, method=method, budget=share, calibration=calibration)
-    cast_parameters_(model.model, torch.float32)
-    return model
+class Bed:
+    """A dense model and its scores: what every contender is held against."""
+
+    def __init__(self, name: str, max_series: int | None, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.config = EvaluationConfig(max_series=max_series, batch_size=64)
+        self.original = load(name, dtype="float32")
+        self.dense = score(self.original.forecaster, name, self.config)
+
+    def row(self, contender: Contender) -> dict[str, Any]:
+        """Fit, recover where it is asked for, and score."""
+        started = time.process_time()
+        model = self._fitted(contender)
+        cpu_minutes = (time.process_time() - started) / 60
+        cast_parameters_(model.model, model.stored_dtype)
+        cast_parameters_(model.model, torch.float32)
+        quality = relative(score(model.forecaster, contender.label, self.config), self.dense)
+        return {
+            "model": self.name,
+            "kind": contender.kind,
+            "label": contender.label,
+            "seed": contender.seed,
+            "WQL": quality["WQL"],
+            "MASE": quality["MASE"],
+            "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
+        }
+
+    def _fitted(self, contender: Contender) -> LoadedModel:
+        calibration = CalibrationConfig(seed=max(contender.seed, 0))
+        if contender.kind != "fold + recovery":
+            return contender.compressed(self.name, calibration)
+        student: Any = contender.compressed(self.name, calibration)
+        config = RecoveryConfig(steps=self.steps, seed=contender.seed)
+        return tscompress.recover(student, self.name, config)
 
 
-def measure(
-    name: str, found: Iterator[Contender], config: EvaluationConfig, console: Console
-) -> pd.DataFrame:
-    """One row a contender; the dense model is the first."""
-    original = load(name, dtype="float32")
-    dense = score(original.forecaster, name, config)
-    rows: list[dict[str, Any]] = [{"kind": "dense", "label": name, "WQL": 1.0, "MASE": 1.0}]
-    timed = [("dense", original.forecaster)]
-    for number, contender in enumerate(found):
-        forecaster = contender.model.forecaster
-        quality = relative(score(forecaster, contender.label, config), dense)
-        rows.append(
-            {
-                "kind": contender.kind,
-                "label": contender.label,
-                "seed": contender.seed,
-                "WQL": quality["WQL"],
-                "MASE": quality["MASE"],
-            }
-        )
-        timed.append((f"{number}", forecaster))
+def measure(bed: Bed, found: Sequence[Contender], path: Path, console: Console) -> pd.DataFrame:
+    """Rows of all contenders; those that ``path`` has already are kept."""
+    rows: list[dict[str, Any]] = []
+    if path.exists():
+        rows = pd.read_csv(path).to_dict("records")
+    known = {(row["kind"], row["label"], row["seed"]) for row in rows}
+    for contender in found:
+        if (contender.kind, contender.label, contender.seed) in known:
+            continue
+        rows.append(bed.row(contender))
+        write_text_atomically(path, pd.DataFrame(rows).to_csv(index=False))
         console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
-    result = bench(timed, WORKLOADS[original.family], measure_macs=False)
-    for row, (label, _) in zip(rows, timed, strict=True):
-        ratios = result.ratios(label)
-        low, high = result.latency_ratio_interval(label) or (float("nan"),) * 2
+    return pd.DataFrame(rows)
+
+
+def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> pd.DataFrame:
+    """The same rows, and first the dense model's, with ratios of latency and parameters."""
+    timed = [("dense", bed.original.forecaster)]
+    names = {}
+    for contender in found:
+        kind = contender.kind.removesuffix(" + recovery")
+        if (kind, contender.label) not in names:
+            names[kind, contender.label] = f"{kind} {contender.label}"
+            timed.append((names[kind, contender.label], contender.shape(bed.name).forecaster))
+    result = bench(timed, WORKLOADS[bed.original.family], measure_macs=False)
+    dense = {"model": bed.name, "kind": "dense", "label": "", "seed": -1, "WQL": 1.0, "MASE": 1.0}
+    rows = []
+    for row in [dense, *frame[frame["kind"] != "dense"].to_dict("records")]:
+        shape = row["kind"].removesuffix(" + recovery"), row["label"]
+        name = "dense" if row["kind"] == "dense" else names.get(shape)
+        if name is None:  # of a run with other contenders
+            continue
+        ratios = result.ratios(name)
+        low, high = result.latency_ratio_interval(name) or (1.0, 1.0)
         row |= {"parameters": ratios["parameters"], "latency": ratios["latency_ms"]}
-        row |= {"latency low": low, "latency high": high, "model": name}
+        rows.append(row | {"latency low": low, "latency high": high})
     return pd.DataFrame(rows)
 
 
 def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean of each model over the seeds, and how far the furthest seed is from it."""
     grouped = frame.groupby(["kind", "label"], sort=False)
-    mean = grouped[["parameters", "latency", "latency low", "latency high", "WQL", "MASE"]].mean()
+    means = ["parameters", "latency", "latency low", "latency high", "WQL", "MASE", "CPU minutes"]
+    mean = grouped[means].mean()
+    mean["seeds"] = grouped["seed"].nunique()
     for metric in ("WQL", "MASE"):
         mean[f"{metric} spread"] = grouped[metric].agg(lambda v: (v - v.mean()).abs().max())
     return mean.reset_index()
@@ -131,18 +195,21 @@ def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the dense model."""
     lines = [
-        "| | | parameters | latency (95 %) | WQL | MASE |",
-        "|---|---|--:|--:|--:|--:|",
+        "| | | parameters | latency (95 %) | WQL | MASE | CPU minutes | seeds |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in over_seeds(frame).to_dict("records"):
+        several = row["seeds"] > 1
         scores = (
-            f"{row[m]:.4f}" + (f" ± {row[f'{m} spread']:.4f}" if row[f"{m} spread"] else "")
+            f"{row[m]:.4f}" + (f" ± {row[f'{m} spread']:.4f}" if several else "")
             for m in ("WQL", "MASE")
         )
         latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+        minutes = f"{row['CPU minutes']:.1f}" if row["CPU minutes"] > 0 else ""
         lines.append(
             f"| {row['kind']} | {row['label']} | {row['parameters']:.1%} | "
-            f"{'1' if row['kind'] == 'dense' else latency} | {' | '.join(scores)} |"
+            f"{'1' if row['kind'] == 'dense' else latency} | {' | '.join(scores)} | {minutes} | "
+            f"{row['seeds'] if several else ''} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -177,9 +244,9 @@ def _front(latency: pd.Series[float], metric: pd.Series[float]) -> tuple[list[fl
     """Corners of the best metric at each latency or less."""
     x: list[float] = []
     y: list[float] = []
-    for time, value in sorted(zip(latency, metric, strict=True)):
+    for seconds, value in sorted(zip(latency, metric, strict=True)):
         if not y or value < y[-1]:
-            x.append(time)
+            x.append(seconds)
             y.append(value)
     return [*x, float(latency.max())], [*y, y[-1]]
 
@@ -192,20 +259,19 @@ def main() -> None:
     parser.add_argument("--model", required=True, choices=REFERENCES)
     parser.add_argument("--smaller", type=Path, action="append", default=[], help="a directory")
     parser.add_argument("--by-design", type=Path, action="append", default=[], help="a directory")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of recovery")
+    parser.add_argument("--steps", type=int, help="of recovery; default: 600, T5 200")
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1, 2")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     console = Console()
     trained = [("next smaller size", path) for path in arguments.smaller]
     trained += [("by design", path) for path in arguments.by_design]
-    frame = measure(
-        arguments.model,
-        contenders(arguments.model, arguments.minutes, arguments.seed or (0, 1, 2), trained),
-        EvaluationConfig(max_series=arguments.max_series, batch_size=64),
-        console,
-    )
+    found = list(contenders(arguments.seed or (0, 1, 2), trained))
+    steps = arguments.steps or STEPS[arguments.model]
+    bed = Bed(arguments.model, arguments.max_series, steps)
     stem = f"{arguments.output}-{arguments.model.rsplit('/', 1)[-1]}"
+    frame = measure(bed, found, Path(f"{stem}.csv"), console)
+    frame = with_latency(bed, frame, found)
     write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
     write_text_atomically(Path(f"{stem}.md"), markdown(frame))
     draw(frame, Path(f"{stem}.png"))
