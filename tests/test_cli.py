@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from conftest import tiny_recipe
@@ -104,6 +105,7 @@ def test_version_and_help(command: Command) -> None:
         ("compress", "x", "--output", "y", "--rank", "three"),
         ("compress", "x", "--output", "y", "--rank", "3", "--calibration-series", "0"),
         ("evaluate", "x", "--max-series", "0"),
+        ("compare",),
         ("bench", "x", "--horizon", "-1"),
         ("diff", "one"),
         ("--nonsense",),
@@ -174,7 +176,11 @@ def test_compress_evaluate_bench_and_diff(
                      "--output", tmp_path / "scores")  # fmt: skip
     assert scores.code == 0, scores.err
     assert scores.json["against"]["model"] == checkpoint.name
-    assert scores.json == json.loads((tmp_path / "scores" / "scores.json").read_text())
+    written = json.loads((tmp_path / "scores" / "scores.json").read_text())
+    for one in ("result", "against"):
+        for row in written[one]["rows"]:
+            assert len(row.pop("series")["quantile_loss"]) == 2  # too much for a terminal
+    assert scores.json == written
     assert (tmp_path / "scores" / "scores.csv").exists()
 
     timing = ("--repeats", 2, "--warmup", 0, "--no-memory", "--context-length", 32,
@@ -193,6 +199,99 @@ def test_compress_evaluate_bench_and_diff(
     assert len(changes) == len(load(checkpoint).architecture.attention)
     assert all(line.endswith("head size 4 -> head size 2") for line in changes)
     assert "every layer the same size" in command("diff", output, output).out
+
+
+DATA = ("--dataset", "monash_m1_yearly", "--dataset", "monash_m3_yearly", "--max-series", 6)
+
+
+def test_compare_reads_what_evaluate_wrote(
+    command: Command, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    bolt, t5 = checkpoints["chronos-bolt"], checkpoints["chronos-t5"]
+    files = [tmp_path / "bolt.json", tmp_path / "t5", tmp_path / "naive.json"]
+    for model, output in zip((bolt, t5, "seasonal-naive"), files, strict=True):
+        done = command("evaluate", model, *DATA, "--output", output)
+        assert done.code == 0, done.err
+    (tmp_path / "sub").mkdir()
+    files[0] = files[0].rename(tmp_path / "sub" / "bolt.json")
+
+    shown = command("compare", *files, "--output", tmp_path / "out")
+    assert shown.code == 0, shown.err
+    assert "chronos-t5: WQL" in shown.out
+    assert "geometric mean" in shown.out
+    ratios = pd.read_csv(tmp_path / "out" / "ratios.csv")
+    assert len(ratios) == 2 * 3 * 2  # models, datasets and their mean, metrics
+    assert (ratios["low"] <= ratios["ratio"]).all()
+    assert len(pd.read_csv(tmp_path / "out" / "series.csv")) == 3 * 2 * 6
+
+    machine = command("compare", *files, "--json", "--seed", 1, "--margin", 0.02)
+    assert machine.json["reference"] == "chronos-bolt"
+    assert machine.json["margin"] == 0.02
+    again = command("compare", *files, "--output", tmp_path / "out")
+    assert_refused(again, 2, "exists already")
+    assert command("compare", *files, "--output", tmp_path / "out", "--force").code == 0
+
+
+def test_evaluate_against_prints_intervals_and_changes(
+    command: Command, bolt: Path, tmp_path: Path
+) -> None:
+    options = (*DATA, "--against", bolt, "--fidelity", "--output", tmp_path / "out")
+    done = command("evaluate", "seasonal-naive", *options)
+    assert done.code == 0, done.err
+    assert "seasonal-naive relative to chronos-bolt" in done.out
+    assert "(95 %)" in done.out
+    assert "series that got worst" in done.out
+    content = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert content["fidelity"]["datasets"][0]["dataset"] == "monash_m1_yearly"
+    worst = content["fidelity"]["worst"]
+    assert (tmp_path / "out" / "worst.png").exists() == bool(worst)
+    # The file holds both results, so that it can be compared alone.
+    shown = command("compare", tmp_path / "out", "--json")
+    assert shown.json == content["comparison"]
+
+
+def test_several_seeds(command: Command, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    t5 = checkpoints["chronos-t5"]
+    options = (*DATA, "--num-samples", 4, "--json")
+    done = command("evaluate", t5, *options, "--seeds", "0,3", "--output", tmp_path / "t5.json")
+    assert done.json["result"]["sampling"] == {"seeds": [0, 3], "num_samples": 4, "batch_size": 32}
+    single = [command("evaluate", t5, *options, "--seed", seed).json for seed in (0, 3)]
+    for index, row in enumerate(done.json["result"]["rows"]):
+        mean = np.mean([one["result"]["rows"][index]["WQL"] for one in single])
+        assert row["WQL"] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--seeds", "0,x"), "--seeds '0,x' is not whole numbers such as 0,1,2"),
+        (("--seeds", "0,0"), "seeds are [0, 0]; give one or more, each once"),
+        (("--seeds", "0,1", "--seed", 2), "--seeds says every seed; --seed cannot go with it"),
+        (("--fidelity",), "--fidelity compares with another model; give --against"),
+        (("--num-samples", 3), "draws no samples; leave num_samples out"),
+        (("--against", "seasonal-naive", "--margin", 2), "margin is 2.0; it must be a share"),
+    ],
+)
+def test_evaluate_refuses_options(
+    command: Command, bolt: Path, options: tuple[object, ...], text: str
+) -> None:
+    assert_refused(command("evaluate", bolt, *DATA[:2], "--max-series", 2, *options), 2, text)
+
+
+def test_compare_refuses_what_it_cannot_read(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "other.json").write_text("{}")
+    for name, text in (
+        ("none.json", "holds no evaluation result (none.json: No such file or directory); give"),
+        ("bad.json", "not JSON"),
+        ("list.json", "it is no JSON object"),
+        ("other.json", "not an evaluation result"),
+    ):
+        assert_refused(command("compare", tmp_path / name, tmp_path / name), 1, text)
+    done = command("evaluate", "seasonal-naive", *DATA, "--output", tmp_path / "naive.json")
+    assert done.code == 0
+    assert_refused(command("compare", tmp_path / "naive.json"), 2, "1 result given")
 
 
 @pytest.mark.parametrize("method", ["svd", "activation-svd"])

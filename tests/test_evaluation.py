@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -27,8 +28,10 @@ from tscompress.evaluation import (
     evaluate,
     evaluation_table,
     forecast,
+    quantile_array,
     relative,
     score_forecasts,
+    series_contributions,
 )
 from tscompress.pretraining import (
     Architecture,
@@ -214,6 +217,93 @@ def test_scoring_writes_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr() == ("", "")
 
 
+# --- what each series contributes -----------------------------------------------------------------
+
+
+def awkward_dataset() -> EvaluationDataset:
+    """Missing values, flat contexts, contexts shorter than a season, and labels of zero."""
+    rng = np.random.default_rng(0)
+    series = [rng.normal(size=length).cumsum() * 10 + 40 for length in (60, 30, 25, 9, 40, 5, 31)]
+    series[0][[3, 20, -1, -4]] = np.nan
+    series[1][:-4] = 7.0
+    series[2][-4:] = 0.0
+    series[4][-4:] = np.nan
+    return dataset_of([list(values) for values in series], horizon=4, freq="M")
+
+
+@pytest.mark.parametrize("family", ["t5", "bolt"])
+def test_contributions_give_the_scores_of_gluonts(
+    request: pytest.FixtureRequest, family: str
+) -> None:
+    dataset = awkward_dataset()
+    forecasts = forecast(request.getfixturevalue(family), dataset.contexts, dataset.horizon)
+    scores = score_forecasts(forecasts, dataset)
+    columns = series_contributions(quantile_array(forecasts), dataset)
+    for metric in ("WQL", "MASE"):
+        assert columns.score(metric) == pytest.approx(scores[metric], rel=1e-12)
+    assert columns.scaled_steps[1] == 0  # no seasonal error
+    assert columns.scaled_steps[4] == 0  # no label
+    assert columns.scaled_steps[0] == 2
+    assert columns.quantile_loss[4] == columns.absolute_label[4] == 0
+
+
+def test_contributions_agree_with_fev(bolt: BaseChronosPipeline) -> None:
+    metrics = pytest.importorskip("fev.metrics")
+    rng = np.random.default_rng(1)
+    values = [rng.normal(size=length).cumsum() * 9 + 90 for length in (60, 40, 44, 50)]
+    values[1][-1] = np.nan
+    dataset = dataset_of([list(one) for one in values], horizon=4, freq="M")
+    quantiles = quantile_array(forecast(bolt, dataset.contexts, dataset.horizon))
+    columns = series_contributions(quantiles, dataset)
+    arguments = {
+        "y_true": dataset.labels[..., None],  # [N, H, 1]
+        "y_pred": quantiles[:, 4, :, None].astype(float),
+        "y_past": np.concatenate(dataset.contexts)[:, None],
+        "y_past_lengths": np.array([len(context) for context in dataset.contexts]),
+        "q_pred": quantiles.swapaxes(1, 2)[:, :, None].astype(float),  # [N, H, 1, 9]
+        "seasonality": dataset.seasonality,
+        "quantile_levels": QUANTILE_LEVELS,
+    }
+    assert columns.score("MASE") == pytest.approx(metrics.MASE().compute(**arguments), rel=1e-6)
+    assert columns.score("WQL") == pytest.approx(metrics.WQL().compute(**arguments), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_forecasts_that_are_not_finite_are_refused(bad: float) -> None:
+    dataset = dataset_of([[1, 2, 3, 4], [1, 2, 3, 4]], horizon=1, freq="Y")
+    quantiles = np.ones((2, 9, 1))
+    quantiles[1, 8] = bad
+    with pytest.raises(DataError, match="'m' forecasts NaN or infinity for 1 of 2 series of 'toy'"):
+        series_contributions(quantiles, dataset, name="m")
+
+
+def test_evaluate_keeps_every_series(t5: BaseChronosPipeline) -> None:
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def run(**options: Any) -> EvaluationResult:
+        return evaluate(t5, name="t", max_series=3, datasets=YEARLY, num_samples=3, **options)
+
+    both = run(seeds=(0, 5), on_forecasts=lambda data, q: seen.append((data.name, q.shape)))
+    assert seen == [("monash_m1_yearly", (3, 9, 6))]
+    assert both.sampling == evaluation.Sampling(seeds=(0, 5), num_samples=3, batch_size=32)
+    singles = [run(seed=seed).rows[0] for seed in (0, 5)]
+    (row,) = both.rows
+    assert row.series is not None
+    for metric in ("WQL", "MASE"):
+        mean = np.mean([getattr(single, metric) for single in singles])
+        assert getattr(row, metric) == pytest.approx(mean)
+        assert row.series.score(metric) == pytest.approx(mean)
+
+
+def test_models_that_draw_nothing_forecast_once(bolt: BaseChronosPipeline) -> None:
+    once = evaluate(bolt, name="b", max_series=2, datasets=YEARLY, seeds=(0, 1, 2))
+    assert once.sampling is None
+    single = evaluate(bolt, name="b", max_series=2, datasets=YEARLY)
+    assert once.rows[0].series == single.rows[0].series
+    with pytest.raises(UsageError, match=r"seeds are \[\]; give one or more"):
+        evaluate(bolt, name="b", datasets=YEARLY, seeds=())
+
+
 # --- forecasts ------------------------------------------------------------------------------------
 
 
@@ -387,6 +477,49 @@ def test_result_survives_a_dict() -> None:
     assert EvaluationResult.from_dict(original.to_dict()) == original
     with pytest.raises(DataError, match="not an evaluation result"):
         EvaluationResult.from_dict(original.to_dict() | {"extra": 1})
+
+
+def test_results_survive_a_file(tmp_path: Path) -> None:
+    kept = evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=3)
+    assert kept.rows[0].series is not None
+    kept.save(tmp_path / "scores.json")
+    assert EvaluationResult.load(tmp_path / "scores.json") == kept
+    assert EvaluationResult.load(tmp_path) == kept
+    short = EvaluationResult.from_dict(kept.to_dict(series=False))
+    assert short.rows[0].series is None
+    assert short.frame().equals(kept.frame())
+
+
+def test_results_of_before_there_were_series_are_read(tmp_path: Path) -> None:
+    old = {
+        "suite": "offline",
+        "model": "m",
+        "rows": [
+            {"dataset": "a", "model": "m", "MASE": 1.0, "WQL": 0.5, "series_count": 3,
+             "seconds": 0.1}
+        ],
+    }  # fmt: skip
+    (tmp_path / "scores.json").write_text(json.dumps({"result": old, "relative_to": {}}))
+    loaded = EvaluationResult.load(tmp_path)
+    assert loaded.rows[0].series is None
+    assert loaded.to_dict() == old
+
+
+def test_lists_of_numbers_are_one_line_and_strings_stay() -> None:
+    content = {"a [ 1 ]": [1, 2.5], "b": [], "c": [[1, 2], [3]], "d": [{"e": [1]}], "f": "[\n1]"}
+    text = evaluation.results_json(content)
+    assert json.loads(text) == content
+    assert "[1, 2.5]" in text
+
+
+def test_contributions_of_other_series_are_refused() -> None:
+    kept = evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=3).to_dict()
+    kept["rows"][0]["series_count"] = 4
+    with pytest.raises(DataError, match="3 series contribute, series_count is 4"):
+        EvaluationResult.from_dict(kept)
+    kept["rows"][0]["series"]["quantile_loss"] = [1.0]
+    with pytest.raises(DataError, match="the columns differ in length"):
+        EvaluationResult.from_dict(kept)
 
 
 def test_relative_is_the_geometric_mean_of_ratios() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tscompress.errors import OutputExistsError
+from tscompress import files
+from tscompress.errors import OutputError, OutputExistsError
 from tscompress.files import check_output, new_directory, write_text_atomically
 
 
@@ -96,11 +97,12 @@ def test_a_crash_between_the_renames_puts_the_old_directory_back(
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        if self.name.startswith(".target.") and Path(target) == old and not old.exists():
+        if self.name.endswith(".tmp") and Path(target) == old and not old.exists():
             raise OSError("disk gone")
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     with pytest.raises(OSError, match="disk gone"), new_directory(old, force=True) as directory:
         (directory / "b.txt").write_text("new")
     assert contents(old.parent) == {"target/a.txt": "old"}
@@ -117,3 +119,87 @@ def test_what_is_there_is_refused_before_the_block_runs(old: Path) -> None:
     check_output(old, force=True)
     check_output(old / "nothing", force=False)
     assert contents(old) == {"a.txt": "old"}
+
+
+def leave_behind(parent: Path) -> Path:
+    """What a killed process leaves beside ``target``."""
+    leftover = parent / ".target.abcd_123.tmp"
+    leftover.mkdir(parents=True)
+    (leftover / "half.txt").write_text("half")
+    return leftover
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_leftovers_of_killed_processes_are_removed(
+    old: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    leave_behind(old.parent)
+    (old.parent / ".target.mine.tmp").mkdir()  # not a name of ours
+    with new_directory(old, force=True) as directory:
+        (directory / "b.txt").write_text("new")
+    assert contents(old.parent) == {"target/b.txt": "new"}
+    assert sorted(p.name for p in old.parent.iterdir()) == [".target.mine.tmp", "target"]
+
+
+def test_the_sibling_of_a_process_that_lives_is_left_alone(old: Path) -> None:
+    with new_directory(old, force=True) as first:
+        (first / "a.txt").write_text("first")
+        with new_directory(old, force=True) as second:
+            (second / "a.txt").write_text("second")
+        assert contents(first) == {"a.txt": "first"}
+    assert contents(old.parent) == {"target/a.txt": "first"}
+
+
+def test_a_target_that_was_moved_aside_comes_back(old: Path) -> None:
+    old.rename(old.with_name(".target.tscompress-old"))  # killed between two renames
+    with pytest.raises(OutputExistsError), new_directory(old):
+        pytest.fail("the block ran")
+    assert contents(old.parent) == {"target/a.txt": "old"}
+
+
+def test_what_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
+    def slow() -> None:
+        with new_directory(tmp_path / "target") as directory:
+            (directory / "a.txt").write_text("slow")
+            with new_directory(tmp_path / "target") as other:
+                (other / "a.txt").write_text("fast")
+
+    with pytest.raises(OutputExistsError, match="exists already"):
+        slow()
+    assert contents(tmp_path) == {"target/a.txt": "fast"}
+
+
+def test_keep_leaves_what_the_block_does_not_write(old: Path) -> None:
+    (old / "sub").mkdir()
+    (old / "sub" / "c.txt").write_text("old")
+    with new_directory(old, force=True, keep=True) as directory:
+        (directory / "a.txt").write_text("new")
+        (directory / "b.txt").write_text("new")
+    assert contents(old) == {"a.txt": "new", "b.txt": "new", "sub/c.txt": "old"}
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_force_replaces_what_is_no_directory(old: Path, kind: str) -> None:
+    target = old.parent / "other"
+    if kind == "file":
+        target.write_text("old")
+    else:
+        target.symlink_to(old if kind == "link" else old / "nothing")
+    with new_directory(target, force=True) as directory:
+        (directory / "b.txt").write_text("new")
+    assert contents(target) == {"b.txt": "new"}
+    assert not target.is_symlink()
+    assert contents(old) == {"a.txt": "old"}
+    assert sorted(p.name for p in old.parent.iterdir()) == ["other", "target"]
+
+
+def test_a_target_below_a_file_is_one_line(old: Path) -> None:
+    match = r"cannot be written: Not a directory; make room, or choose another output\.$"
+    with pytest.raises(OutputError, match=match):
+        check_output(old / "a.txt" / "x", force=True)
+    with pytest.raises(OutputError, match=match), new_directory(old / "a.txt" / "x"):
+        pytest.fail("the block ran")
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_text_atomically(old / "a.txt" / "x", "text")

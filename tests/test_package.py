@@ -18,12 +18,14 @@ PACKAGE = ROOT / "tscompress"
 
 #: A module imports only from those before it.
 LAYERS = (
-    "errors", "_version", "files", "linalg", "low_rank", "architectures", "plan", "heads",
-    "factored", "suites", "corpus", "data", "streams", "loading", "calibration", "rank_profile",
-    "profiling", "profile_tables", "figures", "planning", "layerwise", "folding", "surgery",
-    "evaluation", "latency", "costs", "sensitivity", "budgets", "candidates", "training",
-    "pretraining", "distillation", "recovery_config", "recovery", "recipe", "sizing",
-    "serialization", "pipelines", "api", "report", "cli",
+    "errors", "_version", "files", "readers", "network", "linalg", "low_rank", "architectures",
+    "configs", "plan", "heads", "factored", "suites", "corpus", "data", "streams", "loading",
+    "calibration", "rank_profile", "profiling", "profile_tables", "figures", "planning",
+    "layerwise", "folding", "surgery", "evaluation", "statistics", "fidelity", "examples",
+    "latency", "costs", "sensitivity", "budgets", "candidates", "training", "pretraining",
+    "distillation", "recovery_config", "recovery", "recipe", "sizing", "serialization",
+    "pipelines", "api", "card", "hub", "runs", "report_content", "report_charts", "report_html",
+    "report", "cli",
 )  # fmt: skip
 
 

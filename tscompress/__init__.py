@@ -13,10 +13,13 @@ from tscompress._version import __version__
 if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
     from tscompress.calibration import CalibrationConfig
+    from tscompress.card import CardScores, write_card
     from tscompress.data import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation import EvaluationResult, evaluate, relative
+    from tscompress.fidelity import Fidelity
     from tscompress.folding import FoldConfig
+    from tscompress.hub import PushResult, push
     from tscompress.latency import BenchResult, Workload, bench
     from tscompress.loading import LoadedModel, load
     from tscompress.low_rank import LowRankLinear
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from tscompress.recovery import RecoveryResult
     from tscompress.recovery_config import RecoveryConfig
     from tscompress.serialization import CompressedModel, save
+    from tscompress.statistics import Comparison, compare
 
 _HOME = {
     "RunResult": "api",
@@ -35,12 +39,17 @@ _HOME = {
     "recover": "api",
     "run": "api",
     "CalibrationConfig": "calibration",
+    "CardScores": "card",
+    "write_card": "card",
     "read_series": "data",
     "TscompressError": "errors",
     "EvaluationResult": "evaluation",
     "evaluate": "evaluation",
     "relative": "evaluation",
+    "Fidelity": "fidelity",
     "FoldConfig": "folding",
+    "PushResult": "hub",
+    "push": "hub",
     "BenchResult": "latency",
     "Workload": "latency",
     "bench": "latency",
@@ -58,18 +67,24 @@ _HOME = {
     "RecoveryConfig": "recovery_config",
     "CompressedModel": "serialization",
     "save": "serialization",
+    "Comparison": "statistics",
+    "compare": "statistics",
 }
 
 __all__ = [
     "BenchResult",
     "CalibrationConfig",
+    "CardScores",
+    "Comparison",
     "CompressedModel",
     "EvaluationResult",
+    "Fidelity",
     "FoldConfig",
     "LoadedModel",
     "LowRankLinear",
     "Plan",
     "PretrainRecipe",
+    "PushResult",
     "RankProfile",
     "Recipe",
     "RecoveryConfig",
@@ -79,17 +94,20 @@ __all__ = [
     "Workload",
     "__version__",
     "bench",
+    "compare",
     "compress",
     "evaluate",
     "load",
     "load_recipe",
     "pretrain",
     "profile",
+    "push",
     "read_series",
     "recover",
     "relative",
     "run",
     "save",
+    "write_card",
 ]
 
 

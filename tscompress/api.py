@@ -27,8 +27,10 @@ from tscompress.calibration import (
 )
 from tscompress.corpus import FloatArray
 from tscompress.errors import UsageError
-from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, evaluate
+from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
+from tscompress.examples import ForecastExample, typical_example
 from tscompress.factored import PLAN_FILE
+from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
 from tscompress.figures import DPI, loss_figure
 from tscompress.files import check_output, write_text_atomically
 from tscompress.folding import FoldConfig
@@ -53,6 +55,7 @@ from tscompress.recovery import OnRecovery, RecoveryProgress, recover_
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import plan_within_budget
+from tscompress.suites import EvaluationDataset, find_suite
 from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.
@@ -502,15 +505,26 @@ def save_recovery_log(lines: Sequence[RecoveryProgress], best_step: int, directo
 
 @dataclass
 class RunResult:
-    """What :func:`run` measured; everything is also on disk."""
+    """What :func:`run` measured; :mod:`tscompress.runs` puts it on disk and reads it back.
+
+    Attributes
+    ----------
+    directory, checkpoint
+        The recipe's output, and the compressed checkpoint in it.
+    examples
+        Forecasts of both models, for one series of each dataset.
+    """
 
     directory: Path
+    checkpoint: Path
     plan: Plan
-    profile: RankProfile | None
-    original: EvaluationResult | None
-    compressed: EvaluationResult | None
-    baseline: EvaluationResult | None
-    bench: latency.BenchResult | None
+    profile: RankProfile | None = None
+    original: EvaluationResult | None = None
+    compressed: EvaluationResult | None = None
+    baseline: EvaluationResult | None = None
+    fidelity: Fidelity | None = None
+    examples: tuple[ForecastExample, ...] = ()
+    bench: latency.BenchResult | None = None
 
 
 def run(
@@ -554,41 +568,73 @@ def run(
 
     original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
     again = load(target, device=device, dtype=torch.float32)
-    scores: list[EvaluationResult] = []
+    assert compressed.plan is not None
+    result = RunResult(output, target, compressed.plan, measured)
     if recipe.evaluation is not None:
-        for name, model in (
-            (SEASONAL_NAIVE, SEASONAL_NAIVE),
-            (original.name, original.forecaster),
-            (again.name, again.forecaster),
-        ):
-            scores.append(score(model, name, recipe.evaluation, on_progress))
-    timed: latency.BenchResult | None = None
+        _evaluate_(result, original, again, recipe.evaluation, on_progress)
     if recipe.bench is not None:
         workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
-        timed = latency.bench(
+        result.bench = latency.bench(
             [(original.name, original.forecaster), (again.name, again.forecaster)],
             workload,
             measure_memory=True,
             directories={original.name: original.directory, again.name: again.directory},
             on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
         )
-    assert compressed.plan is not None
-    baseline, dense, small = scores if scores else (None, None, None)
-    return RunResult(output, compressed.plan, measured, dense, small, baseline, timed)
+    return result
+
+
+def _evaluate_(
+    result: RunResult,
+    original: LoadedModel,
+    compressed: LoadedModel,
+    config: EvaluationConfig,
+    on_progress: OnProgress,
+) -> None:
+    """Put the scores of both models and of seasonal naive into ``result``, and how both differ."""
+    before: dict[str, Quantiles] = {}
+    parts: list[DatasetFidelity] = []
+    examples: list[ForecastExample] = []
+
+    def keep(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        before[dataset.name] = quantiles
+
+    def hold_against(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        dense = before.pop(dataset.name)
+        parts.append(dataset_fidelity(dense, quantiles, dataset))
+        examples.append(typical_example(dense, quantiles, dataset))
+
+    result.baseline = score(SEASONAL_NAIVE, SEASONAL_NAIVE, config, on_progress)
+    result.original = score(
+        original.forecaster, original.name, config, on_progress, on_forecasts=keep
+    )
+    result.compressed = score(
+        compressed.forecaster, compressed.name, config, on_progress, on_forecasts=hold_against
+    )
+    result.fidelity = summarize(parts)
+    result.examples = tuple(examples)
 
 
 def score(
-    model: Any, name: str, config: EvaluationConfig, on_progress: OnProgress = _silent
+    model: Any,
+    name: str,
+    config: EvaluationConfig,
+    on_progress: OnProgress = _silent,
+    *,
+    seeds: Sequence[int] | None = None,
+    num_samples: int | None = None,
+    on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
 ) -> EvaluationResult:
-    """Evaluate a pipeline or ``"seasonal-naive"`` as ``config`` says."""
+    """Evaluate a pipeline or ``"seasonal-naive"`` as ``config`` says.
+
+    The other parameters are those of :func:`tscompress.evaluation.evaluate`.
+    """
     done = 0
 
     def count(_: object) -> None:
         nonlocal done
         done += 1
         on_progress(f"evaluate {name}", done, total)
-
-    from tscompress.suites import find_suite
 
     total = len(find_suite(config.suite).select(config.datasets).datasets)
     return evaluate(
@@ -599,8 +645,11 @@ def score(
         datasets=config.datasets,
         batch_size=config.batch_size,
         seed=config.seed,
+        seeds=seeds,
+        num_samples=num_samples,
         root=config.root,
         on_dataset=count,
+        on_forecasts=on_forecasts,
     )
 
 

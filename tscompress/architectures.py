@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from tscompress.errors import UnsupportedModelError
+from tscompress.readers import shown
 
 BlockKind = Literal["encoder", "decoder", "cross", "time", "group"]
 
@@ -94,7 +95,7 @@ def family_of(config: Mapping[str, Any]) -> str:
             return name
     kind = config.get("model_type", "model without model_type")
     raise UnsupportedModelError(
-        f"a {kind!r} checkpoint is not supported; supported families: {', '.join(FAMILIES)}."
+        f"a {shown(kind)} checkpoint is not supported; supported families: {', '.join(FAMILIES)}."
     )
 
 

@@ -25,6 +25,7 @@ from tscompress.errors import TscompressError, UsageError
 
 if TYPE_CHECKING:
     from tscompress.evaluation import EvaluationResult
+    from tscompress.fidelity import Fidelity
     from tscompress.loading import LoadedModel
 
 app = typer.Typer(
@@ -66,6 +67,9 @@ Epsilons = Annotated[
     list[float] | None,
     typer.Option("--epsilon", "-e", help="Threshold of the ε-rank; repeat for several."),
 ]
+Margin = Annotated[
+    float, typer.Option(help="Loss that is still acceptable, as a share, for the verdict.")
+]
 SeriesFile = Annotated[
     Path | None, typer.Option(help="Series in CSV, Parquet, Arrow or JSON lines.")
 ]
@@ -89,6 +93,7 @@ def _options(
 def _quiet_libraries() -> None:
     """Libraries log and draw bars for developers; a command shows its own progress."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("chronos").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -146,7 +151,7 @@ def profile(
     from tscompress.calibration import CalibrationConfig
     from tscompress.data import read_series
     from tscompress.figures import save_profile_figures
-    from tscompress.files import check_output
+    from tscompress.files import check_output, new_directory
     from tscompress.profile_tables import profile_table
     from tscompress.profiling import DEFAULT_EPSILONS
     from tscompress.profiling import profile as measure
@@ -164,8 +169,9 @@ def profile(
             on_progress=advance,
         )
     if output is not None:
-        result.save(output)
-        save_profile_figures(result, output)
+        with new_directory(output, force=force, keep=True) as directory:
+            result.save(directory)
+            save_profile_figures(result, directory)
     findings = "\n".join(result.findings())
     _print(as_json, result.to_dict(), *profile_table(result), findings)
 
@@ -318,6 +324,7 @@ def compress(
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Like every MODEL, or seasonal-naive.")],
     against: Annotated[str | None, typer.Option(help="Compare with it; or seasonal-naive.")] = None,
     suite: Annotated[
@@ -332,7 +339,20 @@ def evaluate(
     root: Annotated[Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.")] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Of the sample paths of Chronos-T5.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Write CSV and JSON here.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="0,1,2: average over several, so that less is chance.")
+    ] = None,
+    num_samples: Annotated[
+        int | None, typer.Option(help="Sample paths of Chronos-T5.", min=1)
+    ] = None,
+    margin: Margin = 0.005,
+    fidelity: Annotated[
+        bool,
+        typer.Option("--fidelity", help="With --against: how forecasts changed, and the worst."),
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.")
+    ] = None,
     revision: Revision = None,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -341,12 +361,18 @@ def evaluate(
 ) -> None:
     """WQL and MASE on real series, next to seasonal naive and, if given, another model."""
     from tscompress.api import score
-    from tscompress.evaluation import SEASONAL_NAIVE, aggregate, evaluation_table, relative
-    from tscompress.files import check_output, write_text_atomically
+    from tscompress.evaluation import SEASONAL_NAIVE, evaluation_table, relative
+    from tscompress.fidelity import PairedForecasts, fidelity_tables
+    from tscompress.files import check_output
     from tscompress.recipe import EvaluationConfig
+    from tscompress.statistics import compare, comparison_tables
 
     if output is not None:
         check_output(output, force=force)
+    if fidelity and against is None:
+        raise UsageError("--fidelity compares with another model; give --against.")
+    if seeds is not None:
+        _refuse(context, "--seeds says every seed", ("seed",))
     config = EvaluationConfig(
         suite=suite,
         datasets=tuple(dataset) if dataset else None,
@@ -355,38 +381,138 @@ def evaluate(
         seed=seed,
         root=None if root is None else str(root),
     )
+    averaged = None if seeds is None else _integers(seeds, "--seeds")
+    pairs = PairedForecasts() if fidelity else None
 
-    def scored(name: str, advance: Callable[[str, int, int], None]) -> EvaluationResult:
+    def scored(name: str, keep: Any = None) -> EvaluationResult:
         if name == SEASONAL_NAIVE:
-            return score(SEASONAL_NAIVE, SEASONAL_NAIVE, config, advance)
+            return score(name, name, config, advance, on_forecasts=keep)
         loaded = _load(name, device, dtype, revision if name == model else None)
-        return score(loaded.forecaster, loaded.name, config, advance)
+        return score(
+            loaded.forecaster,
+            loaded.name,
+            config,
+            advance,
+            seeds=averaged,
+            num_samples=num_samples,
+            on_forecasts=keep,
+        )
 
     with _progress() as advance:
-        result = scored(model, advance)
-        other = None if against is None else scored(against, advance)
+        other = None if against is None else scored(against, pairs and pairs.original)
+        result = scored(model, pairs and pairs.compressed)
         naive = next(
             (r for r in (result, other) if r is not None and r.model == SEASONAL_NAIVE), None
-        ) or scored(SEASONAL_NAIVE, advance)
+        ) or scored(SEASONAL_NAIVE)
     content: dict[str, Any] = {
         "result": result.to_dict(),
         "relative_to_seasonal_naive": relative(result, naive),
     }
-    if other is not None:
-        content |= {"against": other.to_dict(), "relative_to_against": relative(result, other)}
-    if output is not None:
-        result.to_csv(output / "scores.csv")
-        if other is not None:
-            other.to_csv(output / "scores-against.csv")
-        totals = aggregate(result, naive).to_csv(index=False)
-        write_text_atomically(output / "agg-rel-scores.csv", totals)
-        _write_json(output / "scores.json", content)
     table = evaluation_table(
         result,
         against=None if other is naive else other,
         baseline=None if result is naive else naive,
     )
-    _print(as_json, content, table)
+    shown: list[Any] = [table]
+    if other is not None:
+        content |= {"against": other.to_dict(), "relative_to_against": relative(result, other)}
+        comparison = compare([other, result], margin=margin)
+        content["comparison"] = comparison.to_dict()
+        shown += [*comparison_tables(comparison), "\n".join(comparison.lines())]
+    changes = None if pairs is None else pairs.summary()
+    if changes is not None:
+        content["fidelity"] = changes.to_dict()
+        shown += fidelity_tables(changes)
+    if output is not None:
+        _write_scores(output, content, result, naive, other, changes, force=force)
+    for key in ("result", "against"):  # every series is for files
+        if key in content:
+            _drop_series(content[key])
+    _print(as_json, content, *shown)
+
+
+def _drop_series(result: dict[str, Any]) -> None:
+    for row in result["rows"]:
+        row.pop("series", None)
+
+
+def _write_scores(
+    output: Path,
+    content: dict[str, Any],
+    result: EvaluationResult,
+    naive: EvaluationResult,
+    other: EvaluationResult | None,
+    changes: Fidelity | None,
+    *,
+    force: bool,
+) -> None:
+    """Everything in FILE.json; or in a directory, with tables in CSV and the worst series drawn."""
+    from tscompress.evaluation import SCORES_FILE, aggregate, results_json
+    from tscompress.figures import DPI, forecast_figure
+    from tscompress.files import new_directory, write_text_atomically
+
+    if output.suffix == ".json" and not output.is_dir():
+        write_text_atomically(output, results_json(content))
+        return
+    with new_directory(output, force=force, keep=True) as directory:
+        result.to_csv(directory / "scores.csv")
+        if other is not None:
+            other.to_csv(directory / "scores-against.csv")
+        totals = aggregate(result, naive).to_csv(index=False)
+        write_text_atomically(directory / "agg-rel-scores.csv", totals)
+        write_text_atomically(directory / SCORES_FILE, results_json(content))
+        if changes is not None and changes.worst:
+            panels = [series.panel() for series in changes.worst]
+            forecast_figure(panels).savefig(directory / "worst.png", dpi=DPI)
+
+
+@app.command()
+def compare(
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="What evaluate --output wrote; the first is the reference."),
+    ],
+    margin: Margin = 0.005,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(help="Of the series, for the intervals.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for ratios.csv and series.csv.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ratios of WQL and MASE to the first result, with confidence intervals and a verdict.
+
+    A single result is compared with the one of --against in the same file.
+    """
+    from tscompress.evaluation import load_results
+    from tscompress.files import check_output, new_directory, write_text_atomically
+    from tscompress.statistics import compare as compare_results
+    from tscompress.statistics import comparison_tables, series_frame
+
+    if output is not None:
+        check_output(output, force=force)
+    if len(results) == 1:
+        found = list(reversed(load_results(results[0])))
+    else:
+        found = [load_results(path)[0] for path in results]
+    comparison = compare_results(
+        found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
+    )
+    if output is not None:
+        with new_directory(output, force=force) as directory:
+            for name, frame in (
+                ("ratios.csv", comparison.frame()),
+                ("series.csv", series_frame(found)),
+            ):
+                write_text_atomically(directory / name, frame.to_csv(index=False))
+    _print(
+        as_json,
+        comparison.to_dict(),
+        *comparison_tables(comparison),
+        "\n".join(comparison.lines()),
+    )
 
 
 @app.command()
@@ -468,7 +594,27 @@ def run(
     path = write_report(result, chosen)
     _print(as_json, json.loads((path.parent / "report.json").read_text()), *report_tables(result))
     if not as_json:
-        typer.echo(f"report: {path}")
+        typer.echo(f"report: {path.with_suffix('.html')} (to read in a terminal: {path.name})")
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="What run wrote.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The page alone, here; by default report.html in DIRECTORY.")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another run of the same original, for the figure; repeatable."),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """One page of HTML about a run, from its measurements; it needs no model and no network."""
+    from tscompress.report import rewrite_report
+
+    page = rewrite_report(directory, output, compare=compare or (), force=force)
+    _print(as_json, {"page": str(page), "bytes": page.stat().st_size}, f"report: {page}")
 
 
 @app.command()
@@ -531,8 +677,10 @@ def recover(
     from tscompress.errors import OutputExistsError
     from tscompress.files import check_output
     from tscompress.recipe import load_recovery_config, validate
+    from tscompress.recovery import CHECKPOINT
     from tscompress.recovery_config import RecoveryConfig, memory_bytes
     from tscompress.serialization import save
+    from tscompress.training import STATE_FILE
 
     given = {
         name: tuple(value) if isinstance(value, list) else value
@@ -546,7 +694,8 @@ def recover(
         chosen = validate(RecoveryConfig, given, source="the options")
     check_output(output, force=force)
     work = output.with_name(f"{output.name}.recovery")
-    if work.exists() and not (resume or force):
+    # A run that was stopped before its first checkpoint left nothing to go on from.
+    if (work / CHECKPOINT / STATE_FILE).exists() and not (resume or force):
         raise OutputExistsError(
             f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
         )
@@ -666,6 +815,70 @@ def diff(
     )
 
 
+@app.command()
+def push(
+    directory: Annotated[Path, typer.Argument(help="What compress, recover or run wrote.")],
+    repo_id: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Create it private; refuse a public one.")
+    ] = False,
+    branch: Annotated[
+        str | None, typer.Option(help="Commit to this branch; created if it is not there.")
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--pr", help="Open a pull request.")] = False,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    scores: Annotated[
+        Path | None, typer.Option(help="For the card: scores.json of evaluate.")
+    ] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="For the card: what bench --json printed.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that the Hub may stay silent.")] = 60.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would go up; touch no network.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the card over one written by hand.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a compressed checkpoint and push it to the Hub, with a model card, in one commit.
+
+    The token is the one of `hf auth login`, or HF_TOKEN.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from tscompress import hub
+    from tscompress.card import read_bench, read_scores
+
+    if not _debug:
+        disable_progress_bar()
+    done = hub.push(
+        directory,
+        repo_id,
+        private=private,
+        branch=branch,
+        create_pr=create_pr,
+        dry_run=dry_run,
+        message=message,
+        scores=None if scores is None else read_scores(scores),
+        bench=None if bench is None else read_bench(bench),
+        force=force,
+        timeout_seconds=timeout,
+    )
+    for note in done.notes:
+        typer.echo(f"note: {note}", err=True)
+    if done.left_behind:
+        typer.echo(f"note: stays here: {', '.join(done.left_behind)}", err=True)
+    lines = [f"{size:>12,}  {name}" for name, size in done.files.items()]
+    if dry_run:
+        lines = ["would push, in bytes:", *lines, "", done.card]
+    else:
+        where = done.pull_request or done.url
+        lines = [*lines, f"pushed to {done.repo_id}: {where}"]
+    _print(as_json, done.to_dict(), "\n".join(lines))
+
+
 # --------------------------------------------------------------------------------------------------
 # Helpers
 # --------------------------------------------------------------------------------------------------
@@ -682,6 +895,13 @@ def _refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise UsageError(f"{reason}; --{name.replace('_', '-')} cannot go with it.")
+
+
+def _integers(text: str, option: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
 
 
 def _pair(text: str) -> tuple[float, float]:

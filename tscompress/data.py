@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 
 from tscompress.corpus import FloatArray
 from tscompress.errors import DataError, LeakError, RecipeError
+from tscompress.readers import single_line
 from tscompress.suites import offline_fingerprints
 
 ID_COLUMNS = ("item_id", "id", "unique_id", "series_id")
@@ -108,9 +110,15 @@ def naming_file(path: Path) -> Iterator[None]:
         raise DataError(
             f"{path.name!r} needs {error.name}; install it with pip install 'tscompress[arrow]'."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path.name!r} cannot be read: {reason}.") from None
+    except MemoryError:
+        raise DataError(f"{path.name!r} cannot be read: it does not fit into memory.") from None
+    # pyarrow's errors are ValueErrors, but for NotImplementedErrors; numbers that numpy cannot hold
+    # are ArithmeticErrors.
+    except (
+        OSError, ValueError, KeyError, TypeError, IndexError, ArithmeticError, NotImplementedError,
+        RecursionError,
+    ) as error:  # fmt: skip
+        raise DataError(f"{path.name!r} cannot be read: {single_line(error)}.") from None
 
 
 def check_no_leak(series: Sequence[FloatArray]) -> None:
@@ -267,11 +275,53 @@ def _read_json_lines(path: Path) -> LabelledSeries:
     return LabelledSeries(series, frequencies)
 
 
+def _read_parquet(path: Path) -> LabelledSeries:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        check_rows(file.metadata.num_rows, file.metadata.num_columns)
+        return _from_frame(whole(file.read()).to_pandas())
+
+
+def _read_arrow(path: Path) -> LabelledSeries:
+    import pyarrow.feather
+
+    table = pyarrow.feather.read_table(path, memory_map=True)
+    check_rows(table.num_rows, table.num_columns)
+    return _from_frame(whole(table).to_pandas())
+
+
+def check_rows(rows: int, columns: int) -> None:
+    """Refuse a table that memory cannot hold: a few bytes may declare a billion equal values.
+
+    Raises
+    ------
+    ValueError
+    """
+    needed, available = 16 * rows * columns, psutil.virtual_memory().available
+    if needed > available:
+        raise ValueError(
+            f"{rows:,} rows need about {needed / 1e9:,.0f} GB, {available / 1e9:,.0f} GB are free"
+        )
+
+
+def whole(table: Any) -> Any:
+    """``table`` of pyarrow, whose offsets are held against its buffers: it trusts files blindly.
+
+    Raises
+    ------
+    ValueError
+        An offset or a length points outside.
+    """
+    table.validate(full=True)
+    return table
+
+
 _READERS: dict[str, Callable[[Path], LabelledSeries]] = {
     ".csv": lambda path: _from_frame(pd.read_csv(path)),
-    ".parquet": lambda path: _from_frame(pd.read_parquet(path)),
-    ".arrow": lambda path: _from_frame(pd.read_feather(path)),
-    ".feather": lambda path: _from_frame(pd.read_feather(path)),
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+    ".feather": _read_arrow,
     ".jsonl": _read_json_lines,
     ".json": _read_json_lines,
 }

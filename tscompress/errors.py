@@ -15,6 +15,8 @@ TscompressError
 ├── LeakError                   evaluation data offered for training or calibration
 ├── FactorizationError          a decomposition that failed; names the layer
 ├── DivergenceError             a training loss that is no longer finite
+├── OutputError                 a file or directory that cannot be written: disk full, read-only
+├── HubError                    the Hub refused a push, or could not be reached for it
 └── VerificationError           a saved checkpoint that does not load back bit-equal
 """
 
@@ -78,6 +80,21 @@ class FactorizationError(TscompressError):
 
 
 class DivergenceError(TscompressError):
+    pass
+
+
+class OutputError(TscompressError, OSError):
+    """Also an OSError: callers may treat it as any other trouble with a disk.
+
+    ``reason`` is the message without the path, for who knows a better one.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class HubError(TscompressError):
     pass
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rich import box
 from rich.table import Table
 
@@ -36,6 +38,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using `json`-module")
     from gluonts.dataset.split import split
     from gluonts.ev.metrics import MASE, MeanWeightedSumQuantileLoss
+    from gluonts.ev.ts_stats import seasonal_error
     from gluonts.model.evaluation import evaluate_forecasts
     from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
     from gluonts.model.seasonal_naive import SeasonalNaivePredictor
@@ -43,6 +46,10 @@ with warnings.catch_warnings():
 QUANTILE_LEVELS = [float(level) for level in np.arange(0.1, 1.0, 0.1).round(1)]
 SEASONAL_NAIVE = "seasonal-naive"
 METRICS = ("MASE", "WQL")
+SCORES_FILE = "scores.json"
+
+Quantiles = npt.NDArray[np.floating[Any]]
+"""``[N, 9, horizon]``: series, levels 0.1 … 0.9, steps."""
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,6 +57,57 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 # --------------------------------------------------------------------------------------------------
 # Results
 # --------------------------------------------------------------------------------------------------
+
+
+class SeriesContributions(BaseModel):
+    """What each series adds to the scores of its dataset, as columns of ``[N]`` numbers.
+
+    WQL and MASE are ratios of sums over the series, so that these columns give them for any
+    selection of series, or resample: that is what paired statistics are computed from.
+    """
+
+    model_config = _STRICT
+
+    quantile_loss: tuple[float, ...]
+    """Sum over the steps of the quantile loss, averaged over the levels 0.1 … 0.9."""
+    absolute_label: tuple[float, ...]
+    """Sum over the steps of |label|; the same for every model."""
+    scaled_error: tuple[float, ...]
+    """Sum over the steps of the median's absolute error in units of the seasonal error."""
+    scaled_steps: tuple[int, ...]
+    """Steps in ``scaled_error``: 0 where the seasonal error is zero; the same for every model."""
+
+    @model_validator(mode="after")
+    def _same_lengths(self) -> SeriesContributions:
+        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns differ in length: {lengths}")
+        return self
+
+    def parts(self, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Numerator and denominator of ``"WQL"`` or ``"MASE"``, each ``[N]``."""
+        columns = {
+            "WQL": (self.quantile_loss, self.absolute_label),
+            "MASE": (self.scaled_error, self.scaled_steps),
+        }
+        over, under = columns[metric]
+        return np.array(over, dtype=np.float64), np.array(under, dtype=np.float64)
+
+    def score(self, metric: str) -> float:
+        """``"WQL"`` or ``"MASE"`` of all the series; NaN or infinite where nothing counts."""
+        over, under = self.parts(metric)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(over.sum() / under.sum())
+
+
+class Sampling(BaseModel):
+    """How sample paths were drawn; two models share random numbers where all three agree."""
+
+    model_config = _STRICT
+
+    seeds: tuple[int, ...]
+    num_samples: int
+    batch_size: int
 
 
 class DatasetScore(BaseModel):
@@ -64,6 +122,17 @@ class DatasetScore(BaseModel):
     series_count: int
     seconds: float
     """Wall time of forecasting, without reading data and computing metrics."""
+    series: SeriesContributions | None = None
+    """None in results of versions that did not keep it."""
+
+    @model_validator(mode="after")
+    def _every_series(self) -> DatasetScore:
+        if self.series is not None and len(self.series.quantile_loss) != self.series_count:
+            raise ValueError(
+                f"{len(self.series.quantile_loss)} series contribute, series_count is "
+                f"{self.series_count}"
+            )
+        return self
 
 
 class EvaluationResult(BaseModel):
@@ -74,6 +143,8 @@ class EvaluationResult(BaseModel):
     suite: str
     model: str
     rows: tuple[DatasetScore, ...]
+    sampling: Sampling | None = None
+    """None for models that draw nothing, and in results of versions that did not keep it."""
 
     def frame(self) -> pd.DataFrame:
         """The columns ``dataset, model, MASE, WQL`` of the published tables, sorted by dataset."""
@@ -85,9 +156,20 @@ class EvaluationResult(BaseModel):
         """Write :meth:`frame`; the file is replaced in one step or not at all."""
         write_text_atomically(Path(path), self.frame().to_csv(index=False, lineterminator="\n"))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; :meth:`from_dict` reads it back."""
-        return self.model_dump(mode="json")
+    def to_dict(self, *, series: bool = True) -> dict[str, Any]:
+        """Plain data, for JSON; :meth:`from_dict` reads it back.
+
+        Parameters
+        ----------
+        series
+            With what each series contributes, which is most of the data.
+        """
+        left_out = None if series else {"rows": {"__all__": {"series"}}}
+        return self.model_dump(mode="json", exclude=left_out, exclude_none=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON with every series; the file is replaced in one step or not at all."""
+        write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EvaluationResult:
@@ -103,6 +185,58 @@ class EvaluationResult(BaseModel):
         except ValidationError as error:
             reason = " ".join(str(error).split())
             raise DataError(f"not an evaluation result: {reason}.") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> EvaluationResult:
+        """Read what :meth:`save` or ``tscompress evaluate --output`` wrote.
+
+        Parameters
+        ----------
+        path
+            The JSON file, or the directory with ``scores.json`` in it.
+
+        Raises
+        ------
+        DataError
+            There is no such file, or it holds something else.
+        """
+        return load_results(path)[0]
+
+
+def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
+    """The result in a file and, where the file has one, the one it was compared with.
+
+    Parameters
+    ----------
+    path
+        See :meth:`EvaluationResult.load`. Files of versions that kept no series are read too.
+
+    Raises
+    ------
+    DataError
+        There is no such file, or it holds something else.
+    """
+    file = Path(path) / SCORES_FILE if Path(path).is_dir() else Path(path)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
+        raise DataError(
+            f"{str(path)!r} holds no evaluation result ({file.name}: {reason}); give what "
+            "`tscompress evaluate --output` wrote."
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(f"{str(path)!r} is not an evaluation result: it is no JSON object.")
+    found = [content[key] for key in ("result", "against") if key in content] or [content]
+    return tuple(EvaluationResult.from_dict(one) for one in found)
+
+
+def results_json(content: Mapping[str, Any]) -> str:
+    """JSON for people: indented, with each list of numbers on one line."""
+    # Strings in JSON hold no line breaks, so that this matches lists alone.
+    lists = re.compile(r"\[\n([^\[\]{}\"]*)\n\s*\]")
+    text = json.dumps(content, indent=2)
+    return lists.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -263,9 +397,11 @@ def evaluate(
     datasets: Iterable[str] | None = None,
     batch_size: int = 32,
     seed: int = 0,
+    seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     root: str | Path | None = None,
     on_dataset: Callable[[DatasetScore], None] | None = None,
+    on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
 ) -> EvaluationResult:
     """Score a model on a suite.
 
@@ -280,48 +416,89 @@ def evaluate(
     batch_size, seed, num_samples
         See :func:`forecast`. Two models are comparable when all three are the same; seasonal naive
         depends on none of them.
+    seeds
+        Instead of ``seed``: forecast once with each, and average what each series contributes, so
+        that less of the scores of a Chronos-T5 is chance. The other models draw nothing and
+        forecast once.
     on_dataset
         Called with the score of each dataset as soon as it is there.
+    on_forecasts
+        Called with each dataset and the quantiles of the first seed.
 
     Raises
     ------
     UsageError
         An option is not allowed, or ``model`` is neither of the two.
     DataError, OfflineError
-        A dataset cannot be read.
+        A dataset cannot be read, or a forecast is not finite.
     """
     if isinstance(model, str) and model != SEASONAL_NAIVE:
         raise UsageError(
             f"model is {model!r}; expected a loaded Chronos pipeline or {SEASONAL_NAIVE!r}."
         )
+    draws = not isinstance(model, str) and model.forecast_type == ForecastType.SAMPLES
+    used = _distinct_seeds((seed,) if seeds is None else seeds)[: None if draws else 1]
     rows = []
+    sampling: Sampling | None = None
     for dataset in load_suite(suite, max_series, datasets, root=root):
-        started = time.perf_counter()
-        if isinstance(model, str):
-            forecasts = SeasonalNaive().forecast(dataset)
-        else:
-            forecasts = forecast(
-                model,
-                dataset.contexts,
-                dataset.horizon,
-                seed,
-                batch_size,
-                num_samples=num_samples,
-                stream=dataset.name,
-                starts=dataset.starts,
-            )
-        seconds = time.perf_counter() - started
+        runs = []
+        seconds = 0.0
+        for one in used:
+            started = time.perf_counter()
+            forecasts = _forecast_dataset(model, dataset, one, batch_size, num_samples)
+            seconds += time.perf_counter() - started
+            quantiles = quantile_array(forecasts)
+            if on_forecasts is not None and one == used[0]:
+                on_forecasts(dataset, quantiles)
+            contributions = series_contributions(quantiles, dataset, name=name)
+            runs.append((score_forecasts(forecasts, dataset), contributions))
+        if draws:
+            drawn = forecasts[0].num_samples
+            sampling = Sampling(seeds=used, num_samples=drawn, batch_size=batch_size)
         row = DatasetScore(
             dataset=dataset.name,
             model=name,
-            **score_forecasts(forecasts, dataset),
+            # The denominators of both are the same for all seeds: means of scores are the scores
+            # of mean contributions.
+            **{
+                metric: float(np.mean([scores[metric] for scores, _ in runs])) for metric in METRICS
+            },
             series_count=len(dataset.series),
             seconds=seconds,
+            series=_mean_contributions([contributions for _, contributions in runs]),
         )
         rows.append(row)
         if on_dataset is not None:
             on_dataset(row)
-    return EvaluationResult(suite=find_suite(suite).name, model=name, rows=tuple(rows))
+    suite_name = find_suite(suite).name
+    return EvaluationResult(suite=suite_name, model=name, rows=tuple(rows), sampling=sampling)
+
+
+def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise UsageError(f"seeds are {list(seeds)}; give one or more, each once.")
+    return tuple(seeds)
+
+
+def _forecast_dataset(
+    model: BaseChronosPipeline | Literal["seasonal-naive"],
+    dataset: EvaluationDataset,
+    seed: int,
+    batch_size: int,
+    num_samples: int | None,
+) -> list[Forecast]:
+    if isinstance(model, str):
+        return SeasonalNaive().forecast(dataset)
+    return forecast(
+        model,
+        dataset.contexts,
+        dataset.horizon,
+        seed,
+        batch_size,
+        num_samples=num_samples,
+        stream=dataset.name,
+        starts=dataset.starts,
+    )
 
 
 def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -> dict[str, float]:
@@ -345,6 +522,94 @@ def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -
         "MASE": float(scores["MASE[0.5]"]),
         "WQL": float(scores["mean_weighted_sum_quantile_loss"]),
     }
+
+
+def quantile_array(forecasts: Iterable[Forecast]) -> Quantiles:
+    """The quantiles 0.1 … 0.9 of forecasts, ``[N, 9, horizon]``; of samples, gluonts' way."""
+    levels = [str(level) for level in QUANTILE_LEVELS]
+    return np.stack([[item.quantile(level) for level in levels] for item in forecasts])
+
+
+def quantile_losses(quantiles: Quantiles, dataset: EvaluationDataset) -> Any:
+    """Twice the pinball loss, as gluonts' metrics have it.
+
+    Parameters
+    ----------
+    quantiles
+        ``[N, 9, horizon]``.
+
+    Returns
+    -------
+    numpy.ma.MaskedArray
+        ``[N, 9, horizon]``, masked where the label is missing.
+    """
+    labels = np.ma.masked_invalid(dataset.labels)[:, None, :]  # [N, 1, H]
+    levels = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
+    return 2 * np.abs((labels - quantiles) * ((quantiles >= labels) - levels))
+
+
+def seasonal_errors(dataset: EvaluationDataset) -> npt.NDArray[np.float64]:
+    """Mean absolute difference of each context to the season before, ``[N]``; 0 where undefined.
+
+    gluonts' definition: steps that miss either value are left out, and a context shorter than a
+    season is compared with the step before.
+    """
+    errors = [
+        seasonal_error(np.ma.masked_invalid(context), dataset.seasonality, time_axis=-1)
+        for context in dataset.contexts
+    ]
+    return np.array([np.ma.filled(error, 0.0) for error in errors], dtype=np.float64).ravel()
+
+
+def series_contributions(
+    quantiles: Quantiles, dataset: EvaluationDataset, *, name: str = "the model"
+) -> SeriesContributions:
+    """What each series adds to WQL and MASE of its dataset.
+
+    Parameters
+    ----------
+    quantiles
+        ``[N, 9, horizon]``, see :func:`quantile_array`.
+    name
+        Of the model, for messages.
+
+    Raises
+    ------
+    DataError
+        A forecast is not finite: gluonts would leave it out of MASE without a word.
+    """
+    bad = np.flatnonzero(~np.isfinite(quantiles).all(axis=(1, 2)))
+    if bad.size:
+        raise DataError(
+            f"{name!r} forecasts NaN or infinity for {bad.size} of {len(quantiles)} series of "
+            f"{dataset.name!r}, first series {bad[0]}; check the checkpoint, or its dtype."
+        )
+    labels = np.ma.masked_invalid(dataset.labels)  # [N, H]
+    losses = quantile_losses(quantiles, dataset).mean(axis=1)  # [N, H]
+    median = quantiles[:, QUANTILE_LEVELS.index(0.5)]
+    # Masked arrays leave out what is divided by zero, as gluonts does.
+    scaled = np.abs(labels - median) / seasonal_errors(dataset)[:, None]  # [N, H]
+    return SeriesContributions(
+        quantile_loss=_sums(losses),
+        absolute_label=_sums(np.abs(labels)),
+        scaled_error=_sums(scaled),
+        scaled_steps=tuple(np.ma.count(scaled, axis=1).tolist()),
+    )
+
+
+def _sums(values: Any) -> tuple[float, ...]:
+    """Of the present values of each row, ``[N, H]``; 0 where there are none."""
+    return tuple(np.ma.filled(values.sum(axis=1), 0.0).tolist())
+
+
+def _mean_contributions(runs: Sequence[SeriesContributions]) -> SeriesContributions:
+    """Of several seeds; what the labels alone decide is the same in all."""
+    return runs[0].model_copy(
+        update={
+            name: tuple(np.mean([getattr(run, name) for run in runs], axis=0).tolist())
+            for name in ("quantile_loss", "scaled_error")
+        }
+    )
 
 
 def _backtest(dataset: EvaluationDataset) -> Any:

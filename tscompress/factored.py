@@ -8,6 +8,7 @@ refuse, and keeps the original config inside.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tscompress.errors import CorruptCheckpointError, PlanError
-from tscompress.files import write_text_atomically
+from tscompress.files import cannot_write, write_text_atomically
 from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
+from tscompress.readers import StoredTensor, UnreadableFileError, read_header, shown, single_line
 
 MODEL_TYPE = "tscompress"
 PIPELINE_CLASS = "FactoredChronosPipeline"
@@ -106,11 +108,28 @@ def write_folded(
 
 
 def _write(model: nn.Module, plan: Plan, config: Mapping[str, Any], directory: Path) -> None:
-    save_file(unique_tensors(model), directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_tensors(unique_tensors(model), directory / WEIGHTS_FILE, {"format": "pt"})
     plan.save(directory / PLAN_FILE)
     write_text_atomically(
         directory / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n"
     )
+
+
+def save_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file, not atomically.
+
+    Raises
+    ------
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except (SafetensorError, OSError) as error:  # safetensors wraps what the system says
+        reason = re.sub(r".*I/O error: (.*) \(os error \d+\)", r"\1", single_line(error))
+        raise cannot_write(path, reason) from None
 
 
 def unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -138,10 +157,11 @@ def read_plan(config: Mapping[str, Any], directory: Path) -> Plan:
     version = config.get("format_version")
     if version != FORMAT_VERSION:
         raise CorruptCheckpointError(
-            f"{directory} has format version {version!r}; this tscompress reads {FORMAT_VERSION}."
+            f"{str(directory)!r} has format version {shown(version)}; "
+            f"this tscompress reads {FORMAT_VERSION}."
         )
     if not isinstance(config.get("base_config"), Mapping):
-        raise CorruptCheckpointError(f"{directory}: config.json has no 'base_config'.")
+        raise CorruptCheckpointError(f"{str(directory)!r}: config.json has no 'base_config'.")
     return Plan.load(directory / PLAN_FILE)
 
 
@@ -156,21 +176,43 @@ def load_weights_strictly_(model: nn.Module, path: Path) -> None:
         A key is missing, unknown or of another shape, or the file is damaged.
     """
     try:
+        stored = read_header(path)
+        expected = model.state_dict()
+        for name, found in stored.items():
+            if name not in expected:
+                raise CorruptCheckpointError(
+                    f"{str(path)!r} has {shown(name)}, which the plan does not know."
+                )
+            check_stored(name, found, expected[name], str(path))
         with safe_open(path, framework="pt") as reader:
-            tensors = {key: reader.get_tensor(key) for key in reader.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CorruptCheckpointError(f"{path} cannot be read: {error}.") from None
-    expected = model.state_dict()
-    for name, tensor in tensors.items():
-        if name not in expected:
-            raise CorruptCheckpointError(f"{path} has {name!r}, which the plan does not know.")
-        if expected[name].shape != tensor.shape:
-            raise CorruptCheckpointError(
-                f"{path}: {name} is {tuple(tensor.shape)}; "
-                f"the plan says {tuple(expected[name].shape)}."
-            )
+            tensors = {name: reader.get_tensor(name) for name in stored}
+    except (UnreadableFileError, SafetensorError, OSError) as error:
+        raise CorruptCheckpointError(
+            f"{str(path)!r} cannot be read: {single_line(error)}."
+        ) from None
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()  # type: ignore[operator]
     empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     if empty:
-        raise CorruptCheckpointError(f"{path} has no {empty[0]!r} ({len(empty)} keys missing).")
+        raise CorruptCheckpointError(
+            f"{str(path)!r} has no {empty[0]!r} ({len(empty)} keys missing)."
+        )
+
+
+def check_stored(name: str, found: StoredTensor, expected: torch.Tensor, source: str) -> None:
+    """Hold what a header declares against the tensor of an empty model.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        It has another shape, or whole numbers for weights.
+    """
+    if found.shape != tuple(expected.shape):
+        raise CorruptCheckpointError(
+            f"{source!r}: the weights do not fit the config ({name} is {list(found.shape)}, the "
+            f"config says {list(expected.shape)})."
+        )
+    if expected.is_floating_point() and not found.is_floating:
+        raise CorruptCheckpointError(
+            f"{source!r}: {name} has dtype {found.dtype}, which weights do not have."
+        )

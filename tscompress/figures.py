@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from tscompress.errors import UsageError
 from tscompress.rank_profile import (
@@ -450,6 +450,79 @@ def comparison_figure(
     axes.spines["left"].set_visible(False)
     legend_beside(figure, axes)
     return figure
+
+
+# --------------------------------------------------------------------------------------------------
+# Forecasts
+# --------------------------------------------------------------------------------------------------
+
+
+class ForecastPanel(NamedTuple):
+    """One series and two forecasts of it; NaN is not drawn."""
+
+    title: str
+    context: Sequence[float]
+    label: Sequence[float]
+    original: Sequence[Sequence[float]]
+    """Quantiles 0.1, 0.5 and 0.9, each ``[horizon]``."""
+    compressed: Sequence[Sequence[float]]
+
+
+def forecast_figure(
+    panels: Sequence[ForecastPanel], title: str = "series that got worst"
+) -> Figure:
+    """Medians and 80 % intervals of two models next to what happened, two panels a row.
+
+    Raises
+    ------
+    UsageError
+        There is no panel.
+    """
+    if not panels:
+        raise UsageError("no series to draw; a figure needs at least one.")
+    rows = -(-len(panels) // 2)
+    figure = new_figure(9.0, 1.0 + 1.7 * rows, title)
+    grid = figure.subplots(rows, 2, squeeze=False)
+    for index, axes in enumerate(grid.flat):
+        if index >= len(panels):
+            axes.set_visible(False)
+            continue
+        last = index >= len(panels) - 2
+        style_axes(
+            axes, xlabel="steps from the forecast" if last else "", title=panels[index].title
+        )
+        _draw_forecasts(axes, panels[index])
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=TICK_SIZE
+    )
+    return figure
+
+
+def _draw_forecasts(axes: Axes, panel: ForecastPanel) -> None:
+    before = range(1 - len(panel.context), 1)
+    steps = range(1, 1 + len(panel.label))
+    axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+    axes.plot(
+        [*before, *steps],
+        [*panel.context, *panel.label],
+        color="black",
+        linewidth=1,
+        label="series",
+    )
+    # One interval is an area and the other two lines: two areas would mix their colours.
+    low, median, high = panel.original
+    name = "original, 80 % interval"
+    axes.fill_between(steps, low, high, color=PALETTE[0], alpha=0.2, linewidth=0, label=name)
+    axes.plot(steps, median, color=PALETTE[0], linewidth=1.6, label="original, median")
+    low, median, high = panel.compressed
+    axes.plot(steps, low, "--", color=PALETTE[1], linewidth=0.9, label="compressed, 80 % interval")
+    axes.plot(steps, high, "--", color=PALETTE[1], linewidth=0.9)
+    axes.plot(steps, median, color=PALETTE[1], linewidth=1.6, label="compressed, median")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.12g}"))
+    axes.margins(x=0.02)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,92 +2,276 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import hashlib
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tscompress.errors import OutputExistsError
+from tscompress.errors import OutputError, OutputExistsError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_ATTEMPTS = 100
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write to a temporary sibling, flush it to disk, and rename it over ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def check_output(directory: Path, *, force: bool) -> None:
-    """Refuse a target that holds something, unless ``force``.
+    """Write to a temporary sibling, flush it to disk, and rename it over ``path``.
 
     Raises
     ------
-    OutputExistsError
+    OutputError
+        The disk is full, or the directory cannot be written to.
     """
-    if force or not directory.exists():
-        return
-    if not directory.is_dir() or any(directory.iterdir()):
-        raise OutputExistsError(
-            f"{str(directory)!r} exists already; choose another output or pass --force."
-        )
+    with _naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            mask = os.umask(0)
+            os.umask(mask)
+            Path(temporary).chmod(0o666 & ~mask)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
-def new_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
-    """A temporary sibling of ``target`` that takes its place when the block ends without an error.
+def _naming(target: Path) -> Iterator[None]:
+    """Turns what the system says of a temporary file into one line about ``target``."""
+    try:
+        yield
+    except OutputError as error:
+        raise cannot_write(target, error.reason or str(error)) from error
+    except OSError as error:
+        raise cannot_write(target, error.strerror or str(error)) from error
+
+
+def cannot_write(target: Path, reason: str) -> OutputError:
+    """The error of a file or directory that cannot be written."""
+    return OutputError(
+        f"{str(target)!r} cannot be written: {reason}; make room, or choose another output.",
+        reason,
+    )
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_output(directory: Path, *, force: bool) -> None:
+    """Refuse a target that holds something, unless ``force``, and one below a file.
 
     Raises
     ------
     OutputExistsError
-        ``target`` holds something and ``force`` is false.
+    OutputError
+        It cannot be made where it is to be.
     """
-    check_output(target, force=force)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    with _naming(directory):
+        if directory.exists():
+            if not force and (not directory.is_dir() or any(directory.iterdir())):
+                raise _exists(directory)
+            return
+        # Better said now than when the work is done.
+        above = next(parent for parent in directory.absolute().parents if parent.exists())
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(above, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _exists(target: Path) -> OutputExistsError:
+    return OutputExistsError(
+        f"{str(target)!r} exists already; choose another output or pass --force."
+    )
+
+
+@contextmanager
+def new_directory(target: Path, *, force: bool = False, keep: bool = False) -> Iterator[Path]:
+    """A temporary sibling of ``target`` that takes its place when the block ends without an error.
+
+    Siblings that a killed process left are removed first. With ``keep``, what ``target`` holds and
+    the block does not write stays.
+
+    Raises
+    ------
+    OutputExistsError
+        ``target`` holds something, or does when the block ends, and ``force`` is false.
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
+    shown, target = target, Path(os.path.abspath(target))  # noqa: PTH100  (links stay links)
+    with _naming(shown):
+        _restore(target)
+        _remove_leftovers(target)
+        check_output(shown, force=force)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary, lock = _locked_sibling(target)
+        try:
+            yield temporary
+            if keep and target.is_dir():
+                _link_others(target, temporary)
+            _settle(temporary)
+            if not _put(temporary, target, force=force):
+                raise _exists(shown)
+            _sync(target.parent)
+        finally:
+            _restore(target)
+            _remove(temporary)
+            if lock is not None:
+                os.close(lock)
+
+
+def _locked_sibling(target: Path) -> tuple[Path, int | None]:
+    """A new directory that no other process takes for a leftover while this one lives."""
+    while True:
+        temporary = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        )
+        lock = _lock(temporary, wait=True)
+        if temporary.exists():
+            return temporary, lock
+        if lock is not None:  # it was taken for a leftover before it was locked
+            os.close(lock)
+
+
+def _lock(directory: Path, *, wait: bool) -> int | None:
+    """A descriptor that holds the lock of ``directory``; None if it is taken or cannot be had."""
+    if fcntl is None:
+        return None
     try:
-        yield temporary
-        # Temporary files are private; the target gets what mkdir and open would have given it.
-        mask = os.umask(0)
-        os.umask(mask)
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                file.chmod(0o666 & ~mask)
-                _sync(file)
-        _sync(temporary)
-        temporary.chmod(0o777 & ~mask)
-        _replace_directory(temporary, target)
-        _sync(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
-def _replace_directory(source: Path, target: Path) -> None:
-    if not target.exists():
-        source.rename(target)
+def _restore(target: Path) -> None:
+    """Put back what :func:`_move_aside` moved, unless something took its place."""
+    aside = _aside(target)
+    if not os.path.lexists(aside):
         return
-    # A directory cannot be renamed over a full one: move the old one aside first.
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent)) / target.name
-    target.rename(old)
-    try:
-        source.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    if os.path.lexists(target):
+        _remove(aside)
+    else:
+        aside.rename(target)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Siblings of processes that are gone: nobody holds their locks."""
+    leftover = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.tmp")
+    if not target.parent.is_dir():
+        return
+    for path in target.parent.iterdir():
+        if not leftover.fullmatch(path.name):
+            continue
+        lock = _lock(path, wait=False)
+        if lock is not None:
+            _remove(path)
+            os.close(lock)
+
+
+def _link_others(old: Path, new: Path) -> None:
+    """Hard links in ``new`` to the files of ``old`` that it has no file of its own for."""
+
+    def link(source: str, copy: str) -> str:
+        if not os.path.lexists(copy):
+            try:
+                os.link(source, copy, follow_symlinks=False)
+            except OSError:  # a file system without
+                shutil.copy2(source, copy, follow_symlinks=False)
+        return copy
+
+    shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
+
+
+def _settle(temporary: Path) -> None:
+    """Flush to disk, with the permissions that mkdir and open would have given."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in temporary.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(0o666 & ~mask)
+            _sync(file)
+    _sync(temporary)
+    temporary.chmod(0o777 & ~mask)
+
+
+def _put(source: Path, target: Path, *, force: bool) -> bool:
+    """Rename ``source`` to ``target``; False if something is there and ``force`` is false."""
+    for _ in range(_ATTEMPTS):
+        try:
+            source.rename(target)  # also over an empty directory
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        if not force:
+            return False
+        with suppress(FileNotFoundError):  # another process moved it away in between
+            if _exchange(source, target):
+                return True
+            _move_aside(target)
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap what two paths name, in one step; False where the system cannot."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    paths = os.fsencode(one), os.fsencode(other)
+    if rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code))
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.tscompress-old")
+
+
+def _move_aside(target: Path) -> None:
+    """Without an exchange there is a moment with no target; :func:`_restore` ends it."""
+    _remove(_aside(target))
+    target.rename(_aside(target))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

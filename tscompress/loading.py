@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,11 +20,11 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, 
 from chronos.chronos import ChronosConfig, ChronosModel
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, T5ForConditionalGeneration
 
 from tscompress.architectures import FAMILIES, Architecture, describe, family_of
+from tscompress.configs import check_config
 from tscompress.errors import (
     CorruptCheckpointError,
     GatedModelError,
@@ -36,14 +37,38 @@ from tscompress.errors import (
 from tscompress.factored import (
     WEIGHTS_FILE,
     apply_structure_,
+    check_stored,
     is_factored_config,
     load_weights_strictly_,
     read_plan,
 )
+from tscompress.files import sha256_of
+from tscompress.network import (
+    bounded_requests,
+    chain,
+    is_network,
+    is_passing,
+    network_errors,
+    one_line,
+    status_of,
+    with_retries,
+)
 from tscompress.plan import Plan
+from tscompress.readers import (
+    StoredTensor,
+    UnreadableFileError,
+    leads_outside,
+    read_header,
+    read_json,
+    shown,
+    single_line,
+)
 
+PROVENANCE_FILE = "provenance.json"
 REFERENCE_PREFIX = "reference/"
 _LAYER_NORM = {"gamma": "weight", "beta": "bias"}
+#: Flipped bits make larger ones, and they make forecasts that are not finite.
+_LARGEST_WEIGHT = 1e8
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -141,13 +166,14 @@ def load(
     source = str(model)
     device = _check_device(device)
     directory, commit = _locate(source, revision)
+    _check_files(directory, source)
     config = read_config(directory, source)
-    _check_weight_files(directory, source)
+    stored = stored_tensors(directory, source)
     target_dtype = _resolve_dtype(dtype)
     if is_factored_config(config):
-        loaded = _load_factored(source, directory, config, target_dtype)
+        loaded = _load_factored(source, directory, config, stored, target_dtype)
     else:
-        loaded = _load_stock(source, directory, config, target_dtype)
+        loaded = _load_stock(source, directory, config, stored, target_dtype)
     loaded.revision = commit
     _check_finite(loaded.model, source)
     loaded.model.to(device).eval()
@@ -196,31 +222,84 @@ def _reference_directory(source: str) -> Path:
 
 
 def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
+
+    def fetch() -> Path:
+        patterns = ["*.json", "*.safetensors"]
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+
+    with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), _answers(source, revision):
+        directory = with_retries(fetch, retry_on=_worth_another_look)
+        if _remove_damaged_weights(directory):
+            directory = fetch()
+            if damaged := _remove_damaged_weights(directory):
+                raise CorruptCheckpointError(
+                    f"{source!r}: {damaged[0]} arrived twice with another sha256 than the Hub "
+                    "announced; nothing of it was kept: try again."
+                )
+    _check_recorded_weights(directory, source)
+    # snapshots are cached under their commit: .../snapshots/<commit>
+    return directory, directory.name
+
+
+def _worth_another_look(error: BaseException) -> bool:
+    """What passes and huggingface_hub has not retried: it does with 429, but for the first look."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return is_passing(error) and not (isinstance(error, HfHubHTTPError) and status_of(error) == 429)
+
+
+def _remove_damaged_weights(directory: Path) -> list[str]:
+    """Remove weights from the cache whose SHA-256 is not the one that they are stored under.
+
+    huggingface_hub names a file by the hash that the Hub announced, and compares only its size.
+    """
+    damaged = []
+    for path in weight_files(directory):
+        stored = path.resolve()
+        if re.fullmatch("[0-9a-f]{64}", stored.name) and stored.is_file():
+            if sha256_of(stored) == stored.name:
+                continue
+            path.unlink()
+            stored.unlink()
+            damaged.append(path.name)
+    return damaged
+
+
+def _check_recorded_weights(directory: Path, source: str) -> None:
+    """Compare downloaded weights with what provenance.json, if there is one, says was written.
+
+    Raises
+    ------
+    CorruptCheckpointError
+    """
+    try:
+        record = json.loads((directory / PROVENANCE_FILE).read_text(encoding="utf-8"))["sha256"]
+        recorded = {str(name): str(value) for name, value in record.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
+    for path in weight_files(directory):
+        expected = recorded.get(path.name)
+        if expected is not None and path.is_file() and sha256_of(path) != expected:
+            raise CorruptCheckpointError(
+                f"{source!r}: {path.name} is not what tscompress wrote (sha256 in "
+                f"{PROVENANCE_FILE}); it was changed or damaged: ask its author."
+            )
+
+
+@contextmanager
+def _answers(source: str, revision: str | None) -> Iterator[None]:
+    """Every way in which the Hub says no, in a line of ours."""
     from huggingface_hub.errors import (
+        FileMetadataError,
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    # huggingface-hub speaks httpx; before version 1 it spoke requests, whose errors are OSErrors.
-    network_errors: tuple[type[Exception], ...] = (OSError,)
-    with contextlib.suppress(ImportError):
-        import httpx
-
-        network_errors = (httpx.TransportError, ConnectionError, TimeoutError)
-
-    unreachable = OfflineError(
-        f"{source!r} is not in the local cache and the Hub cannot be reached; "
-        "connect, or give a directory."
-    )
     try:
-        found = snapshot_download(
-            source, revision=revision, allow_patterns=["*.json", "*.safetensors"]
-        )
+        yield
     except GatedRepoError:
         raise GatedModelError(
             f"{source!r} is gated; ask for access on its Hub page and run `hf auth login`."
@@ -236,16 +315,27 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
         raise ModelNotFoundError(
             f"{source!r} is neither a directory nor a Hub id such as 'amazon/chronos-bolt-small'."
         ) from None
-    except LocalEntryNotFoundError:
-        raise unreachable from None
-    except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", "unknown")
-        raise ModelLoadError(f"the Hub answered {source!r} with HTTP status {status}.") from None
-    except network_errors:
-        raise unreachable from None
-    directory = Path(found)
-    # snapshots are cached under their commit: .../snapshots/<commit>
-    return directory, directory.name
+    except network_errors() as error:
+        status = status_of(error)
+        if status == 401:
+            raise GatedModelError(
+                f"the Hub does not accept your token (HTTP status 401, for {source!r}); "
+                "run `hf auth login` or set HF_TOKEN."
+            ) from None
+        if status is not None:
+            raise ModelLoadError(
+                f"the Hub answered {source!r} with HTTP status {status}; try again later."
+            ) from None
+        if any(isinstance(e, FileMetadataError) for e in chain(error)):
+            raise ModelLoadError(f"{source!r} could not be had: {one_line(error)}") from None
+        if is_network(error) or isinstance(error, FileNotFoundError):
+            raise OfflineError(
+                f"{source!r} is not in the local cache and the Hub cannot be reached; "
+                "connect, or give a directory."
+            ) from None
+        raise ModelLoadError(
+            f"{source!r} did not arrive whole: {one_line(error)} Try again."
+        ) from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -265,10 +355,10 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     """
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except FileNotFoundError:
         raise ModelNotFoundError(f"{source!r} has no config.json; is it a checkpoint?") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except UnreadableFileError as error:
         raise CorruptCheckpointError(f"{source!r}: config.json is not JSON: {error}.") from None
     if not isinstance(config, dict):
         raise CorruptCheckpointError(f"{source!r}: config.json is not an object.")
@@ -282,64 +372,81 @@ def weight_files(directory: Path) -> list[Path]:
     if single.exists() or not index.exists():
         return [single] if single.exists() else []
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
         outside = any(Path(name).name != name for name in names)
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise CorruptCheckpointError(f"{index} is not a safetensors index.") from None
+    except (UnreadableFileError, KeyError, AttributeError, TypeError):
+        raise CorruptCheckpointError(f"{str(index)!r} is not a safetensors index.") from None
     if outside:
-        raise CorruptCheckpointError(f"{index} points outside its directory.")
+        raise CorruptCheckpointError(f"{str(index)!r} points outside its directory.")
     return [directory / name for name in sorted(names)]
 
 
-def _check_weight_files(directory: Path, source: str) -> None:
+def _check_files(directory: Path, source: str) -> None:
+    """Refuse links that lead elsewhere, and adapters, whose weights are on top of other ones."""
+    for path in directory.iterdir():
+        if path.suffix in (".json", ".safetensors", ".yaml") and leads_outside(path):
+            raise CorruptCheckpointError(
+                f"{source!r}: {path.name} is a link out of the directory; copy the file there."
+            )
+        if path.name == "adapter_config.json":
+            raise UnsupportedModelError(
+                f"{source!r} is an adapter; merge it into its model and save that."
+            )
+
+
+def stored_tensors(directory: Path, source: str) -> dict[str, StoredTensor]:
+    """What the headers of all weight files declare, held against the files' sizes.
+
+    Raises
+    ------
+    ModelNotFoundError, UnsupportedModelError
+        There are no weights, or only pickled ones.
+    CorruptCheckpointError
+        A file is missing, truncated, or its header lies.
+    """
     found = weight_files(directory)
     if not found:
         pickles = sorted(p.name for p in directory.glob("*.bin"))
         if pickles:
             raise UnsupportedModelError(
                 f"{source!r} has only pickled weights ({pickles[0]}); tscompress reads safetensors "
-                "and never unpickles."
+                "alone and never unpickles. Save the model again with safe_serialization=True."
             )
         raise ModelNotFoundError(f"{source!r} has no {WEIGHTS_FILE}.")
+    tensors: dict[str, StoredTensor] = {}
     for path in found:
         try:
-            with safe_open(path, framework="pt"):
-                pass
+            tensors |= read_header(path)
         except FileNotFoundError:
             raise CorruptCheckpointError(f"{source!r} lacks {path.name}.") from None
-        except (SafetensorError, OSError) as error:
+        except UnreadableFileError as error:
             raise CorruptCheckpointError(
                 f"{source!r}: {path.name} is truncated or damaged ({error}); fetch it again."
             ) from None
-
-
-def _stored_keys(directory: Path) -> set[str]:
-    keys: set[str] = set()
-    for path in weight_files(directory):
-        with safe_open(path, framework="pt") as reader:
-            keys.update(reader.keys())
-    return keys
+    return tensors
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
-    """The floating-point dtype of most stored tensors."""
-    counts: dict[str, int] = {}
-    for path in weight_files(directory):
-        with safe_open(path, framework="pt") as reader:
-            for key in reader.keys():  # noqa: SIM118
-                name = reader.get_slice(key).get_dtype()
-                counts[name] = counts.get(name, 0) + 1
+    """The floating-point dtype of most stored tensors; raises as :func:`stored_tensors`."""
+    return _most_common_dtype(stored_tensors(directory, str(directory)))
+
+
+def _most_common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    floating = {name: count for name, count in counts.items() if name in names}
-    if not floating:
-        return torch.float32
-    return names[max(floating, key=lambda name: floating[name])]
+    counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in names)
+    return names[counts.most_common(1)[0][0]] if counts else torch.float32
 
 
 def _check_finite(model: nn.Module, source: str) -> None:
     for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+        low, high = (float(bound) for bound in torch.aminmax(parameter.detach()))
+        if not (math.isfinite(low) and math.isfinite(high)):  # aminmax passes NaN on
             raise CorruptCheckpointError(f"{source!r}: {name} has values that are not finite.")
+        if max(-low, high) > _LARGEST_WEIGHT:
+            raise CorruptCheckpointError(
+                f"{source!r}: {name} has a value of {max(-low, high):.3g}, which no trained "
+                "network has; fetch the checkpoint again."
+            )
 
 
 def _check_device(device: str) -> str:
@@ -373,20 +480,30 @@ def _resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def _load_stock(
-    source: str, directory: Path, config: Mapping[str, Any], dtype: torch.dtype | None
+    source: str,
+    directory: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype | None,
 ) -> LoadedModel:
     family = _family(config, source)
-    kept_dtype = stored_dtype(directory)
+    check_config(config, source, len(stored))
+    with _misfits(source):
+        empty = build_empty(family, config)
+        empty.tie_weights()  # type: ignore[operator]
+    _check_fits(empty, stored, source)
+    kept_dtype = _most_common_dtype(stored)
+    # A .bin file beside the weights is never an alternative.
+    options = {"dtype": dtype or kept_dtype, "use_safetensors": True}
     with _misfits(source):
         if FAMILIES[family].forecasts:
-            pipeline = BaseChronosPipeline.from_pretrained(directory, dtype=dtype or kept_dtype)
+            pipeline = BaseChronosPipeline.from_pretrained(directory, **options)
             model = pipeline.inner_model
         else:
             pipeline = None
             model = _model_class(config).from_pretrained(
-                directory, dtype=dtype or kept_dtype, trust_remote_code=False
+                directory, trust_remote_code=False, **options
             )
-    _check_keys(model, _stored_keys(directory), source)
     return LoadedModel(
         model, pipeline, family, model_name(source), source, directory, kept_dtype, config
     )
@@ -407,9 +524,8 @@ def _misfits(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CorruptCheckpointError(
-            f"{source!r}: the weights do not fit the config ({reason})."
+            f"{source!r}: the weights do not fit the config ({single_line(error)})."
         ) from error
 
 
@@ -427,41 +543,54 @@ def model_name(source: str) -> str:
     return path.resolve().name if path.is_dir() else source
 
 
-def _check_keys(model: nn.Module, stored: set[str], source: str) -> None:
-    """transformers fills missing weights with random ones and only logs it; here it is an error."""
+def _check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> None:
+    """Hold the headers against an empty model, before any memory is given to weights.
+
+    transformers fills missing weights with random ones and only logs it; here it is an error.
+    """
     # Old BERT checkpoints name the two weights of a LayerNorm as TensorFlow did.
-    stored = {
-        re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_LAYER_NORM[m[1]]}", key)
-        for key in stored
+    found = {
+        re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_LAYER_NORM[m[1]]}", key): tensor
+        for key, tensor in stored.items()
     }
     by_storage: dict[int, list[str]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    expected = model.state_dict(keep_vars=True)
+    for name, tensor in expected.items():
         by_storage.setdefault(id(tensor), []).append(name)  # tied names share one parameter
-    missing = [names[0] for names in by_storage.values() if not stored.intersection(names)]
+    missing = [names[0] for names in by_storage.values() if not found.keys() & set(names)]
     if missing:
         raise CorruptCheckpointError(
             f"{source!r} lacks {missing[0]!r} ({len(missing)} weights missing)."
         )
-    known = {name for names in by_storage.values() for name in names}
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     spare = sorted(
         key
-        for key in stored - known
+        for key in found.keys() - expected.keys()
         if ".block." in key and not any(re.search(pattern, key) for pattern in ignored)
     )
     if spare:
         raise CorruptCheckpointError(
-            f"{source!r} has {spare[0]!r} ({len(spare)} weights), which the config lacks."
+            f"{source!r} has {shown(spare[0])} ({len(spare)} weights), which the config lacks."
         )
+    for name, tensor in expected.items():
+        if name in found:
+            check_stored(name, found[name], tensor, source)
 
 
 def _load_factored(
-    source: str, directory: Path, config: Mapping[str, Any], dtype: torch.dtype | None
+    source: str,
+    directory: Path,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype | None,
 ) -> LoadedModel:
     plan = read_plan(config, directory)
     base_config = config["base_config"]
     family = _family(base_config, source)
-    kept_dtype = stored_dtype(directory)
+    if not FAMILIES[family].forecasts:
+        raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
+    check_config(base_config, source, len(stored))
+    kept_dtype = _most_common_dtype(stored)
     with _misfits(source):
         model = build_empty(family, base_config)
     apply_structure_(model, plan)
@@ -493,9 +622,15 @@ def build_empty(family: str, config: Mapping[str, Any]) -> nn.Module:
     if family == "chronos-2":
         hf_config = Chronos2Model.config_class(**settings)
     else:
-        hf_config = AutoConfig.for_model("t5", **settings)
+        kind = "t5" if family in classes else config["model_type"]
+        hf_config = AutoConfig.for_model(kind, **settings)
     with init_empty_weights(include_buffers=False):
-        model: nn.Module = classes[family](hf_config)
+        if family in classes:
+            model: nn.Module = classes[family](hf_config)
+        else:
+            found = _model_class(config)
+            automatic = found is transformers.AutoModel
+            model = found.from_config(hf_config) if automatic else found(hf_config)
     return model
 
 

@@ -7,18 +7,22 @@ A plan says for each projection whether it stays dense or the rank of its two fa
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tscompress.architectures import BlockKind
 from tscompress.errors import PlanError
 from tscompress.files import write_text_atomically
+from tscompress.readers import UnreadableFileError, first_problem
+from tscompress.readers import read_json as read_json_file
 
 PLAN_VERSION: Literal[1] = 1
+#: No layer is larger; products of sizes beyond it are no numbers of parameters.
+Size = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class ProjectionPlan(BaseModel):
@@ -28,9 +32,9 @@ class ProjectionPlan(BaseModel):
 
     name: str
     part: Literal["attention", "feed_forward"]
-    out_features: int = Field(ge=1)
-    in_features: int = Field(ge=1)
-    rank: int | None = Field(default=None, ge=1, description="null: the layer stays dense")
+    out_features: Size
+    in_features: Size
+    rank: Size | None = Field(default=None, description="null: the layer stays dense")
     reason: str | None = Field(default=None, description="why it stays dense")
 
     @model_validator(mode="after")
@@ -84,11 +88,11 @@ class HeadPlan(BaseModel):
 
     name: str
     kind: BlockKind
-    d_model: int = Field(ge=1)
-    num_heads: int = Field(ge=1)
-    head_size: int = Field(ge=1)
-    qk_size: int = Field(ge=1)
-    vo_size: int = Field(ge=1)
+    d_model: Size
+    num_heads: Size
+    head_size: Size
+    qk_size: Size
+    vo_size: Size
     frequencies: tuple[int, ...] | None = None
     latent: bool = False
 
@@ -116,8 +120,8 @@ class HeadPlan(BaseModel):
             return self
         if self.qk_size % 2 or self.frequencies is None:
             raise ValueError(f"{self.name} turns pairs: an even qk_size, and their frequencies")
-        known = set(range(self.head_size // 2))
-        if len(self.frequencies) != self.qk_size // 2 or not known.issuperset(self.frequencies):
+        known = all(0 <= index < self.head_size // 2 for index in self.frequencies)
+        if len(self.frequencies) != self.qk_size // 2 or not known:
             raise ValueError(
                 f"{self.name} needs {self.qk_size // 2} frequencies below {self.head_size // 2}"
             )
@@ -158,10 +162,10 @@ class HiddenPlan(BaseModel):
 
     name: str
     part: Literal["feed_forward", "patch"]
-    in_features: int = Field(ge=1)
-    out_features: int = Field(ge=1)
-    d_ff: int = Field(ge=1)
-    kept: int = Field(ge=1)
+    in_features: Size
+    out_features: Size
+    d_ff: Size
+    kept: Size
     gated: bool = False
 
     @model_validator(mode="after")
@@ -220,8 +224,8 @@ class Plan(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Plan:
-        names = [layer.name for layer in self.layers]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        names = Counter(layer.name for layer in self.layers)
+        repeated = sorted(name for name, count in names.items() if count > 1)
         if repeated:
             raise ValueError(f"layers named more than once: {', '.join(repeated)}")
         folds = bool(self.heads or self.hidden or self.kept_layers)
@@ -368,18 +372,17 @@ class Plan(BaseModel):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "plan"
-            raise PlanError(f"{source}: {where}: {first['msg']}.") from None
+            where, reason, _ = first_problem(error)
+            raise PlanError(f"{source}: {where or 'plan'}: {reason}.") from None
 
 
 def read_json(path: str | Path, what: str) -> Any:
     """Content of a JSON file; PlanError if it is missing or is not JSON."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return read_json_file(Path(path))
     except FileNotFoundError:
         raise PlanError(f"there is no {what} at {str(path)!r}.") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except UnreadableFileError as error:
         raise PlanError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,6 +23,7 @@ from tscompress.planning import (
     RankSchedule,
 )
 from tscompress.pretraining import PretrainRecipe
+from tscompress.readers import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.recovery_config import RecoveryConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -175,16 +175,11 @@ def load_recovery_config(path: str | Path) -> RecoveryConfig:
 def _parse(model: type[M], path: str | Path) -> M:
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        # Aliases of aliases can make a few lines stand for gigabytes.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise RecipeError(f"{str(path)!r} has YAML aliases (*name); write the values out.")
-        content: Any = yaml.safe_load(text)
+        content: Any = read_yaml(path)
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe at {str(path)!r}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise RecipeError(f"{str(path)!r} cannot be read as YAML: {reason}.") from None
+    except UnreadableFileError as error:
+        raise RecipeError(f"{str(path)!r} cannot be read as YAML: {error}.") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{str(path)!r} holds no mapping; see recipes/ for examples.")
     return validate(model, content, source=repr(str(path)))
@@ -195,15 +190,12 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # of several keys together: the message names them
-            reason = first["msg"].removeprefix("Value error, ")
+        where, reason, first = first_problem(error)
+        if not where:  # of several keys together: the message names them
             raise RecipeError(f"{source}: {reason}.") from None
-        where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             allowed = ", ".join(model.model_fields) if len(first["loc"]) == 1 else "see the docs"
             raise RecipeError(
                 f"{source}: unknown key {where!r}; allowed here: {allowed}."
             ) from None
-        got = reprlib.repr(first["input"])
-        raise RecipeError(f"{source}: {where}: {first['msg']} (got {got}).") from None
+        raise RecipeError(f"{source}: {where}: {reason} (got {shown(first['input'])}).") from None

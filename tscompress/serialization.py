@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,14 +18,13 @@ from tscompress._version import __version__
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
 from tscompress.factored import WEIGHTS_FILE, unique_tensors, write_factored, write_folded
-from tscompress.files import new_directory, write_text_atomically
-from tscompress.loading import LoadedModel, load, weight_files
+from tscompress.files import new_directory, sha256_of, write_text_atomically
+from tscompress.loading import PROVENANCE_FILE, LoadedModel, load, weight_files
 from tscompress.plan import Plan
 from tscompress.recipe import Recipe
 from tscompress.recovery import RecoveryResult
 
 RECIPE_FILE = "recipe.yaml"
-PROVENANCE_FILE = "provenance.json"
 GENERATION_FILE = "generation_config.json"
 _RECORDED_LIBRARIES = (
     "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",
@@ -133,7 +131,7 @@ def _provenance(compressed: CompressedModel, directory: Path) -> dict[str, Any]:
             "family": compressed.family,
             "sha256": _hashes(weight_files(compressed.directory)),
         },
-        "sha256": _hashes([directory / WEIGHTS_FILE]),
+        "sha256": _hashes([*sorted(directory.glob("*.json")), directory / WEIGHTS_FILE]),
         "dtype": str(compressed.stored_dtype).removeprefix("torch."),
         "calibration": compressed.calibration,
         "recovery": None if compressed.recovery is None else compressed.recovery.record(),
@@ -142,12 +140,5 @@ def _provenance(compressed: CompressedModel, directory: Path) -> dict[str, Any]:
     }
 
 
-def _hashes(paths: Sequence[Path]) -> dict[str, str]:
-    hashes = {}
-    for path in paths:
-        digest = hashlib.sha256()
-        with path.open("rb") as stream:
-            while chunk := stream.read(1 << 22):
-                digest.update(chunk)
-        hashes[path.name] = digest.hexdigest()
-    return hashes
+def _hashes(paths: Iterable[Path]) -> dict[str, str]:
+    return {path.name: sha256_of(path) for path in paths}

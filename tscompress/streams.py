@@ -21,14 +21,17 @@ from tscompress.data import (
     SUFFIXES,
     TARGET_COLUMNS,
     TIME_COLUMNS,
+    check_rows,
     first_of,
     floats,
     json_lines_targets,
     naming_file,
     read_series,
     sort_by_time,
+    whole,
 )
 from tscompress.errors import DataError, LeakError, OfflineError
+from tscompress.readers import single_line
 from tscompress.suites import evaluation_dataset_names, offline_fingerprints
 
 _ROWS = 65_536  # of a long table, read at once
@@ -107,7 +110,7 @@ def _parquet_frames(path: Path) -> Iterator[Frame]:
     with pq.ParquetFile(path) as file:
         rows = _batch_rows(file.schema_arrow)
         for batch in file.iter_batches(batch_size=rows):
-            yield batch.to_pandas()
+            yield whole(batch).to_pandas()
 
 
 def _arrow_frames(path: Path) -> Iterator[Frame]:
@@ -124,6 +127,8 @@ def _arrow_frames(path: Path) -> Iterator[Frame]:
             batches = reader = pa.ipc.open_stream(source)
         rows = _batch_rows(reader.schema)
         for batch in batches:
+            check_rows(batch.num_rows, batch.num_columns)
+            whole(batch)
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows).to_pandas()
 
@@ -215,8 +220,7 @@ def _hub_series(repo: str, config: str | None) -> Iterator[FloatArray]:
                 if isinstance(cell, list | np.ndarray) and not _is_text(cell):
                     yield from _rows_of(cell)
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{repo!r} cannot be read from the Hub: {reason}.") from None
+        raise DataError(f"{repo!r} cannot be read from the Hub: {single_line(error)}.") from None
     except OSError as error:
         raise OfflineError(
             f"{repo!r} is no file here, and the Hub could not be reached "

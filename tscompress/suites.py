@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import yaml
 from gluonts.time_feature.seasonality import get_seasonality
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tscompress.errors import DataError, OfflineError, RecipeError
+from tscompress.readers import UnreadableFileError, first_problem, read_yaml, single_line
 
 SeriesArray = npt.NDArray[np.float64]
 
@@ -208,10 +208,13 @@ def find_suite(name_or_path: str | Path) -> Suite:
         return Suite(OFFLINE_SUITE, configs)
     path = _find_suite_file(name_or_path)
     try:
-        entries = yaml.safe_load(path.read_text())
+        entries = read_yaml(path)
         configs = tuple(DatasetConfig.model_validate(entry) for entry in entries)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValidationError) as error:
-        reason = " ".join(str(error).split())
+    except (OSError, UnreadableFileError, TypeError, ValidationError) as error:
+        if isinstance(error, ValidationError):
+            reason = ": ".join(first_problem(error)[:2])
+        else:
+            reason = single_line(error)
         raise RecipeError(
             f"{path} is not a suite: {reason}; expected a YAML list of entries with the keys "
             f"{sorted(DatasetConfig.model_fields)}."

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from tscompress.corpus import FloatArray
 from tscompress.errors import CorruptCheckpointError, RecipeError
+from tscompress.factored import save_tensors
 
 STATE_FILE = "state.safetensors"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -157,10 +158,10 @@ def save_training_state(
     tensors |= {f"kept.{name}": value for name, value in state.kept.items()}
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f"{STATE_FILE}.tmp"
-    save_file(
+    save_tensors(
         {key: value.contiguous() for key, value in tensors.items()},
         temporary,
-        metadata={**state.record, "step": str(state.step)},
+        {**state.record, "step": str(state.step)},
     )
     with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())

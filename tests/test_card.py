@@ -1,0 +1,337 @@
+"""The model card: what it says, where it gets it from, and whose card it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hub_server import card_problems
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+
+import tscompress
+from tscompress.api import run
+from tscompress.calibration import CalibrationConfig
+from tscompress.card import (
+    CardScores,
+    bench_of_run,
+    is_own_card,
+    licence_of,
+    make_card,
+    read_bench,
+    read_made,
+    read_scores,
+    scores_of_run,
+    write_card,
+)
+from tscompress.errors import CorruptCheckpointError, DataError, OutputExistsError, UsageError
+from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.latency import Workload
+from tscompress.planning import RankSchedule
+from tscompress.recipe import EvaluationConfig, Recipe
+from tscompress.report import write_report
+
+CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=32, batch_size=4)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def original(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a card of its own."""
+    target = tmp_path_factory.mktemp("original") / "chronos-bolt"
+    shutil.copytree(checkpoints["chronos-bolt"], target)
+    (target / "README.md").write_text("---\nlicense: apache-2.0\n---\n# original\n")
+    return target
+
+
+@pytest.fixture(scope="module")
+def saved(original: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("saved")
+    fold = tscompress.compress(original, rank=4, calibration=CALIBRATION)
+    svd = tscompress.compress(original, method="svd", rank=3)
+    return {
+        "fold": tscompress.save(fold, root / "chronos-bolt-fold"),
+        "svd": tscompress.save(svd, root / "chronos-bolt-svd"),
+    }
+
+
+@pytest.fixture
+def fold(saved: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved["fold"], tmp_path / "chronos-bolt-fold"))
+
+
+def result(model: str, factor: float, *, series: bool = True) -> EvaluationResult:
+    """Scores on two datasets of 20 series that differ a little."""
+    rows = []
+    for dataset in ("monash_m1_yearly", "monash_m3_yearly"):
+        loss = tuple(factor * (1 + 0.1 * (i % 3)) for i in range(20))
+        columns = SeriesContributions(
+            quantile_loss=loss, absolute_label=(10.0,) * 20, scaled_error=loss,
+            scaled_steps=(6,) * 20,
+        )  # fmt: skip
+        rows.append(
+            DatasetScore(
+                dataset=dataset,
+                model=model,
+                MASE=columns.score("MASE"),
+                WQL=columns.score("WQL"),
+                series_count=20,
+                seconds=1.0,
+                series=columns if series else None,
+            )
+        )
+    return EvaluationResult(suite="offline", model=model, rows=tuple(rows))
+
+
+def metadata(card: ModelCard) -> dict[str, Any]:
+    assert card_problems(str(card)) == ([], [])
+    (front,) = re.findall(r"\A---\n(.*?)\n---\n", str(card), flags=re.DOTALL)
+    found: dict[str, Any] = yaml.safe_load(front)
+    return found
+
+
+def edit_provenance(directory: Path, **source: object) -> None:
+    path = directory / "provenance.json"
+    content = json.loads(path.read_text())
+    content["source"].update(source)
+    path.write_text(json.dumps(content))
+
+
+# --------------------------------------------------------------------------------------------------
+# What it says
+# --------------------------------------------------------------------------------------------------
+
+
+def test_what_every_card_says(saved: dict[str, Path], original: Path) -> None:
+    card = make_card(saved["fold"], "me/chronos-bolt-fold")
+    data = metadata(card)
+    assert data["library_name"] == "chronos-forecasting"
+    assert data["pipeline_tag"] == "time-series-forecasting"
+    assert {"chronos-bolt", "fold", "tscompress"} <= set(data["tags"])
+    # A directory is no model on the Hub, but its card says under which licence it is.
+    assert "base_model" not in data
+    assert data["license"] == "apache-2.0"
+    text = card.text
+    made = read_made(saved["fold"])
+    stored = load_file(saved["fold"] / "model.safetensors")
+    assert made.parameters == sum(tensor.numel() for tensor in stored.values())
+    assert f"{made.parameters:,} parameters" in text
+    assert made.plan.summary() in text
+    assert 'from_pretrained("me/chronos-bolt-fold")' in text
+    assert "import tscompress" not in text
+    assert "Not measured for this card" in text
+    # Paths of this machine stay out of the recipe that is shown.
+    assert f"output: {saved['fold'].name}\n" in text
+    assert "model: chronos-bolt\n" in text
+    assert str(saved["fold"].parent) not in text
+    assert str(original.parent) not in text
+    assert "Latencies hold" not in text
+    assert "{" not in text.replace("{}", "")
+
+
+def test_factored_checkpoints_say_that_they_need_tscompress(saved: dict[str, Path]) -> None:
+    card = make_card(saved["svd"])
+    assert metadata(card)["library_name"] == "tscompress"
+    assert "import tscompress.pipelines\n" in card.text
+    assert 'from_pretrained("chronos-bolt-svd")' in card.text
+
+
+def test_a_model_from_the_hub_is_the_base_model(fold: Path) -> None:
+    (fold / "recipe.yaml").unlink()
+    edit_provenance(fold, model="amazon/chronos-bolt-tiny", revision=COMMIT)
+    card = make_card(fold)
+    assert metadata(card)["base_model"] == "amazon/chronos-bolt-tiny"
+    assert f"at commit `{COMMIT[:12]}`" in card.text
+    # Without a network its licence is not known, and that is said.
+    assert "license" not in metadata(card)
+    assert "Not known: the card of `amazon/chronos-bolt-tiny` could not be read" in card.text
+    licence = {"license": "other", "license_name": "theirs", "license_link": "https://x.invalid"}
+    assert metadata(make_card(fold, licence=licence)).items() >= licence.items()
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"),
+    [("reference/bolt", None), ("a/b/c", COMMIT), ("small", None), ("amazon/x", "main")],
+)
+def test_what_is_not_known_to_be_on_the_hub_is_no_base_model(
+    fold: Path, model: str, revision: str | None
+) -> None:
+    (fold / "recipe.yaml").unlink()
+    edit_provenance(fold, model=model, revision=revision)
+    assert "base_model" not in metadata(make_card(fold))
+
+
+def test_the_licence_is_that_of_the_very_weights(
+    fold: Path, original: Path, tmp_path: Path
+) -> None:
+    assert licence_of(read_made(fold)) == {"license": "apache-2.0"}
+    other = Path(shutil.copytree(original, tmp_path / "other"))
+    (fold / "recipe.yaml").unlink()
+    edit_provenance(fold, model=str(other))
+    assert licence_of(read_made(fold)) == {"license": "apache-2.0"}
+    (other / "README.md").write_text("---\n[\n---\n")
+    assert licence_of(read_made(fold)) == {}
+    (other / "README.md").write_text("---\nlicense: mit\n---\n")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, other / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    assert licence_of(read_made(fold)) == {}
+    edit_provenance(fold, model="reference/bolt")
+    assert licence_of(read_made(fold)) == {"license": "apache-2.0"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores and latencies
+# --------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_metadata_and_a_table(saved: dict[str, Path], tmp_path: Path) -> None:
+    ours, theirs = result("small", 1.1), result("large", 1.0)
+    content = {"result": ours.to_dict(), "against": theirs.to_dict()}
+    (tmp_path / "scores.json").write_text(json.dumps(content))
+    scores = read_scores(tmp_path / "scores.json")
+    assert scores.ratios == pytest.approx({"MASE": 1.1, "WQL": 1.1})
+    for metric in ("MASE", "WQL"):
+        low, high = scores.intervals[metric]
+        assert low == pytest.approx(1.1)
+        assert high == pytest.approx(1.1)
+    card = make_card(saved["fold"], "me/small", scores=scores)
+    (index,) = metadata(card)["model-index"]
+    assert index["name"] == "small"
+    values = {
+        (one["dataset"]["name"], metric["name"]): metric["value"]
+        for one in index["results"]
+        for metric in one["metrics"]
+    }
+    expected = {
+        (row.dataset, metric): pytest.approx(getattr(row, metric), abs=1e-6)
+        for row in ours.rows
+        for metric in ("MASE", "WQL")
+    }
+    assert values == expected
+    assert index["results"][0]["dataset"]["args"] == {"series": 20}
+    assert "WQL **1.1000** (1.1000 to 1.1000)" in card.text
+    assert re.search(r"\| monash_m1_yearly \| 20 \| 0\.\d{4} \| 0\.\d{4} \| 1\.1000 \|", card.text)
+
+
+def test_scores_of_the_model_alone(saved: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(result("small", 1.1, series=False).to_dict()))
+    card = make_card(saved["fold"], scores=read_scores(path))
+    assert len(metadata(card)["model-index"][0]["results"]) == 2
+    assert "the original was not evaluated beside it" in card.text
+    assert "ratio to the original" not in card.text
+    # Ratios without intervals, where the series were not kept.
+    both = CardScores.of(result("a", 1.1, series=False), result("b", 1.0, series=False))
+    assert both.intervals == {}
+    assert "WQL **1.1000**." in make_card(saved["fold"], scores=both).text
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"models": []}', '{"result": 1}'])
+def test_other_files_are_no_measurements(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    with pytest.raises(DataError):
+        read_scores(path)
+    with pytest.raises(DataError):
+        read_bench(path)
+
+
+def test_latencies_come_with_their_hardware(saved: dict[str, Path], tmp_path: Path) -> None:
+    models = [
+        {"name": "large", "latency_ms": 120.0, "parameters": 8_000_000, "ratios": {}},
+        {
+            "name": "small", "latency_ms": 60.0, "parameters": 2_000_000,
+            "ratios": {"latency_ms": 0.5, "parameters": 0.25},
+            "latency_ratio_interval": [0.48, 0.53],
+        },
+    ]  # fmt: skip
+    content = {
+        "workload": {"batch_size": 32, "context_length": 512, "horizon": 64, "device": "cpu"},
+        "threads": 2, "device_name": "x86_64", "torch_version": "2.13.0", "models": models,
+    }  # fmt: skip
+    (tmp_path / "bench.json").write_text(json.dumps(content))
+    text = make_card(saved["fold"], bench=read_bench(tmp_path / "bench.json")).text
+    assert "32 series × 512 steps, horizon 64, on cpu (x86_64, 2 threads), torch 2.13.0" in text
+    assert "| latency, median (ms) | 120 | 60 | 0.500 (0.480–0.530) |" in text
+    assert "| parameters (M) | 8 | 2 | 0.250 |" in text
+    assert "Latencies hold for the hardware" in text
+    alone = {**content, "models": models[1:]}
+    text = make_card(saved["fold"], bench=alone).text
+    assert "| latency, median (ms) | – | 60 | – |" in text
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_measurements_for_the_card(original: Path, tmp_path: Path) -> None:
+    recipe = Recipe(
+        model=str(original),
+        output=str(tmp_path / "out"),
+        schedule=RankSchedule(rank=4),
+        calibration=CALIBRATION,
+        profile=None,
+        evaluation=EvaluationConfig(datasets=("monash_m1_yearly",), max_series=3),
+        bench=Workload(batch_size=2, context_length=32, horizon=4, repeats=2, warmup=0),
+    )
+    done = run(recipe)
+    write_report(done, recipe)
+    directory = tmp_path / "out" / "chronos-bolt-fold"
+    card = make_card(directory)
+    assert done.compressed is not None
+    (row,) = done.compressed.rows
+    (scored,) = metadata(card)["model-index"][0]["results"]
+    assert {m["name"]: m["value"] for m in scored["metrics"]} == pytest.approx(
+        {"MASE": row.MASE, "WQL": row.WQL}, rel=1e-4
+    )
+    assert "2 series × 32 steps, horizon 4, on cpu" in card.text
+    assert re.search(r"\| latency, median \(ms\) \| [\d.]+ \| [\d.]+ \| [\d.]+", card.text)
+    # What was measured of another plan is not said of this one.
+    shutil.copytree(directory, tmp_path / "out" / "other")
+    plan = read_made(directory).plan
+    changed = plan.model_copy(update={"kept_layers": {"encoder": (0,)}})
+    assert scores_of_run(directory, changed) is None
+    assert bench_of_run(directory, changed) is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Whose card it is
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_card_by_hand_is_kept(fold: Path) -> None:
+    path = write_card(fold)
+    assert is_own_card(path)
+    first = path.read_text()
+    assert write_card(fold, "me/elsewhere").read_text() != first
+    for by_hand in ("# mine\n", path.read_text() + "\nOne line by hand.\n", ""):
+        path.write_text(by_hand)
+        with pytest.raises(OutputExistsError, match=r"by hand; keep it, or pass --force\."):
+            write_card(fold)
+        assert path.read_text() == by_hand
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(OutputExistsError, match="by hand"):
+        write_card(fold)
+    write_card(fold, force=True)
+    assert path.read_text() == first
+    assert {p.name for p in fold.iterdir() if p.name.startswith(".")} == set()
+
+
+def test_a_loaded_card_is_the_one_that_was_written(fold: Path) -> None:
+    path = write_card(fold, scores=CardScores.of(result("a", 1.1), result("b", 1.0)))
+    assert is_own_card(path)
+    loaded = ModelCard.load(path)
+    assert len(loaded.data.eval_results) == 4
+    assert loaded.data.pipeline_tag == "time-series-forecasting"
+
+
+def test_other_directories_have_no_card(original: Path, fold: Path, tmp_path: Path) -> None:
+    for directory in (original, tmp_path / "nowhere"):
+        with pytest.raises(UsageError):
+            make_card(directory)
+    (fold / "provenance.json").write_text('{"source": {"model": 1, "revision": 2, "family": 3}}')
+    with pytest.raises(CorruptCheckpointError, match="is incomplete"):
+        make_card(fold)

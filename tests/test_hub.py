@@ -1,0 +1,642 @@
+"""Pushing to and pulling from a Hub that runs on localhost, and everything that may go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub_server import HubServer, Repository
+from safetensors.torch import load_file, save_file
+
+from tscompress.files import sha256_of
+from tscompress.loading import load
+
+TOKEN = "hf_" + "SecretOfAlice" * 2
+OTHER_TOKEN = "hf_" + "SecretOfBob" * 3
+CALIBRATE = ("--calibration-series", "4")
+WEIGHTS = "model.safetensors"
+CLIENT = Path(__file__).with_name("hub_client.py")
+FORECAST = """
+import sys, torch
+from chronos import BaseChronosPipeline
+for name in sys.argv[1:]:
+    if "svd" in name:
+        import tscompress.pipelines
+    torch.manual_seed(0)
+    pipeline = BaseChronosPipeline.from_pretrained(name)
+    found = pipeline.predict([torch.sin(torch.arange(40.0))], prediction_length=8)
+    print([value.hex() for part in found for value in part.double().flatten().tolist()])
+"""
+
+
+def slowly(*cases: tuple[Any, ...]) -> list[Any]:
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+    waits: list[float]
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        """The one line of a failure."""
+        assert self.out == ""
+        (line,) = [one for one in self.err.splitlines() if not one.startswith("note: ")]
+        assert line.startswith("error: ")
+        assert "Traceback" not in self.err
+        return line
+
+
+@dataclass
+class Client:
+    """A running :mod:`hub_client`."""
+
+    hub: HubServer
+    home: Path
+    printed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(CLIENT)], env=environment(self.hub, self.home, None),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def __call__(self, *arguments: object, token: str | None = TOKEN) -> Outcome:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = {
+            "arguments": [str(one) for one in arguments],
+            "environment": {} if token is None else {"HF_TOKEN": token},
+        }
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        outcome = Outcome(**json.loads(self.process.stdout.readline()))
+        self.printed.append(outcome.out + outcome.err)
+        return outcome
+
+    def close(self) -> str:
+        """What it printed all in all."""
+        out, err = self.process.communicate()
+        return "".join([*self.printed, out, err])
+
+
+def environment(hub: HubServer, home: Path, token: str | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    settings = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    return kept | settings | ({} if token is None else {"HF_TOKEN": token})
+
+
+@pytest.fixture(scope="module")
+def hub(checkpoints: dict[str, Path]) -> Iterator[HubServer]:
+    server = HubServer()
+    server.tokens = {TOKEN: ("alice", "team"), OTHER_TOKEN: ("bob",)}
+    card = b"---\nlicense: apache-2.0\n---\n# an original\n"
+    for family, directory in checkpoints.items():
+        server.upload(f"amazon/{family}", directory).commit("main", {"README.md": card})
+    with server.running():
+        yield server
+
+
+@pytest.fixture(scope="module")
+def command(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = Client(hub, tmp_path_factory.mktemp("home"))
+    yield client
+    everything = client.close()
+    assert "Traceback" not in everything
+    # Of all that was printed and written, nothing holds a token.
+    for token in (TOKEN, OTHER_TOKEN):
+        assert token not in everything
+        for path in tmp_path_factory.getbasetemp().rglob("*"):
+            if path.is_file() and "secret" not in path.parent.name:
+                assert token.encode() not in path.read_bytes(), path
+
+
+@pytest.fixture(scope="module")
+def made(command: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Compressed checkpoints, of models pulled by id."""
+    root = tmp_path_factory.mktemp("made")
+    sizes = {
+        "chronos-t5-fold": ("--rank", 4),
+        "chronos-bolt-fold": ("--rank", 4),
+        "chronos-2-svd": ("--method", "svd", "--rank", 3),
+    }
+    found = {}
+    for name, options in sizes.items():
+        found[name] = root / name
+        calibrate = CALIBRATE if name.endswith("fold") else ()
+        outcome = command("compress", f"amazon/{name.rpartition('-')[0]}", *options, *calibrate,
+                          "--output", found[name])  # fmt: skip
+        assert outcome.code == 0, outcome.err
+    return found
+
+
+@pytest.fixture
+def bolt(made: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy to push from or to spoil."""
+    return Path(shutil.copytree(made["chronos-bolt-fold"], tmp_path / "chronos-bolt-fold"))
+
+
+@pytest.fixture
+def repo_id(request: pytest.FixtureRequest, hub: HubServer) -> str:
+    return f"alice/repo-{len(hub.repositories)}"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes()
+            for p in directory.rglob("*") if p.is_file()}  # fmt: skip
+
+
+def forget(client: Client, repo_id: str) -> None:
+    """Let the next load fetch it again."""
+    shutil.rmtree(client.home / "hub" / f"models--{repo_id.replace('/', '--')}", ignore_errors=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The circle
+# --------------------------------------------------------------------------------------------------
+
+
+def test_pull_compress_push_and_pull_again_gives_the_same_forecasts(
+    command: Client, hub: HubServer, made: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, directory in made.items():
+        outcome = command("push", directory, f"team/{name}")
+        assert outcome.code == 0, outcome.err
+        assert f"pushed to team/{name}: {hub.url}/team/{name}/commit/" in outcome.out
+        stored = hub.repositories[f"team/{name}"].files()
+        assert {k: v for k, v in stored.items() if k != ".gitattributes"} == contents(directory)
+        card = stored["README.md"].decode()
+        base = f"amazon/{name.rpartition('-')[0]}"
+        assert f"\nbase_model: {base}\n" in card
+        assert "\nlicense: apache-2.0\n" in card
+        assert f'from_pretrained("team/{name}")' in card
+        revision = json.loads((directory / "provenance.json").read_text())["source"]["revision"]
+        assert f"`{base}` at commit `{revision[:12]}`" in card
+    # A second push finds everything there and commits nothing.
+    before = len(hub.repositories["team/chronos-bolt-fold"].commits)
+    assert command("push", made["chronos-bolt-fold"], "team/chronos-bolt-fold").code == 0
+    assert len(hub.repositories["team/chronos-bolt-fold"].commits) == before
+
+    fresh = subprocess.run(
+        [sys.executable, "-c", FORECAST, *(f"team/{name}" for name in made)],
+        env=environment(hub, tmp_path / "fresh", None), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert fresh.returncode == 0, fresh.stderr
+    for line, directory in zip(fresh.stdout.splitlines(), made.values(), strict=True):
+        torch.manual_seed(0)
+        forecaster = load(directory).forecaster
+        found = forecaster.predict([torch.sin(torch.arange(40.0))], prediction_length=8)
+        values = [v.hex() for part in found for v in part.double().flatten().tolist()]
+        assert line == str(values)
+
+
+def test_a_private_repository_needs_the_token(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    assert command("push", bolt, repo_id, "--private").code == 0
+    assert hub.repositories[repo_id].private
+    for token, code in ((None, 1), (OTHER_TOKEN, 1), (TOKEN, 0)):
+        outcome = command("profile", repo_id, "--weights-only", "--json", token=token)
+        assert outcome.code == code, outcome.err
+        if code:
+            assert "run `hf auth login` if it is private" in outcome.line
+    # One that is public is not mistaken for a private one.
+    hub.repositories[repo_id].private = False
+    outcome = command("push", bolt, repo_id, "--private")
+    assert (outcome.code, "exists and is public" in outcome.line) == (1, True)
+
+
+def test_branches_and_pull_requests_leave_main_alone(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    theirs = hub.create("bob/model")
+    ours = hub.create(repo_id)
+    for name, repository in ((repo_id, ours), ("bob/model", theirs)):
+        before = dict(repository.branches)
+        way = ("--branch", "small/fold") if name == repo_id else ("--pr",)
+        outcome = command("push", bolt, name, *way, "--message", "as said", "--json")
+        assert outcome.code == 0, outcome.err
+        answer = json.loads(outcome.out)
+        branch = "small/fold" if name == repo_id else "refs/pr/1"
+        assert repository.branches == {**before, branch: answer["commit"]}
+        assert WEIGHTS in repository.files(branch)
+    assert answer["pull_request"] == f"{hub.url}/bob/model/discussions/1"
+    loaded = command("profile", repo_id, "--revision", "small/fold", "--weights-only", "--json")
+    assert loaded.code == 0, loaded.err
+
+
+def test_large_files_go_up_in_parts_where_the_server_asks_for_it(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    hub.lfs.clear()
+    hub.multipart_bytes = 10_000
+    try:
+        assert command("push", bolt, repo_id).code == 0
+    finally:
+        hub.multipart_bytes = None
+    assert hub.requests(r"PUT /lfs/\w+/2") > 0
+    assert hub.repositories[repo_id].files()[WEIGHTS] == (bolt / WEIGHTS).read_bytes()
+
+
+def test_a_dry_run_touches_nothing(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    (bolt / ".env").write_text("PASSWORD=1")
+    before, requests = contents(bolt), len(hub.log)
+    for token in (TOKEN, None):
+        outcome = command("push", bolt, repo_id, "--dry-run", token=token)
+        assert outcome.code == 0, outcome.err
+        assert f"{(bolt / WEIGHTS).stat().st_size:,}  {WEIGHTS}" in outcome.out
+        assert "pipeline_tag: time-series-forecasting" in outcome.out
+        assert "stays here: .env" in outcome.err
+    assert contents(bolt) == before
+    assert len(hub.log) == requests
+    assert repo_id not in hub.repositories
+
+
+# --------------------------------------------------------------------------------------------------
+# What does not go up
+# --------------------------------------------------------------------------------------------------
+
+
+def test_only_known_files_go_up(command: Client, hub: HubServer, bolt: Path, repo_id: str) -> None:
+    strays = {".env", "id_rsa", "notes.md", "training_args.bin", "other.safetensors"}
+    for name in strays:
+        (bolt / name).write_text("PASSWORD=1")
+    (bolt / "checkpoints").mkdir()
+    outcome = command("push", bolt, repo_id)
+    assert outcome.code == 0, outcome.err
+    assert not strays & hub.repositories[repo_id].files().keys()
+    assert all(name in outcome.err for name in strays)
+
+
+def spoil_weights(directory: Path) -> None:
+    content = bytearray((directory / WEIGHTS).read_bytes())
+    content[-1] ^= 0xFF
+    (directory / WEIGHTS).write_bytes(content)
+
+
+def edit_config(directory: Path) -> None:
+    (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
+
+
+def record(directory: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "provenance.json"
+    provenance = json.loads(path.read_text())
+    edit(provenance)
+    path.write_text(json.dumps(provenance))
+
+
+def make_weights_infinite(directory: Path) -> None:
+    tensors = load_file(directory / WEIGHTS)
+    tensors = {name: torch.full_like(tensor, torch.inf) for name, tensor in tensors.items()}
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    record(directory, lambda p: p["sha256"].update({WEIGHTS: sha256_of(directory / WEIGHTS)}))
+
+
+def paste_token(directory: Path) -> None:
+    secret = directory.rename(directory.with_name("secret"))
+    with (secret / "recipe.yaml").open("a") as stream:
+        stream.write(f"# {TOKEN}\n")
+
+
+def link_recovery_log(directory: Path) -> None:
+    (directory / "recovery.jsonl").symlink_to("/etc/hostname")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "text"),
+    [
+        (spoil_weights, 1, "model.safetensors in"),
+        (edit_config, 1, "config.json in"),
+        (lambda d: (d / "config.json").unlink(), 1, "config.json"),
+        (lambda d: (d / "provenance.json").unlink(), 2, "was not written by tscompress"),
+        (lambda d: (d / "plan.json").unlink(), 2, "was not written by tscompress"),
+        (lambda d: (d / "provenance.json").write_text("{}"), 1, "has no source"),
+        (lambda d: record(d, lambda p: p.pop("sha256")), 1, "has no sha256 of"),
+        (make_weights_infinite, 1, "not finite"),
+        (paste_token, 2, "looks like a Hub token"),
+        (link_recovery_log, 2, "is a link"),
+        (lambda d: (d / "README.md").write_text("---\n- [\n---\n"), 2, "is no model card"),
+        (lambda d: shutil.rmtree(d), 2, "there is no directory"),
+    ],
+)
+def test_what_tscompress_did_not_write_is_refused_before_any_request(
+    command: Client, hub: HubServer, bolt: Path, spoil: Callable[[Path], object], code: int,
+    text: str,
+) -> None:  # fmt: skip
+    spoil(bolt)
+    requests = hub.requests("POST|PUT")
+    secret = bolt.with_name("secret")
+    outcome = command("push", secret if secret.exists() else bolt, "alice/spoilt")
+    assert outcome.code == code, outcome.err
+    assert text in outcome.line
+    assert hub.requests("POST|PUT") == requests
+    assert "alice/spoilt" not in hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a/b/c"], "is not the id of a repository"),
+        (["alice/with space"], "is not the id of a repository"),
+        (["../up"], "is not the id of a repository"),
+        (["alice/x", "--branch", "b", "--pr"], "give --branch or --pr"),
+        (["alice/x", "--branch", " "], "is not the name of a branch"),
+        (["alice/x", "--timeout", "0"], "must be above 0"),
+        (["alice/x", "--scores", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_wrong_options(command: Client, bolt: Path, arguments: list[str], text: str) -> None:
+    outcome = command("push", bolt, *arguments)
+    assert outcome.code == (1 if "--scores" in arguments else 2)
+    assert text in outcome.line
+
+
+def test_directories_of_older_versions_go_up_with_a_note(command: Client, bolt: Path) -> None:
+    record(bolt, lambda p: p["sha256"].pop("config.json"))
+    outcome = command("push", bolt, "alice/older", "--dry-run")
+    assert outcome.code == 0
+    assert "an older tscompress recorded no sha256 of config.json" in outcome.err
+
+
+def test_a_card_by_hand_goes_up_as_it_is(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    by_hand = "---\nlicense: mit\n---\n# mine\n"
+    (bolt / "README.md").write_text(by_hand)
+    outcome = command("push", bolt, repo_id)
+    assert outcome.code == 0
+    assert "was written by hand and goes up as it is" in outcome.err
+    assert hub.repositories[repo_id].files()["README.md"].decode() == by_hand
+    assert command("push", bolt, repo_id, "--force").code == 0
+    assert "written by tscompress" in hub.repositories[repo_id].files()["README.md"].decode()
+    # What the Hub says against a card is passed on.
+    (bolt / "README.md").write_text(by_hand.replace("mit", "mine"))
+    outcome = command("push", bolt, repo_id)
+    assert (outcome.code, '"license" must be one of' in outcome.line) == (1, True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Failures on the way up
+# --------------------------------------------------------------------------------------------------
+
+CREATE, BRANCH, PREUPLOAD, BATCH, PUT, COMMIT = (
+    "POST /api/repos/create", "POST .*/branch/", "POST .*/preupload/", "POST .*/objects/batch",
+    "PUT /lfs/", "POST .*/commit/",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault", "text"),
+    [
+        (CREATE, {"status": 403}, "the token may not write there"),
+        (CREATE, {"kind": "stall"}, "said nothing for 0.5 seconds"),
+        (PREUPLOAD, {"status": 403, "headers": {"X-Error-Code": "GatedRepo"}}, "it is gated"),
+        (BATCH, {"status": 401}, "does not accept the token"),
+        (PUT, {"kind": "cut"}, "the connection was cut"),
+        (PUT, {"status": 429, "headers": {"Retry-After": "7200"}}, "asks to wait 7200"),
+        (COMMIT, {"status": 409}, "something else changed it at the same time"),
+        (COMMIT, {"status": 502}, "HTTP status 502 each time"),
+        *slowly(
+            (CREATE, {"status": 401}, "does not accept the token"),
+            (CREATE, {"status": 500}, "HTTP status 500 each time"),
+            (CREATE, {"kind": "cut"}, "the connection was cut"),
+            (CREATE, {"status": 429, "headers": {"Retry-After": "86400"}}, "asks to wait 86400"),
+            (BRANCH, {"status": 404}, "creating the branch 'b'"),
+            (PREUPLOAD, {"status": 503}, "HTTP status 503 each time"),
+            (PREUPLOAD, {"status": 429, "headers": {"Retry-After": "7200"}}, "asks to wait 7200"),
+            (PUT, {"kind": "stall"}, "said nothing for 0.5 seconds"),
+            (PUT, {"status": 500}, "HTTP status 500 each time"),
+            (COMMIT, {"status": 412}, "something else changed it at the same time"),
+            (COMMIT, {"status": 404}, "no such repository or branch"),
+            (COMMIT, {"status": 413}, "HTTP status 413"),
+            (COMMIT, {"status": 429}, "too many requests"),
+            (COMMIT, {"kind": "cut"}, "the connection was cut"),
+            (COMMIT, {"kind": "stall"}, "said nothing for 0.5 seconds"),
+            ("POST .*/validate-yaml", {"status": 500}, "HTTP status 500 each time"),
+        ),
+    ],
+)
+def test_lasting_failures_are_one_line_and_commit_nothing(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str, pattern: str,
+    fault: dict[str, Any], text: str,
+) -> None:  # fmt: skip
+    hub.lfs.clear()
+    options = ("--timeout", 0.5, *(("--branch", "b") if pattern == BRANCH else ()))
+    with hub.failing(pattern, **fault) as seen:
+        outcome = command("push", bolt, repo_id, *options)
+    assert outcome.code == 1, outcome.err
+    assert text in outcome.line
+    assert repo_id in outcome.line or "asks to wait" in outcome.line
+    assert 1 <= seen.seen <= 18  # three of ours, six of huggingface_hub's
+    assert all(wait <= 60 for wait in outcome.waits)
+    repository = hub.repositories.get(repo_id, Repository())
+    assert len(repository.commits) <= 1  # the one that creation makes
+    after = contents(bolt)
+    assert json.loads(after["provenance.json"])["sha256"][WEIGHTS] == sha256_of(bolt / WEIGHTS)
+    # Once the trouble is over, the same command works.
+    if pattern == COMMIT:
+        assert command("push", bolt, repo_id).code == 0
+
+
+PASSING: dict[str, dict[str, Any]] = {
+    "500": {"status": 500},
+    "503": {"status": 503},
+    "429": {"status": 429, "headers": {"Retry-After": "17"}},
+    "cut": {"kind": "cut"},
+    "lose": {"kind": "lose"},
+}
+FAST = {(CREATE, "500"), (PREUPLOAD, "503"), (PUT, "cut"), (COMMIT, "429"), (COMMIT, "lose")}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        pytest.param(
+            pattern,
+            fault,
+            id=f"{pattern}-{name}",
+            marks=() if (pattern, name) in FAST else pytest.mark.slow,
+        )
+        for pattern in (CREATE, PREUPLOAD, BATCH, PUT, "POST .*/verify", COMMIT)
+        for name, fault in PASSING.items()
+    ],
+)
+def test_passing_failures_pass(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str, pattern: str,
+    fault: dict[str, Any],
+) -> None:  # fmt: skip
+    hub.lfs.clear()
+    with hub.failing(pattern, times=1, **fault) as seen:
+        outcome = command("push", bolt, repo_id)
+    assert outcome.code == 0, outcome.err
+    assert seen.seen == 1
+    assert all(line.startswith("note: ") for line in outcome.err.splitlines())
+    # One commit besides the first, even where the answer to it was lost.
+    assert len(hub.repositories[repo_id].commits) == 2
+    assert hub.repositories[repo_id].files()[WEIGHTS] == (bolt / WEIGHTS).read_bytes()
+    if fault.get("headers"):
+        assert 17 <= max(outcome.waits) <= 18
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "opened"),
+    [
+        ({"kind": "lose"}, 1, 1),
+        ({"kind": "cut"}, 1, 0),
+        ({"status": 500}, 1, 0),
+        ({"status": 503}, 0, 1),
+    ],
+)
+def test_a_pull_request_is_not_opened_twice(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str, fault: dict[str, Any], code: int,
+    opened: int,
+) -> None:  # fmt: skip
+    theirs = hub.create(f"bob/{repo_id.rpartition('/')[2]}")
+    name = f"bob/{repo_id.rpartition('/')[2]}"
+    with hub.failing(COMMIT, times=1, **fault):
+        outcome = command("push", bolt, name, "--pr")
+    assert outcome.code == code, outcome.err
+    assert theirs.pull_requests == opened
+    if "kind" in fault:
+        assert f"{name}/discussions whether the pull request is there" in outcome.line
+
+
+def test_without_a_valid_token(command: Client, hub: HubServer, bolt: Path, repo_id: str) -> None:
+    requests = hub.requests("POST")
+    assert "there is no token to push with" in command("push", bolt, repo_id, token=None).line
+    assert hub.requests("POST") == requests
+    # An invalid one is not repeated to the user.
+    stale = TOKEN.replace("Alice", "Carol")
+    outcome = command("push", bolt, repo_id, token=stale)
+    assert "does not accept the token" in outcome.line
+    assert stale not in outcome.err
+    outcome = command("push", bolt, "bob/no-such-repository")
+    assert "use one with write access to 'bob', or push with --pr" in outcome.line
+
+
+def test_a_busy_hub_is_not_asked_for_ever(command: Client, hub: HubServer, bolt: Path) -> None:
+    message = "Cannot create repo: another conflicting operation is in progress"
+    with hub.failing(CREATE, status=409, message=message) as seen:
+        outcome = command("push", bolt, "alice/busy")
+    assert "the Hub is busy with other requests of the same owner" in outcome.line
+    assert seen.seen == 11
+
+
+# --------------------------------------------------------------------------------------------------
+# Failures on the way down
+# --------------------------------------------------------------------------------------------------
+
+INFO, TREE, FILE = "GET /api/models/[^/]+/[^/]+/revision", "GET .*/tree/", f"GET .*/{WEIGHTS}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault", "text"),
+    [
+        (INFO, {"status": 401}, "does not accept your token"),
+        (INFO, {"status": 403, "headers": {"X-Error-Code": "GatedRepo"}}, "is gated"),
+        *slowly(
+            (
+                INFO,
+                {"status": 404, "headers": {"X-Error-Code": "RepoNotFound"}},
+                "neither a directory",
+            )
+        ),
+        *slowly(
+            (INFO, {"status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}}, "no revision")
+        ),
+        (INFO, {"status": 500}, "HTTP status 500"),
+        *slowly((INFO, {"status": 429}, "HTTP status 429")),
+        (INFO, {"status": 429, "headers": {"Retry-After": "3600"}}, "asks to wait 3600"),
+        *slowly((INFO, {"kind": "cut"}, "the Hub cannot be reached")),
+        (INFO, {"kind": "stall"}, "the Hub cannot be reached"),
+        *slowly((TREE, {"status": 500}, "HTTP status 500")),
+        *slowly((FILE, {"status": 500}, "HTTP status 500")),
+        *slowly((FILE, {"status": 429, "headers": {"Retry-After": "3600"}}, "asks to wait 3600")),
+        (FILE, {"kind": "corrupt"}, "arrived twice with another sha256"),
+        (f"HEAD .*/{WEIGHTS}", {"kind": "etag"}, "arrived twice with another sha256"),
+    ],
+)
+def test_lasting_failures_of_a_download_are_one_line(
+    command: Client, hub: HubServer, made: dict[str, Path], pattern: str, fault: dict[str, Any],
+    text: str,
+) -> None:  # fmt: skip
+    hub.repositories.pop("alice/down", None)
+    hub.upload("alice/down", made["chronos-bolt-fold"])
+    forget(command, "alice/down")
+    with hub.failing(pattern, **fault):
+        outcome = command("profile", "alice/down", "--weights-only", "--json", "--revision", "main")
+    assert outcome.code == 1, outcome.err
+    assert text in outcome.line
+    again = command("profile", "alice/down", "--weights-only", "--json")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        (INFO, {"status": 500}),
+        (INFO, {"status": 429, "headers": {"Retry-After": "17"}}),
+        (INFO, {"kind": "cut"}),
+        (TREE, {"status": 503}),
+        ("HEAD ", {"status": 500}),
+        (FILE, {"status": 500}),
+        (FILE, {"status": 429}),
+        (FILE, {"kind": "cut"}),
+        (FILE, {"kind": "stall"}),
+        (FILE, {"kind": "corrupt"}),
+        (f"HEAD .*/{WEIGHTS}", {"kind": "etag"}),
+    ],
+)
+def test_passing_failures_of_a_download_pass(
+    command: Client, hub: HubServer, made: dict[str, Path], pattern: str, fault: dict[str, Any]
+) -> None:
+    hub.repositories.pop("alice/down", None)
+    hub.upload("alice/down", made["chronos-bolt-fold"])
+    forget(command, "alice/down")
+    with hub.failing(pattern, times=1, **fault) as seen:
+        outcome = command("profile", "alice/down", "--weights-only", "--json", "--revision", "main")
+    assert outcome.code == 0, outcome.err
+    assert seen.seen == 1
+    (snapshot,) = (command.home / "hub" / "models--alice--down" / "snapshots").iterdir()
+    assert (snapshot / WEIGHTS).read_bytes() == (made["chronos-bolt-fold"] / WEIGHTS).read_bytes()
+
+
+def test_weights_that_were_changed_on_the_hub_are_found_out(
+    command: Client, hub: HubServer, bolt: Path
+) -> None:
+    spoil_weights(bolt)
+    hub.upload("alice/changed", bolt)
+    outcome = command("profile", "alice/changed", "--weights-only", "--json")
+    assert "is not what tscompress wrote" in outcome.line
+
+
+def test_gated_models(command: Client, hub: HubServer, made: dict[str, Path]) -> None:
+    hub.upload("bob/gated", made["chronos-bolt-fold"], gated=True)
+    for token in (TOKEN, None):
+        outcome = command("profile", "bob/gated", "--weights-only", "--json", token=token)
+        assert "is gated; ask for access" in outcome.line
+    assert command("profile", "bob/gated", "--weights-only", "--json", token=OTHER_TOKEN).code == 0

@@ -1,0 +1,660 @@
+"""The report: what it says, that it needs nothing but itself, and that names are only text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tscompress import cli
+from tscompress.api import RunResult, run
+from tscompress.calibration import CalibrationConfig
+from tscompress.card import read_scores
+from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
+from tscompress.evaluation import QUANTILE_LEVELS
+from tscompress.examples import ForecastExample, typical_example
+from tscompress.latency import BenchResult, MemoryUse, ModelBench, Workload
+from tscompress.planning import RankSchedule
+from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe
+from tscompress.report import rewrite_report, write_report
+from tscompress.report_charts import Chart, forecast_chart, ticks
+from tscompress.report_content import make_report
+from tscompress.report_html import render_page
+from tscompress.runs import load_run, save_run
+from tscompress.suites import EvaluationDataset
+
+DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
+FIGURES = {
+    "figure-pareto", "figure-forest", "figure-forecasts", "figure-fidelity", "figure-worst",
+    "figure-ranks", "figure-heads", "figure-flow",
+}  # fmt: skip
+Run = tuple[RunResult, Recipe]
+
+
+def bench_of(names: tuple[str, str], milliseconds: float = 5.0) -> BenchResult:
+    """What a benchmark would have measured; the second model takes half of everything."""
+    models = tuple(
+        ModelBench(
+            name=name,
+            latencies_ms=tuple(milliseconds * (2 - index) + 0.1 * round_ for round_ in range(6)),
+            batch_size=2,
+            parameters=8_000_000 // (1 + index),
+            parameter_bytes=32_000_000 // (1 + index),
+            kv_cache_bytes=4_000 // (1 + index),
+            bytes_on_disk=32_000_000 // (1 + index),
+            macs=10**9 // (1 + index),
+            memory=MemoryUse(10**8, 2 * 10**8, 3 * 10**8 - index * 10**8),
+        )
+        for index, name in enumerate(names)
+    )
+    return BenchResult(Workload(batch_size=2, repeats=6), models, 2, "x86_64", "2.13.0")
+
+
+@pytest.fixture(scope="module")
+def walked(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a tiny model, measured but for its costs, which are made up."""
+    recipe = Recipe(
+        model=str(checkpoints["chronos-bolt"]),
+        output=str(tmp_path_factory.mktemp("run")),
+        schedule=RankSchedule(rank=2),
+        calibration=CalibrationConfig(num_series=6, context_length=32, batch_size=3),
+        profile=ProfileConfig(epsilons=(0.3, 0.1, 0.03)),
+        evaluation=EvaluationConfig(datasets=DATASETS, max_series=6),
+        bench=None,
+    )
+    result = run(recipe)
+    result.bench = bench_of(("chronos-bolt", "chronos-bolt-fold"))
+    save_run(result, recipe)
+    return result, recipe
+
+
+@pytest.fixture
+def directory(walked: Run, tmp_path: Path) -> Path:
+    """A copy of the run's directory that a test may spoil."""
+    target = tmp_path / "run"
+    shutil.copytree(walked[0].directory, target)
+    return target
+
+
+class Page(HTMLParser):
+    """What a browser would find in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"<{tag}> has an attribute twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    def values(self, attribute: str) -> list[str]:
+        return [str(found[attribute]) for _, found in self.elements if attribute in found]
+
+    @property
+    def prose(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def page(walked: Run) -> Page:
+    return Page(render_page(make_report(*walked)))
+
+
+# --------------------------------------------------------------------------------------------------
+# What is on the page
+# --------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_was_measured_is_on_the_page(walked: Run, page: Page) -> None:
+    result, recipe = walked
+    report = make_report(result, recipe)
+    assert report.headline in page.prose
+    assert set(page.values("id")) >= FIGURES
+    assert not report.missing
+    assert "Not in this report" not in page.prose
+    for dataset in DATASETS:
+        assert dataset in page.prose
+    assert report.comparison is not None
+    for line in report.comparison.lines():
+        assert line in page.prose
+    for line in report.findings:
+        assert line in page.prose
+    assert result.fidelity is not None
+    assert "× 0.500" in page.prose  # latency, parameters, ...
+    assert "95 %: 0.490 to" in page.prose or "95 %: 0.5" in page.prose
+    for line in recipe.to_yaml().splitlines():
+        assert " ".join(line.split()) in page.prose
+    record = json.loads((result.checkpoint / "provenance.json").read_text())
+    assert record["sha256"]["model.safetensors"] in page.prose
+    assert record["libraries"]["torch"] in page.prose
+
+
+def test_the_page_needs_nothing_but_itself(page: Page) -> None:
+    assert not page.values("src")
+    assert all(href.startswith("#") or href == "data:," for href in page.values("href"))
+    assert not re.search(r"url\(|@import|https?:|//\w+\.", page.text)
+    assert page.count("script") == page.count("style") == 1
+    assert len(page.text.encode()) < 1_500_000
+
+
+def test_links_and_names_of_elements(page: Page) -> None:
+    ids = page.values("id")
+    assert len(set(ids)) == len(ids)
+    targets = [href[1:] for href in page.values("href") if href.startswith("#")]
+    assert len(targets) >= 7
+    assert set(targets) <= set(ids)
+    assert set(page.values("aria-labelledby")) <= set(ids)
+
+
+def test_the_page_can_be_read_by_everyone(page: Page) -> None:
+    elements = page.elements
+    assert ("html", {"lang": "en"}) in elements
+    assert any(found.get("name") == "viewport" for _, found in elements)
+    assert page.count("h1") == page.count("main") == page.count("title") == 1
+    assert page.count("table") == page.count("caption")
+    assert page.count("figure") == page.count("figcaption") == len(FIGURES)
+    for tag, found in elements:
+        if tag == "svg":
+            assert found.get("aria-hidden") or len(found.get("aria-label") or "") > 20
+        if tag == "th":
+            assert found.get("scope") in ("row", "col")
+    css = page.text[page.text.index("<style>") : page.text.index("</style>")]
+    for query in ("prefers-color-scheme: dark", "media print", "max-width: 600px"):
+        assert query in css
+
+
+def test_every_mark_is_in_its_panel(page: Page) -> None:
+    """Also: no position is NaN, which a browser would report and not draw."""
+    places = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "height"}
+    for tag, found in page.elements:
+        for name in places & found.keys():
+            if tag not in ("rect", "svg"):
+                assert -1 <= float(found[name] or "") <= 361, (tag, found)
+        for pair in (found.get("points") or "").split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= 360
+            assert 0 <= y <= 250
+    assert "nan" not in page.text.lower().replace("nanum", "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Names are only text
+# --------------------------------------------------------------------------------------------------
+
+
+def renamed(walked: Run, name: str) -> Run:
+    """The run, with ``name`` wherever somebody else chooses a name."""
+    result, recipe = walked
+
+    def of(part: object, **changes: object) -> object:
+        return part.model_copy(update=changes)  # type: ignore[attr-defined]
+
+    def scores(scored: object) -> object:
+        rows = (of(row, dataset=f"{name}{i}") for i, row in enumerate(scored.rows))  # type: ignore[attr-defined]
+        return of(scored, model=name, rows=tuple(rows))
+
+    fidelity = result.fidelity
+    assert fidelity is not None
+    assert result.profile is not None
+    assert result.bench is not None
+    changed = replace(
+        result,
+        original=scores(result.original),
+        compressed=scores(result.compressed),
+        baseline=scores(result.baseline),
+        examples=tuple(of(one, dataset=name) for one in result.examples),
+        fidelity=of(
+            fidelity,
+            datasets=tuple(of(part, dataset=name, freq=name) for part in fidelity.datasets),
+            worst=tuple(of(one, dataset=name) for one in fidelity.worst),
+            frequencies=tuple(of(group, group=name) for group in fidelity.frequencies),
+        ),
+        profile=of(
+            result.profile,
+            model=name,
+            corpus=name,
+            inputs=tuple(of(entry, kind=name) for entry in result.profile.inputs),
+        ),
+        bench=replace(result.bench, device_name=name),
+    )
+    return changed, recipe.model_copy(update={"model": name})
+
+
+def test_names_are_text_and_never_markup(walked: Run) -> None:
+    page = Page(render_page(make_report(*renamed(walked, HOSTILE))))
+    assert page.count("script") == 1
+    assert page.count("img") == 0
+    assert all(not name.startswith("on") for _, found in page.elements for name in found)
+    assert not page.values("src")
+    assert page.prose.count("<script>alert(1)</script>") > 10
+    assert "{{ 7 * 7 }}" in page.prose
+
+
+def test_names_are_text_in_markdown_too(walked: Run, tmp_path: Path) -> None:
+    result, recipe = renamed(walked, "a|b <script>\n[x](http://y)")
+    text = write_report(replace(result, directory=tmp_path, profile=None, bench=None), recipe)
+    body, _, _ = text.read_text().partition("## Reproduce")
+    assert not re.search(r"(?<!\\)<script", body)
+    assert not re.search(r"(?<!\\)\]\(http", body)
+    rows = [line for line in body.splitlines() if line.startswith("| a")]
+    assert len(rows) == len(DATASETS)
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9}
+
+
+# --------------------------------------------------------------------------------------------------
+# What was not measured
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lacking", "gone", "says"),
+    [
+        ({"profile"}, {"figure-ranks", "figure-heads", "figure-flow"}, "profile:"),
+        ({"bench"}, {"figure-pareto"}, "bench:"),
+        (
+            {"original", "compressed", "baseline", "fidelity", "examples"},
+            FIGURES - {"figure-ranks", "figure-heads", "figure-flow"},
+            "evaluation:",
+        ),
+        (
+            {"fidelity", "examples"},
+            {"figure-forecasts", "figure-fidelity", "figure-worst"},
+            "--force",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_left_out_and_named(
+    walked: Run, lacking: set[str], gone: set[str], says: str
+) -> None:
+    result, recipe = walked
+    less = replace(result, **{name: () if name == "examples" else None for name in lacking})
+    page = Page(render_page(make_report(less, recipe)))
+    ids = set(page.values("id"))
+    assert FIGURES - gone == FIGURES & ids
+    assert {href[1:] for href in page.values("href") if href.startswith("#")} <= ids
+    assert "Not in this report" in page.prose
+    assert says in page.prose
+
+
+def test_a_run_that_measured_nothing_still_has_a_page(walked: Run) -> None:
+    result, recipe = walked
+    bare = RunResult(result.directory, result.checkpoint, result.plan)
+    page = Page(render_page(make_report(bare, recipe)))
+    assert not FIGURES & set(page.values("id"))
+    assert "attention parameters" in page.prose
+    assert "Reproduce" in page.prose
+
+
+# --------------------------------------------------------------------------------------------------
+# Data on disk
+# --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_read(walked: Run, directory: Path) -> None:
+    result, recipe = walked
+    again, read = load_run(directory)
+    assert read == recipe
+    for name in ("plan", "profile", "original", "compressed", "baseline", "examples", "bench"):
+        assert getattr(again, name) == getattr(result, name), name
+    assert again.checkpoint == directory / result.checkpoint.name
+    page, before = (render_page(make_report(*one)) for one in ((again, read), walked))
+    assert page == before
+    # The model card reads the same scores.
+    assert set(read_scores(directory / "scores.json").intervals) == {"WQL", "MASE"}
+    for path in directory.glob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_what_an_earlier_run_measured_goes_away(walked: Run, directory: Path) -> None:
+    result, recipe = walked
+    bare = RunResult(directory, directory / result.checkpoint.name, result.plan)
+    write_report(bare, recipe)
+    again, _ = load_run(directory)
+    assert again == bare
+
+
+def test_missing_values_survive(walked: Run, directory: Path) -> None:
+    result, recipe = walked
+    assert result.fidelity is not None
+    first, *others = result.fidelity.worst
+    gaps = (math.nan, *first.context[1:])
+    worst = (first.model_copy(update={"context": gaps}), *others)
+    fidelity = result.fidelity.model_copy(update={"worst": worst})
+    save_run(replace(result, directory=directory, fidelity=fidelity), recipe)
+    again, _ = load_run(directory)
+    assert again.fidelity is not None
+    assert np.isnan(again.fidelity.worst[0].context[0])
+    assert "nan" not in render_page(make_report(again, recipe)).lower()
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[object, str, str]:
+    monkeypatch.setattr(sys, "argv", ["tscompress", "report", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    captured = capsys.readouterr()
+    return exit_.value.code, captured.out, captured.err
+
+
+def test_the_page_is_made_again_without_the_model(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.rmtree(directory / "chronos-bolt-fold")
+    output = tmp_path / "elsewhere" / "page.html"
+    code, out, _ = command(monkeypatch, capsys, directory, "--output", output)
+    assert (code, out) == (0, f"report: {output}\n")
+    assert Page(output.read_text()).count("figure") == len(FIGURES)
+    assert not (directory / "report.html").exists()
+
+    output.write_text("mine")
+    code, out, err = command(monkeypatch, capsys, directory, "--output", output)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert "--force" in err
+    assert len(err.splitlines()) == 1
+    assert output.read_text() == "mine"
+    code, out, _ = command(monkeypatch, capsys, directory, "--output", output, "--force", "--json")
+    assert json.loads(out) == {"page": str(output), "bytes": output.stat().st_size}
+
+
+def test_page_and_markdown_in_the_directory(directory: Path) -> None:
+    page = rewrite_report(directory)
+    assert page == directory / "report.html"
+    text = (directory / "report.md").read_text()
+    assert "(report.html)" in text
+    assert "![" not in text  # this run was saved without figures for Markdown
+    with pytest.raises(OutputExistsError, match="--force"):
+        rewrite_report(directory)
+    with pytest.raises(OutputError, match="directory"):
+        rewrite_report(directory, directory)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "error", "says"),
+    [
+        ("report.json", None, UsageError, "not the directory of a finished run"),
+        ("report.json", "{", DataError, "cannot be read"),
+        ("report.json", "[]", DataError, "not what `tscompress run` writes"),
+        ("report.json", '{"recipe": 1, "plan": 2}', DataError, "no mappings"),
+        ("scores.json", '{"result": 1}', DataError, "not an evaluation result"),
+        ("fidelity.json", "[1]", DataError, "fidelity.json"),
+        ("fidelity.json", '{"datasets": [1], "drift": 2}', DataError, "fidelity.json"),
+        ("forecasts.json", '[{"dataset": 3}]', DataError, "forecasts.json"),
+        ("profile/profile.json", "{}", DataError, "profile.json"),
+        ("chronos-bolt-fold/provenance.json", "3", DataError, "provenance.json"),
+    ],
+)
+def test_directories_that_cannot_be_reported(
+    directory: Path, file: str, content: str | None, error: type[Exception], says: str
+) -> None:
+    if content is None:
+        (directory / file).unlink()
+    else:
+        (directory / file).write_text(content)
+    with pytest.raises(error, match=says) as caught:
+        rewrite_report(directory)
+    assert "\n" not in str(caught.value)
+    assert not (directory / "report.html").exists()
+
+
+def test_a_checkpoint_of_another_run(directory: Path) -> None:
+    path = directory / "chronos-bolt-fold" / "plan.json"
+    plan = json.loads(path.read_text())
+    for head in plan["heads"]:
+        head["qk_size"] = 1
+    path.write_text(json.dumps(plan))
+    with pytest.raises(UsageError, match="incomplete"):
+        rewrite_report(directory)
+
+
+def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -> None:
+    result, recipe = walked
+    other = tmp_path / "slower"
+    faster = replace(result, directory=other, bench=bench_of(("original", "other"), 50.0))
+    save_run(faster, recipe)
+    output = tmp_path / "page.html"
+    page = Page(rewrite_report(directory, output, compare=[other]).read_text())
+    assert "slower: fold, d_kv 2" in page.prose
+    assert "--compare" not in page.prose
+
+    save_run(faster, recipe.model_copy(update={"model": "another"}))
+    with pytest.raises(UsageError, match="same original"):
+        rewrite_report(directory, output, compare=[other], force=True)
+    save_run(replace(faster, bench=None), recipe)
+    with pytest.raises(UsageError, match="no cost"):
+        rewrite_report(directory, output, compare=[other], force=True)
+    with pytest.raises(UsageError, match="not the directory of a finished run"):
+        rewrite_report(directory, output, compare=[tmp_path], force=True)
+    fewer = result.original
+    assert fewer is not None
+    save_run(
+        replace(
+            faster,
+            original=fewer.model_copy(update={"rows": fewer.rows[:1]}),
+            compressed=fewer.model_copy(update={"rows": fewer.rows[:1], "model": "small"}),
+            baseline=None,
+        ),
+        recipe,
+    )
+    with pytest.raises(UsageError, match="other series"):
+        rewrite_report(directory, output, compare=[other], force=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Examples and charts
+# --------------------------------------------------------------------------------------------------
+
+
+def dataset_of(errors: list[float]) -> tuple[EvaluationDataset, np.ndarray]:
+    """Series of one seasonal error that are forecast with these absolute errors."""
+    context = np.array([0.0, 1.0, 0.0, 1.0])
+    series = tuple(np.concatenate([context, [error, error]]) for error in errors)
+    starts = tuple(pd.Period("2000", freq="Y") for _ in errors)
+    quantiles = np.zeros((len(errors), len(QUANTILE_LEVELS), 2))
+    return EvaluationDataset("planted", 2, series, starts), quantiles
+
+
+def test_the_example_is_the_series_of_median_error() -> None:
+    dataset, quantiles = dataset_of([5.0, 1.0, 9.0, 2.0, 3.0])
+    found = typical_example(quantiles, quantiles + 1, dataset)
+    assert found.series == 4
+    assert found.label == (3.0, 3.0)
+    assert found.original == ((0.0, 0.0),) * 3
+    assert found.compressed == ((1.0, 1.0),) * 3
+    with pytest.raises(UsageError, match="planted"):
+        typical_example(quantiles[:1], quantiles, dataset)
+
+
+def test_an_example_of_flat_series_is_the_first() -> None:
+    starts = (pd.Period("2000", freq="Y"),) * 2
+    dataset = EvaluationDataset("flat", 2, (np.ones(6), np.ones(6)), starts)
+    quantiles = np.ones((2, len(QUANTILE_LEVELS), 2))
+    assert typical_example(quantiles, quantiles, dataset).series == 0
+
+
+def test_missing_values_leave_a_gap() -> None:
+    band = ((1.0, 1.0), (2.0, 2.0), (3.0, 3.0))
+    example = ForecastExample(
+        dataset="gaps",
+        series=0,
+        context=(1.0, None, 3.0, 4.0),
+        label=(None, 5.0),
+        original=band,
+        compressed=band,
+    )
+    chart = forecast_chart(example, "gaps")
+    lines = [m.attributes["points"] for m in chart.marks if m.css == "line truth"]
+    assert [len(points.split()) for points in lines] == [2, 2, 2]  # alone, a pair, alone
+    assert "step 1: –" in next(m.attributes["data-tip"] for m in chart.marks if m.css == "hit")
+
+
+finite = st.floats(-1e12, 1e12, allow_nan=False)
+
+
+@given(st.lists(finite, min_size=3, max_size=20), st.integers(0, 2))
+def test_any_values_have_a_place(values: list[float], flat: int) -> None:
+    context = [values[0]] * len(values) if flat == 0 else values
+    band = tuple(tuple(sorted(values)[i : i + 1]) for i in range(3))
+    example = ForecastExample(
+        dataset="d", series=0, context=tuple(context), label=(values[0],), original=band,
+        compressed=band,
+    )  # fmt: skip
+    chart = forecast_chart(example, "any")
+    low, high = chart.y_range
+    assert low < high
+    drawn = [*context, values[0], *(value for row in band for value in row)]
+    assert all(0 <= chart.y(value) <= chart.height for value in drawn)
+    written = [text for _, text in ticks(chart.y_range, 4)]
+    assert len(set(written)) == len(written)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((0.0, 1.0), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ((0.98, 1.03), ["0.98", "0.99", "1.00", "1.01", "1.02", "1.03"]),
+        ((0.0, 45000.0), ["0", "10k", "20k", "30k", "40k"]),
+    ],
+)
+def test_ticks_are_round(limits: tuple[float, float], expected: list[str]) -> None:
+    assert [text for _, text in ticks(limits, 5)] == expected
+
+
+def test_a_column_for_one_step() -> None:
+    chart = Chart("one step", (0.0, 2.0), (0.0, 1.0))
+    chart.hits([1.0], ["tip"])
+    assert float(chart.marks[0].attributes["width"]) > 100
+
+
+# --------------------------------------------------------------------------------------------------
+# In a browser
+# --------------------------------------------------------------------------------------------------
+
+PROBE = """
+<script>
+addEventListener("load", () => {
+  const found = {errors: window.errors, svg: [], wide: [], links: [], views: [], tips: []};
+  const every = (query, act) => document.querySelectorAll(query).forEach(act);
+  every("details", (e) => { e.open = true; });
+  const drawn = () => every("svg", (e) => {
+    if (e.closest("[hidden]")) return;
+    const {width, height} = e.getBoundingClientRect();
+    if (!(width > 5 && height > 5)) found.svg.push(e.outerHTML.slice(0, 200));
+  });
+  drawn();
+  found.wide = [document.documentElement.scrollWidth, window.innerWidth];
+  every("a[href]", (e) => {
+    e.click();
+    const there = !!document.querySelector(location.hash);
+    found.links.push([e.getAttribute("href"), location.hash, there]);
+  });
+  every("[data-switch] input", (e) => {
+    e.click();
+    const figure = e.closest("figure");
+    const shown = [...figure.querySelectorAll("[data-view]")].filter((v) => !v.hidden);
+    found.views.push([e.value, [...new Set(shown.map((v) => v.dataset.view))].join(),
+      getComputedStyle(figure.querySelector(".cell") || figure).backgroundColor]);
+    drawn();
+  });
+  every("[data-models] input", (e) => {
+    e.click();
+    const mark = e.closest("figure").querySelector(".panel svg ." + e.value);
+    found.views.push([e.value, getComputedStyle(mark).display]);
+  });
+  every("[data-tip]", (e) => {
+    e.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, clientX: 90, clientY: 90}));
+    const tip = document.getElementById("tip");
+    if (tip.hidden || tip.textContent !== e.dataset.tip) found.tips.push(e.dataset.tip);
+  });
+  found.loadMs = performance.now();
+  document.body.dataset.found = JSON.stringify(found);
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[str]:
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        if path := shutil.which(name):
+            yield path
+            return
+    pytest.skip("no Chromium on PATH")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["1280,900", "500,844"])
+def test_the_page_works_in_a_browser(walked: Run, browser: str, tmp_path: Path, size: str) -> None:
+    text = render_page(make_report(*renamed(walked, HOSTILE)))
+    errors = "<script>window.errors = []; onerror = (m) => errors.push(String(m));</script>"
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("<head>", f"<head>{errors}").replace("</body>", f"{PROBE}</body>"))
+    done = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={size}", "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    page = HTMLParser()
+    results: list[str] = []
+    page.handle_starttag = lambda tag, attrs: results.extend(  # type: ignore[method-assign]
+        str(value) for name, value in attrs if name == "data-found"
+    )
+    page.feed(done.stdout)
+    (found,) = map(json.loads, results)
+    assert found["errors"] == found["svg"] == found["tips"] == []
+    assert found["wide"][0] <= found["wide"][1], "nothing is wider than the window"
+    assert len(found["links"]) >= 7
+    assert all(href == hash_ and there for href, hash_, there in found["links"])
+    views = found["views"]
+    for value, shown, *_ in views:
+        if value in ("original", "compressed"):
+            assert shown == "none"
+        elif not value.isdigit():  # ε changes the cells, not what is shown
+            assert shown == value
+    assert len({color for value, _, color in (v for v in views if v[0].isdigit())}) > 1

@@ -1,0 +1,322 @@
+"""Paired statistics: intervals against theory, degenerate cases, and verdicts."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation import DatasetScore, EvaluationResult, Sampling, SeriesContributions
+from tscompress.statistics import (
+    Ratio,
+    compare,
+    comparison_tables,
+    effective_series,
+    percentile_interval,
+    resampled_log_ratios,
+    series_frame,
+    verdict,
+)
+
+Losses = dict[str, np.ndarray]
+
+
+def result(model: str, losses: Losses, **changes: Any) -> EvaluationResult:
+    """Series of label 2 whose losses, and scaled errors, are as given; each has 4 steps."""
+    rows = []
+    for dataset, values in losses.items():
+        columns = SeriesContributions(
+            quantile_loss=tuple(values.tolist()),
+            absolute_label=(2.0,) * len(values),
+            scaled_error=tuple((3 * values).tolist()),
+            scaled_steps=(4,) * len(values),
+        )
+        rows.append(
+            DatasetScore(
+                dataset=dataset,
+                model=model,
+                MASE=columns.score("MASE"),
+                WQL=columns.score("WQL"),
+                series_count=len(values),
+                seconds=1.0,
+                series=columns,
+            )
+        )
+    return EvaluationResult(suite="s", model=model, rows=tuple(rows), **changes)
+
+
+def pair(rng: np.random.Generator, count: int, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    before = np.exp(0.4 * rng.normal(size=count))
+    return before, before * np.exp(shift + 0.2 * rng.normal(size=count))
+
+
+def without_series(given: EvaluationResult) -> EvaluationResult:
+    return EvaluationResult.from_dict(given.to_dict(series=False))
+
+
+# --- the bootstrap --------------------------------------------------------------------------------
+
+
+def test_bootstrap_spread_is_that_of_the_delta_method() -> None:
+    before, after = pair(np.random.default_rng(0), 400)
+    draws = resampled_log_ratios(before, after[:, None], 20_000, np.random.default_rng(1))[:, 0]
+    # var(log ratio of sums) = Σ (b/B − a/A)² n / (n − 1)
+    influence = after / after.sum() - before / before.sum()
+    sd = math.sqrt(np.square(influence).sum() * 400 / 399)
+    assert draws.std() == pytest.approx(sd, rel=0.03)
+    assert draws.mean() == pytest.approx(math.log(after.sum() / before.sum()), abs=sd / 20)
+
+
+def test_bootstrap_variance_of_few_series_is_unbiased() -> None:
+    """Draws of n − 1: those of n would have 3/4 of this variance."""
+    after = np.array([0.99, 1.0, 1.0, 1.01])
+    draws = resampled_log_ratios(np.ones(4), after[:, None], 40_000, np.random.default_rng(1))
+    assert draws.var() == pytest.approx(after.var(ddof=1) / 4, rel=0.03)
+
+
+def test_intervals_cover_what_they_say() -> None:
+    rng = np.random.default_rng(2)
+    truth = 0.05  # of the mean log ratio: both factors are independent of the size of a series
+    truth += 0.2**2 / 2
+    hits = 0
+    for _ in range(300):
+        draws = []
+        for count in (20, 40, 80):
+            before, after = pair(rng, count, shift=0.05)
+            draws.append(resampled_log_ratios(before, after[:, None], 300, rng)[:, 0])
+        low, high = percentile_interval(np.mean(draws, axis=0), 0.9) or (0.0, 0.0)
+        hits += low <= math.exp(truth) <= high
+    assert 0.85 <= hits / 300 <= 0.95
+
+
+def test_resamples_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = pair(np.random.default_rng(0), 50)
+    whole = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
+    monkeypatch.setattr("tscompress.statistics._CELLS", 350)
+    parts = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
+    np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-15)
+
+
+def test_percentiles_agree_with_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    before, after = pair(np.random.default_rng(4), 300)
+    draws = resampled_log_ratios(before, after[:, None], 20_000, np.random.default_rng(5))[:, 0]
+    theirs = stats.bootstrap(
+        (before, after),
+        lambda a, b, axis: b.sum(axis) / a.sum(axis),
+        paired=True,
+        method="percentile",
+        n_resamples=20_000,
+        random_state=np.random.default_rng(6),
+    ).confidence_interval
+    np.testing.assert_allclose(percentile_interval(draws, 0.95), tuple(theirs), atol=1e-3)
+
+
+# --- compare --------------------------------------------------------------------------------------
+
+
+def losses(seed: int = 0, shift: float = 0.0, sizes: tuple[int, ...] = (60, 40)) -> list[Losses]:
+    rng = np.random.default_rng(seed)
+    pairs = {f"d{index}": pair(rng, size, shift) for index, size in enumerate(sizes)}
+    return [{name: values[side] for name, values in pairs.items()} for side in (0, 1)]
+
+
+def test_compare_gives_geometric_means_of_ratios() -> None:
+    before, after = losses()
+    found = compare([result("a", before), result("b", after)])
+    ratios = [after[name].sum() / before[name].sum() for name in before]
+    (model,) = found.models
+    for ratio in (model.WQL, model.MASE):
+        assert ratio.ratio == pytest.approx(math.sqrt(ratios[0] * ratios[1]))
+        assert ratio.low is not None
+        assert ratio.high is not None
+        assert ratio.low < ratio.ratio < ratio.high
+    assert [part.dataset for part in model.datasets] == ["d0", "d1"]
+    assert model.datasets[0].WQL.ratio == pytest.approx(ratios[0])
+    assert compare([result("a", before), result("b", after)]) == found
+    other = compare([result("a", before), result("b", after)], seed=1)
+    assert other.models[0].WQL.low != model.WQL.low
+
+
+def test_intervals_of_a_dataset_do_not_depend_on_the_others() -> None:
+    before, after = losses(sizes=(60, 40, 30))
+    whole = compare([result("a", before), result("b", after)]).models[0].datasets[1]
+    alone = compare([result("a", {"d1": before["d1"]}), result("b", {"d1": after["d1"]})])
+    assert alone.models[0].datasets[0] == whole
+
+
+def test_models_are_compared_with_the_first_on_the_same_resamples() -> None:
+    before, after = losses()
+    three = [
+        result(name, given) for name, given in zip("abc", (before, after, before), strict=True)
+    ]
+    found = compare(three)
+    assert [model.model for model in found.models] == ["b", "c"]
+    assert found.models[0].WQL == compare(three[:2]).models[0].WQL
+    same = Ratio(ratio=1, low=1, high=1)
+    assert found.models[1].WQL == same
+
+
+def test_identical_models_are_equal_to_the_last_bit() -> None:
+    before, _ = losses(sizes=(700, 3))
+    found = compare([result("a", before), result("a", before)])
+    (model,) = found.models
+    assert model.model == "a (2)"
+    for part in (model, *model.datasets):
+        assert part.WQL == part.MASE == Ratio(ratio=1, low=1, high=1)
+    assert model.verdicts == ("MASE is the same", "WQL is the same")
+
+
+def test_one_series_has_no_interval() -> None:
+    before, after = losses(sizes=(50, 1))
+    found = compare([result("a", before), result("b", after)])
+    (model,) = found.models
+    assert model.datasets[0].WQL.low is not None
+    assert model.datasets[1].WQL.low is None
+    assert model.WQL.low is None
+    assert "one series says nothing about others: d1" in found.notes
+    assert "without an interval" in model.verdicts[0]
+
+
+def test_few_large_series_are_told() -> None:
+    values = np.concatenate([np.full(100, 0.01), [5.0, 5.0]])
+    found = compare([result("a", {"d": values}), result("b", {"d": values})])
+    assert any(note.startswith("WQL rests on few series") for note in found.notes)
+    assert any(note.endswith("in d (2)") for note in found.notes)
+    series = result("a", {"d": np.ones(30)}).rows[0].series
+    assert series is not None
+    assert effective_series(series, "WQL") == pytest.approx(30)
+
+
+def test_results_without_series_have_ratios_only() -> None:
+    before, after = losses()
+    a, b, c = result("a", before), without_series(result("b", after)), result("c", after)
+    found = compare([a, b, c])
+    assert found.models[0].WQL.low is None
+    assert found.models[0].WQL.ratio == pytest.approx(found.models[1].WQL.ratio)
+    assert found.models[1].WQL.low is not None
+    assert "no series were kept for b; evaluate again for intervals" in found.notes
+    assert compare([without_series(a), c]).models[0].WQL.low is None
+
+
+def test_series_that_do_not_count_for_mase_are_not_resampled() -> None:
+    values = np.array([1.0, 2.0, 3.0, 0.0, 0.0, 0.0])
+    pair_ = []
+    for name, scale in (("a", 1.0), ("b", 1.1)):
+        given = result(name, {"d": values * scale})
+        content = given.to_dict()
+        content["rows"][0]["series"]["scaled_steps"] = [4, 4, 4, 0, 0, 0]
+        pair_.append(EvaluationResult.from_dict(content))
+    (model,) = compare(pair_).models
+    # With the last three, some resamples would hold nothing at all.
+    assert model.MASE.low == pytest.approx(1.1)
+    assert model.MASE.high == pytest.approx(1.1)
+
+
+def test_resamples_that_hold_no_loss_of_the_reference() -> None:
+    perfect = np.array([0.0, 0.0, 1.0])
+    found = compare([result("a", {"d": perfect}), result("b", {"d": np.ones(3)})])
+    assert found.models[0].WQL.low is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_contributions_that_are_not_finite(bad: float) -> None:
+    before, after = losses()
+    content = result("b", after).to_dict()
+    content["rows"][1]["series"]["quantile_loss"][7] = bad
+    with pytest.raises(DataError, match="series 7 of 'd1' contributes to the scores of 'b' is not"):
+        compare([result("a", before), EvaluationResult.from_dict(content)])
+
+
+def test_scores_of_zero() -> None:
+    with pytest.raises(DataError, match="a ratio needs two finite positive scores"):
+        compare([result("a", {"d": np.zeros(3)}), result("b", {"d": np.ones(3)})])
+
+
+def test_other_labels_are_other_series() -> None:
+    before, after = losses()
+    content = result("b", after).to_dict()
+    content["rows"][0]["series"]["absolute_label"][0] = 3.0
+    with pytest.raises(UsageError, match="not evaluated on the same series of 'd0'"):
+        compare([result("a", before), EvaluationResult.from_dict(content)])
+    with pytest.raises(UsageError, match="not evaluated on the same series"):
+        compare([result("a", before), result("b", {"d0": after["d0"]})])
+
+
+def test_different_random_numbers_are_told() -> None:
+    before, after = losses()
+    drawn = [Sampling(seeds=(seed,), num_samples=20, batch_size=32) for seed in (0, 1)]
+    a, b = (
+        result(name, given, sampling=sampling)
+        for name, given, sampling in zip("ab", (before, after), drawn, strict=True)
+    )
+    assert any("different seeds" in note for note in compare([a, b]).notes)
+    assert not compare([a, result("c", after, sampling=drawn[0])]).notes
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"margin": -0.1}, "margin is -0.1"),
+        ({"confidence": 1.0}, "confidence is 1.0"),
+        ({"resamples": 10}, "resamples is 10"),
+        ({"seed": -1}, "seed is -1"),
+        ({"margin": math.nan}, "margin is nan"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], text: str) -> None:
+    before, after = losses()
+    with pytest.raises(UsageError, match=text):
+        compare([result("a", before), result("b", after)], **options)
+    with pytest.raises(UsageError, match="1 result given"):
+        compare([result("a", before)])
+
+
+# --- words and tables -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.98, 0.99, "WQL is better by between 1.00 % and 2.00 % (95 %)"),
+        (1.01, 1.02, "WQL is worse by between 1.00 % and 2.00 % (95 %)"),
+        (1.001, 1.004, "WQL is worse by between 0.10 % and 0.40 % (95 %), no more than the margin"),
+        (0.99, 1.004, "WQL is no worse by more than 0.5 % (95 %): between 1.00 % better and 0.40"),
+        (0.99, 1.02, "WQL cannot be told from equal: between 1.00 % better and 2.00 % worse (95 %"),
+        (1.0, 1.0, "WQL is the same"),
+        (None, None, "WQL × 1.0012, without an interval"),
+    ],
+)
+def test_verdicts(low: float | None, high: float | None, words: str) -> None:
+    assert verdict("WQL", Ratio(ratio=1.0012, low=low, high=high), 0.005, 0.95).startswith(words)
+
+
+def test_frames() -> None:
+    before, after = losses(sizes=(5, 4))
+    results = [result("a", before), result("b", after), without_series(result("c", after))]
+    frame = compare(results).frame()
+    assert list(frame) == ["model", "reference", "dataset", "metric", "ratio", "low", "high"]
+    assert len(frame) == 2 * 3 * 2
+    series = series_frame(results)
+    assert list(series)[:3] == ["model", "dataset", "series"]
+    assert series.groupby("model").size().to_dict() == {"a": 9, "b": 9}
+    assert series_frame([without_series(results[0])]).empty
+
+
+def test_tables_show_intervals() -> None:
+    before, after = losses()
+    found = compare([result("[a]", before), result("b", after), result("c", before)])
+    console = Console(file=StringIO(), width=110)
+    for table in comparison_tables(found):
+        console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    mean = found.models[0].WQL
+    assert f"{mean.ratio:.4f} ({mean.low:.4f}–{mean.high:.4f})" in text
+    assert "relative to [a]" in text
+    assert "1.0000 (1.0000–1.0000)" in text
+    assert found.lines()[0].startswith("b: MASE ")

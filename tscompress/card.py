@@ -1,0 +1,685 @@
+"""The model card of a compressed checkpoint: ``README.md``, with metadata that the Hub reads.
+
+Everything in it comes from files: plan, recipe, provenance and the header of the weights; scores
+and latencies where they were measured. What is not known is left out or said to be unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from huggingface_hub import (
+    EvalResult,
+    ModelCard,
+    ModelCardData,
+    hf_hub_download,
+    try_to_load_from_cache,
+)
+from safetensors import safe_open
+
+from tscompress.errors import (
+    CorruptCheckpointError,
+    DataError,
+    HubError,
+    OutputExistsError,
+    UsageError,
+)
+from tscompress.evaluation import METRICS, SCORES_FILE, EvaluationResult, load_results, relative
+from tscompress.factored import PLAN_FILE, is_factored_config
+from tscompress.files import sha256_of, write_text_atomically
+from tscompress.loading import (
+    PROVENANCE_FILE,
+    REFERENCE_PREFIX,
+    read_config,
+    stored_dtype,
+    weight_files,
+)
+from tscompress.network import bounded_requests, is_repo_id, network_errors
+from tscompress.plan import Plan
+from tscompress.recipe import Recipe, load_recipe
+from tscompress.serialization import RECIPE_FILE
+from tscompress.statistics import compare
+
+CARD_FILE = "README.md"
+TASK = "time-series-forecasting"
+_MARK = "<!-- written by tscompress: "
+_LICENCE_KEYS = ("license", "license_name", "license_link")
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+# --------------------------------------------------------------------------------------------------
+# What was measured
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CardScore:
+    """Scores on one dataset; ``original`` the uncompressed model's, with the same keys."""
+
+    dataset: str
+    scores: Mapping[str, float]
+    original: Mapping[str, float] | None = None
+    series: int | None = None
+
+
+@dataclass(frozen=True)
+class CardScores:
+    """What the card says of forecast quality.
+
+    Attributes
+    ----------
+    suite
+        Name of the evaluation suite; None if the file does not tell.
+    ratios
+        WQL and MASE: geometric mean over the datasets of the ratio to the original.
+    intervals
+        95 % confidence interval of each ratio, where it was measured.
+    """
+
+    rows: tuple[CardScore, ...]
+    suite: str | None = None
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: EvaluationResult, original: EvaluationResult | None = None) -> CardScores:
+        """Scores as :func:`tscompress.evaluate` gives them, next to those of the original.
+
+        Raises
+        ------
+        UsageError, DataError
+            The two were not evaluated on the same series, or a ratio is not finite.
+        """
+        theirs = {row.dataset: row for row in original.rows} if original is not None else {}
+        rows = tuple(
+            CardScore(
+                row.dataset,
+                {metric: getattr(row, metric) for metric in METRICS},
+                {metric: getattr(theirs[row.dataset], metric) for metric in METRICS}
+                if row.dataset in theirs
+                else None,
+                row.series_count,
+            )
+            for row in result.rows
+        )
+        if original is None:
+            return cls(rows, result.suite)
+        ratios = relative(result, original)
+        return cls(
+            rows, result.suite, {m: ratios[m] for m in METRICS}, _intervals(result, original)
+        )
+
+
+def _intervals(
+    result: EvaluationResult, original: EvaluationResult
+) -> dict[str, tuple[float, float]]:
+    """Confidence intervals of the ratios, where both results kept what each series adds."""
+    if any(row.series is None for row in (*result.rows, *original.rows)):
+        return {}
+    (found,) = compare([original, result]).models
+    ratios = {metric: getattr(found, metric) for metric in METRICS}
+    return {m: (r.low, r.high) for m, r in ratios.items() if r.low is not None}
+
+
+def read_scores(path: str | Path) -> CardScores:
+    """Scores from JSON: ``EvaluationResult.to_dict()``, or ``scores.json`` of ``evaluate``.
+
+    Raises
+    ------
+    DataError
+        It is neither.
+    UsageError
+        The original was not evaluated on the same series.
+    """
+    return CardScores.of(*load_results(path))
+
+
+def read_bench(path: str | Path) -> dict[str, Any]:
+    """What ``tscompress bench --json`` printed.
+
+    Raises
+    ------
+    DataError
+        It is something else.
+    """
+    content = _read_json(Path(path))
+    _check_bench(content, str(path))
+    return content
+
+
+def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
+    """Scores that ``tscompress run`` left above its checkpoint; None if there are none of it."""
+    report = _report_of_run(directory, plan)
+    if report is None:
+        return None
+    above = directory.resolve().parent
+    if (above / SCORES_FILE).is_file():
+        return read_scores(above / SCORES_FILE)
+    try:
+        ours, theirs = (
+            pd.read_csv(above / name).set_index("dataset")
+            for name in ("scores.csv", "scores-original.csv")
+        )
+        rows = tuple(
+            CardScore(
+                str(dataset),
+                {metric: float(ours.loc[dataset, metric]) for metric in METRICS},
+                {metric: float(theirs.loc[dataset, metric]) for metric in METRICS},
+            )
+            for dataset in ours.index
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    ratios = report.get("relative") or {}
+    evaluation = report["recipe"].get("evaluation") or {}
+    return CardScores(rows, evaluation.get("suite"), {m: ratios[m] for m in METRICS if m in ratios})
+
+
+def bench_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
+    """Latencies that ``tscompress run`` left above its checkpoint; None if there are none of it."""
+    report = _report_of_run(directory, plan)
+    bench = None if report is None else report.get("bench")
+    if bench is not None:
+        _check_bench(bench, str(directory.parent / "report.json"))
+    return bench
+
+
+def _report_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
+    """``report.json`` above ``directory``, if it tells of a checkpoint with this very plan."""
+    path = directory.resolve().parent / "report.json"
+    if not path.is_file():
+        return None
+    report = _read_json(path)
+    same = report.get("plan") == plan.model_dump(mode="json")
+    return report if same and isinstance(report.get("recipe"), dict) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {str(path)!r}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{str(path)!r} is not a JSON object.")
+    return content
+
+
+def _check_bench(bench: Mapping[str, Any], source: str) -> None:
+    try:
+        known = all(model["name"] and model["latency_ms"] > 0 for model in bench["models"])
+        known = known and all(bench[key] for key in ("workload", "device_name", "threads"))
+    except (KeyError, TypeError):
+        known = False
+    if not known or not bench["models"]:
+        raise DataError(f"{source!r} is not what `tscompress bench --json` prints.")
+
+
+# --------------------------------------------------------------------------------------------------
+# What was done
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The original of a compressed checkpoint.
+
+    Attributes
+    ----------
+    source
+        What ``compress`` was asked for: a Hub id, ``reference/...`` or a directory.
+    hub_id, revision
+        The Hub id and the commit; both None if it did not come from the Hub.
+    """
+
+    source: str
+    hub_id: str | None
+    revision: str | None
+
+    @property
+    def shown(self) -> str:
+        """For people elsewhere: of a path on this machine only the name."""
+        return Path(self.source).name if Path(self.source).is_absolute() else self.source
+
+
+@dataclass(frozen=True)
+class Made:
+    """What lies in the directory of a compressed checkpoint."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    plan: Plan
+    recipe: Recipe | None
+    provenance: Mapping[str, Any]
+    parameters: int
+    bytes_on_disk: int
+    dtype: str
+
+    @property
+    def factored(self) -> bool:
+        return is_factored_config(self.config)
+
+    @property
+    def family(self) -> str:
+        return str(self.provenance["source"]["family"])
+
+    @property
+    def base(self) -> BaseModel:
+        """The recipe knows the original even where what was recovered came from a directory."""
+        source = self.provenance["source"]
+        found = (source["model"], source["revision"])
+        if self.recipe is not None:
+            found = (self.recipe.model, self.recipe.revision)
+        name, revision = str(found[0]), found[1]
+        if not _COMMIT.fullmatch(str(revision)) or not is_repo_id(name):
+            return BaseModel(name, None, None)
+        return BaseModel(name, name, str(revision))
+
+
+def read_made(directory: str | Path) -> Made:
+    """Read what :func:`tscompress.save` wrote beside the weights, and their header.
+
+    Raises
+    ------
+    UsageError
+        tscompress did not write this directory.
+    CorruptCheckpointError
+        A file is damaged.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UsageError(f"there is no directory {str(directory)!r}.")
+    if not (directory / PROVENANCE_FILE).is_file() or not (directory / PLAN_FILE).is_file():
+        raise UsageError(
+            f"{str(directory)!r} was not written by tscompress: it lacks {PROVENANCE_FILE} or "
+            f"{PLAN_FILE}; give what compress, recover or run wrote."
+        )
+    provenance = _read_json(directory / PROVENANCE_FILE)
+    source = provenance.get("source")
+    if not isinstance(source, dict) or not {"model", "revision", "family"} <= source.keys():
+        raise CorruptCheckpointError(f"{PROVENANCE_FILE} of {str(directory)!r} has no source.")
+    recipe = directory / RECIPE_FILE
+    weights = weight_files(directory)
+    try:
+        parameters = sum(map(_stored_parameters, weights))
+    except Exception as error:  # safetensors raises a class of its own, and OSErrors
+        raise CorruptCheckpointError(f"{str(directory)!r}: {error}.") from None
+    return Made(
+        directory,
+        read_config(directory, str(directory)),
+        Plan.load(directory / PLAN_FILE),
+        load_recipe(recipe) if recipe.is_file() else None,
+        provenance,
+        parameters,
+        sum(path.stat().st_size for path in weights),
+        str(stored_dtype(directory)).removeprefix("torch."),
+    )
+
+
+def _stored_parameters(path: Path) -> int:
+    with safe_open(path, framework="pt") as reader:
+        shapes = [reader.get_slice(key).get_shape() for key in reader.keys()]  # noqa: SIM118
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
+    """The licence in the original's own card: keys of card metadata; empty if it cannot be known.
+
+    A directory must still hold the very weights that were compressed. A Hub id's card is taken
+    from the cache, or with ``fetch`` from the Hub.
+    """
+    base = made.base
+    path: Path | None = None
+    if base.hub_id is not None:
+        path = _hub_card(base.hub_id, base.revision, fetch=fetch)
+    elif base.source.startswith(REFERENCE_PREFIX):
+        path = Path(str(files("tscompress").joinpath(base.source))) / CARD_FILE
+    elif Path(base.source).is_dir():
+        recorded = made.provenance["source"].get("sha256")
+        present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}
+        path = Path(base.source) / CARD_FILE if present and present == recorded else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        content = path.read_text(encoding="utf-8")
+        card = ModelCard(content, ignore_metadata_errors=True)
+        metadata: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    except Exception:  # YAML of strangers: whatever is wrong with it, there is no licence to read
+        return {}
+    return {key: str(metadata[key]) for key in _LICENCE_KEYS if metadata.get(key)}
+
+
+def _hub_card(repo_id: str, revision: str | None, *, fetch: bool) -> Path | None:
+    cached = try_to_load_from_cache(repo_id, CARD_FILE, revision=revision)
+    if isinstance(cached, str) or not fetch:
+        return Path(cached) if isinstance(cached, str) else None
+    try:
+        with bounded_requests(10.0):
+            return Path(hf_hub_download(repo_id, CARD_FILE, revision=revision))
+    except HubError:  # asked to wait
+        return None
+    except network_errors():
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# The card
+# --------------------------------------------------------------------------------------------------
+
+
+def make_card(
+    directory: str | Path,
+    repo_id: str | None = None,
+    *,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    licence: Mapping[str, str] | None = None,
+) -> ModelCard:
+    """The card of a checkpoint that :func:`tscompress.save` wrote.
+
+    Parameters
+    ----------
+    repo_id
+        Where it will be; the directory's name by default.
+    scores, bench
+        What was measured; by default what ``tscompress run`` left above the directory.
+    licence
+        ``license`` and perhaps ``license_name`` and ``license_link``; by default the original's,
+        where its own card can be read without a network.
+
+    Raises
+    ------
+    UsageError
+        tscompress did not write this directory.
+    CorruptCheckpointError, DataError
+        A file in or above it is damaged.
+    """
+    made = read_made(directory)
+    scores = scores if scores is not None else scores_of_run(made.directory, made.plan)
+    bench = bench if bench is not None else bench_of_run(made.directory, made.plan)
+    licence = licence if licence is not None else licence_of(made)
+    name = repo_id or made.directory.resolve().name
+    data = ModelCardData(
+        base_model=made.base.hub_id,
+        library_name="tscompress" if made.factored else "chronos-forecasting",
+        pipeline_tag=TASK,
+        tags=["time-series", "forecasting", made.family, "compression", "tscompress",
+              made.plan.method],
+        model_name=name.rpartition("/")[2] if scores is not None else None,
+        eval_results=_eval_results(scores) if scores is not None else None,
+        **licence,  # type: ignore[arg-type]
+    )  # fmt: skip
+    shown = {
+        "made": made,
+        "name": name,
+        "scores": scores,
+        "bench": bench,
+        "costs": [] if bench is None else _cost_rows(bench),
+        "licence": licence.get("license_name") or licence.get("license"),
+        "recipe": None if made.recipe is None else _shown_recipe(made.recipe, made.base),
+        "metrics": METRICS,
+    }
+    try:
+        text = _template().render(shown)
+    except (jinja2.UndefinedError, TypeError) as error:  # a record that lacks what it had
+        raise CorruptCheckpointError(
+            f"a record in or above {str(directory)!r} is incomplete: {error}."
+        ) from None
+    head = f"---\n{data.to_yaml()}\n---\n"
+    return ModelCard(head + _mark(head + text) + "\n" + text)
+
+
+def write_card(
+    directory: str | Path,
+    repo_id: str | None = None,
+    *,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    licence: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write :func:`make_card` into the directory, but not over a card that a person wrote.
+
+    Raises
+    ------
+    OutputExistsError
+        ``README.md`` was written or changed by hand, and ``force`` is false.
+    TscompressError
+        As of :func:`make_card`.
+    """
+    path = Path(directory) / CARD_FILE
+    if path.exists() and not force and not is_own_card(path):
+        raise OutputExistsError(
+            f"{str(path)!r} was written or changed by hand; keep it, or pass --force."
+        )
+    card = make_card(directory, repo_id, scores=scores, bench=bench, licence=licence)
+    write_text_atomically(path, str(card))
+    return path
+
+
+def is_own_card(path: Path) -> bool:
+    """Whether a card is as :func:`write_card` left it, to the letter."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    found = re.search(rf"^({re.escape(_MARK)}\w+ -->)\n", text, flags=re.MULTILINE)
+    return found is not None and _mark(text.replace(found[0], "", 1)) == found[1]
+
+
+def _mark(content: str) -> str:
+    """A comment with the hash of the card around it: an edit of any kind shows."""
+    digest = hashlib.sha256(content.encode()).hexdigest()[:32]
+    return f"{_MARK}{digest} -->"
+
+
+def _eval_results(scores: CardScores) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type=TASK,
+            task_name="Time series forecasting",
+            dataset_type=row.dataset,
+            dataset_name=row.dataset,
+            dataset_args=None if row.series is None else {"series": row.series},
+            metric_type=metric.lower(),
+            metric_name=metric,
+            metric_value=round(row.scores[metric], 6),
+        )
+        for row in scores.rows
+        for metric in METRICS
+    ]
+
+
+def _shown_recipe(recipe: Recipe, base: BaseModel) -> str:
+    """Without paths of this machine: they tell others nothing."""
+    changes = {"model": base.shown, "output": Path(recipe.output).name}
+    return recipe.model_copy(update=changes).to_yaml()
+
+
+_COSTS = (
+    ("latency_ms", "latency, median (ms)", 1.0),
+    ("latency_p95_ms", "latency, p95 (ms)", 1.0),
+    ("macs", "compute (GMAC)", 1e9),
+    ("parameters", "parameters (M)", 1e6),
+    ("kv_cache_bytes", "KV cache (MB)", 1e6),
+    ("peak_memory_bytes", "peak memory (MB)", 1e6),
+)
+
+
+def _cost_rows(bench: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Figures of the first model, the last one, and their ratio where two were measured."""
+    first, last = bench["models"][0], bench["models"][-1]
+    rows = []
+    for key, label, unit in _COSTS:
+        if not last.get(key):
+            continue
+        ratio = (last.get("ratios") or {}).get(key)
+        original = first.get(key) if first is not last else None
+        spread = last.get("latency_ratio_interval") if key == "latency_ms" else None
+        rows.append(
+            {
+                "label": label,
+                "original": None if original is None else original / unit,
+                "compressed": last[key] / unit,
+                "ratio": None if original is None else ratio,
+                "interval": None if original is None else spread,
+            }
+        )
+    return rows
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.from_string(_TEMPLATE)
+
+
+_TEMPLATE = """\
+
+# {{ name.rpartition("/")[2] }}
+
+{% set base = made.base %}
+`{{ base.shown }}`{% if base.revision %} at commit `{{ base.revision[:12] }}`{% endif %}, made \
+smaller by tscompress {{ made.provenance.tscompress }}: {{ "{:,}".format(made.parameters) }} \
+parameters, {{ "%.1f"|format(made.bytes_on_disk / 1e6) }} MB in {{ made.dtype }}.
+
+```text
+{{ made.plan.summary() }}
+```
+
+## How to load it
+
+{% if made.factored %}
+Its layers have sizes of their own or two factors, so it needs tscompress and one import; \
+without it, stock chronos refuses it with an error.
+
+```python
+import tscompress.pipelines
+from chronos import BaseChronosPipeline
+
+pipeline = BaseChronosPipeline.from_pretrained("{{ name }}")
+```
+{% else %}
+It is a plain checkpoint: unmodified `chronos-forecasting` loads it.
+
+```python
+import torch
+from chronos import BaseChronosPipeline
+
+pipeline = BaseChronosPipeline.from_pretrained("{{ name }}")
+quantiles, mean = pipeline.predict_quantiles(
+    [torch.arange(48.0)], prediction_length=12, quantile_levels=[0.1, 0.5, 0.9]
+)
+```
+{% endif %}
+
+## Forecast quality
+
+{% if scores %}
+Last window of each series{% if scores.suite %}, suite `{{ scores.suite }}`{% endif %}, by the \
+protocol of the Chronos benchmark; lower is better.
+{% if scores.ratios %}
+Geometric mean over the datasets of the ratio to the original\
+{{ " (95 % interval)" if scores.intervals else "" }}: \
+{% for metric in metrics %}{{ metric }} **{{ "%.4f"|format(scores.ratios[metric]) }}**\
+{% if metric in scores.intervals %} ({{ "%.4f"|format(scores.intervals[metric][0]) }} to \
+{{ "%.4f"|format(scores.intervals[metric][1]) }}){% endif %}{{ "" if loop.last else ", " }}\
+{% endfor %}.
+{% endif %}
+
+| dataset | series |{% for metric in metrics %} {{ metric }} | original | ratio |{% endfor %}
+
+|---|--:|{% for metric in metrics %}--:|--:|--:|{% endfor %}
+
+{% for row in scores.rows %}
+| {{ row.dataset }} | {{ "–" if row.series is none else row.series }} |\
+{% for metric in metrics %} {{ "%.4f"|format(row.scores[metric]) }} |\
+{% if row.original %} {{ "%.4f"|format(row.original[metric]) }} | \
+{{ "%.4f"|format(row.scores[metric] / row.original[metric]) if row.original[metric] else "–" }} |\
+{% else %} – | – |{% endif %}{% endfor %}
+
+{% endfor %}
+{% else %}
+Not measured for this card. `tscompress evaluate {{ name }} --against {{ base.shown }}` does.
+{% endif %}
+
+## Speed and memory
+
+{% if bench %}
+{{ bench.workload.batch_size }} series × {{ bench.workload.context_length }} steps, horizon \
+{{ bench.workload.horizon }}, on {{ bench.workload.device }} ({{ bench.device_name }}, \
+{{ bench.threads }} threads), torch {{ bench.torch_version }}\
+{{ "; the models took turns in one process" if bench.models|length > 1 else "" }}.
+
+| | original | this model | ratio |
+|---|--:|--:|--:|
+{% for row in costs %}
+| {{ row.label }} | {{ "–" if row.original is none else "%.4g"|format(row.original) }} | \
+{{ "%.4g"|format(row.compressed) }} | {{ "–" if row.ratio is none else "%.3f"|format(row.ratio) }}\
+{% if row.interval %} ({{ "%.3f"|format(row.interval[0]) }}–{{ "%.3f"|format(row.interval[1]) }})\
+{% endif %} |
+{% endfor %}
+{% else %}
+Not measured for this card. `tscompress bench {{ name }} --against {{ base.shown }}` does.
+{% endif %}
+
+## Limits
+
+- It is what the original is, with less of it: it inherits the original's limits and biases.
+{% if made.provenance.calibration %}
+- It was fitted to {{ made.provenance.calibration.series }} calibration series (source: \
+`{{ made.provenance.calibration.source }}`). On series unlike those it may lose more than above.
+{% endif %}
+{% if not scores %}
+- Nothing is said here about the forecast quality that the compression cost.
+{% elif not scores.ratios %}
+- Its scores stand alone here: the original was not evaluated beside it.
+{% endif %}
+{% if bench %}
+- Latencies hold for the hardware and the workload that they were measured with.
+{% endif %}
+
+## How it was made
+
+{% if recipe %}
+`tscompress compress {{ base.shown }} --recipe recipe.yaml --output DIR`, with:
+
+```yaml
+{{ recipe }}```
+{% else %}
+From a plan made by hand: `plan.json` says every size; `tscompress compress {{ base.shown }} \
+--plan plan.json` applies it.
+{% endif %}
+
+{% set recovery = made.provenance.recovery %}
+{% if recovery %}
+Afterwards it was distilled from the original; `provenance.json` says how.
+{% endif %}
+{% if made.provenance.libraries %}
+Versions: {% for library, version in made.provenance.libraries.items() %}{{ library }} \
+{{ version }}, {% endfor %}Python {{ made.provenance.python }}. `provenance.json` has the SHA-256 \
+of these files and of the original's weights.
+{% endif %}
+
+## Licence
+
+{% if licence %}
+{{ licence }}, that of `{{ base.shown }}`.
+{% else %}
+Not known: the card of `{{ base.shown }}` could not be read when this one was written. The \
+original's licence applies.
+{% endif %}
+"""

@@ -1,0 +1,449 @@
+"""Pushing a compressed checkpoint to the Hub: verified, with a card, in one commit.
+
+Only files that tscompress knows go up, and only from a directory that it wrote, that holds what it
+wrote, and that forecasts. The token comes from where huggingface_hub looks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, constants, get_token
+from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
+
+from tscompress.card import (
+    CARD_FILE,
+    CardScores,
+    Made,
+    is_own_card,
+    licence_of,
+    make_card,
+    read_made,
+)
+from tscompress.errors import (
+    CorruptCheckpointError,
+    HubError,
+    TscompressError,
+    UsageError,
+    VerificationError,
+)
+from tscompress.factored import PLAN_FILE, WEIGHTS_FILE
+from tscompress.files import sha256_of, write_text_atomically
+from tscompress.loading import PROVENANCE_FILE, load, weight_files
+from tscompress.network import (
+    bounded_requests,
+    chain,
+    is_cut,
+    is_network,
+    is_passing,
+    is_repo_id,
+    is_timeout,
+    network_errors,
+    one_line,
+    status_of,
+    with_retries,
+)
+from tscompress.serialization import GENERATION_FILE, RECIPE_FILE
+
+CONFIG_FILE = "config.json"
+#: What may go up besides the weights; anything else in the directory stays at home.
+_RECORDS = (
+    CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PROVENANCE_FILE, "recovery.jsonl",
+    "recovery.png", "model.safetensors.index.json",
+)  # fmt: skip
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+DEFAULT_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What :func:`push` did, or with ``dry_run`` would do.
+
+    Attributes
+    ----------
+    files
+        Name and size in bytes of everything that goes up.
+    left_behind
+        Other files in the directory.
+    notes
+        What the user should know, a sentence each.
+    commit, url
+        The commit and its page; None after a dry run.
+    pull_request
+        The page of the pull request, where one was asked for.
+    """
+
+    repo_id: str
+    files: Mapping[str, int]
+    left_behind: tuple[str, ...]
+    notes: tuple[str, ...]
+    card: str
+    commit: str | None = None
+    url: str | None = None
+    pull_request: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def push(
+    directory: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    branch: str | None = None,
+    create_pr: bool = False,
+    dry_run: bool = False,
+    message: str | None = None,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    force: bool = False,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> PushResult:
+    """Verify a compressed checkpoint, write its card, and push both in one commit.
+
+    The directory is loaded and asked for a forecast, and the hashes in ``provenance.json`` are
+    compared, before anything goes up. The repository is created if it is not there.
+
+    Parameters
+    ----------
+    directory
+        What ``compress``, ``recover`` or ``run`` wrote.
+    repo_id
+        ``owner/name``, or a name below the token's owner.
+    private
+        Create the repository as a private one; refused if it exists and is public.
+    branch
+        Commit to this branch, which is created if it is not there.
+    create_pr
+        Open a pull request instead; the repository may be someone else's.
+    dry_run
+        Touch no network and write nothing: say what would go up.
+    message
+        Of the commit.
+    scores, bench
+        For the card; by default what ``tscompress run`` left above the directory.
+    force
+        Write the card even over one that was written by hand.
+    timeout_seconds
+        How long the Hub may stay silent.
+
+    Raises
+    ------
+    UsageError
+        No such directory, not written by tscompress, not a repository id, or options that do not
+        go together.
+    CorruptCheckpointError, VerificationError
+        The directory does not load, does not forecast, or holds other files than were written.
+    HubError
+        The Hub refused, or could not be reached.
+    """
+    _check_request(repo_id, branch, create_pr, timeout_seconds)
+    made = read_made(directory)
+    notes = [*_check_hashes(made), *_about_local_paths(made)]
+    _check_forecast(made.directory)
+    licence = licence_of(made, fetch=not dry_run)
+    if not licence:
+        notes.append(f"the licence of {made.base.source!r} is not known here; the card has none")
+    card, by_hand = _card(made, repo_id, scores, bench, licence, force)
+    if by_hand:
+        notes.append(f"{CARD_FILE} was written by hand and goes up as it is; --force writes anew")
+    files = _files(made.directory)
+    _refuse_secrets(files, card)
+    sizes = {CARD_FILE: len(card.encode())} | {name: p.stat().st_size for name, p in files.items()}
+    known = {CARD_FILE, *files}
+    left = tuple(sorted(p.name for p in made.directory.iterdir() if p.name not in known))
+    planned = PushResult(repo_id, sizes, left, tuple(notes), card)
+    if dry_run:
+        return planned
+    if not by_hand:
+        write_text_atomically(made.directory / CARD_FILE, card)
+    upload = _Upload(
+        repo_id,
+        {CARD_FILE: made.directory / CARD_FILE, **files},
+        message or f"Push {made.directory.resolve().name}, compressed by tscompress",
+        branch,
+        create_pr,
+        private,
+        timeout_seconds,
+    )
+    repo_id, done = upload.run()
+    return PushResult(
+        repo_id, sizes, left, tuple(notes), card, done.oid, done.commit_url, done.pr_url
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether it may go up
+# --------------------------------------------------------------------------------------------------
+
+
+def _check_request(
+    repo_id: str, branch: str | None, create_pr: bool, timeout_seconds: float
+) -> None:
+    if not is_repo_id(repo_id):
+        raise UsageError(
+            f"{one_line(repr(repo_id))} is not the id of a repository; give owner/name of letters, "
+            "digits, '-', '_' and '.', 96 at most."
+        )
+    if branch is not None and create_pr:
+        raise UsageError("a pull request is made against the main branch; give --branch or --pr.")
+    if branch is not None and not branch.strip():
+        raise UsageError(f"{branch!r} is not the name of a branch.")
+    if not timeout_seconds > 0:
+        raise UsageError(f"the timeout is {timeout_seconds} seconds; it must be above 0.")
+
+
+def _check_hashes(made: Made) -> list[str]:
+    """Compare what is there with what was written; notes about what was not recorded."""
+    directory = made.directory
+    recorded = made.provenance.get("sha256")
+    weights = {path.name for path in weight_files(directory)}
+    if not isinstance(recorded, dict) or not weights or not weights <= recorded.keys():
+        raise CorruptCheckpointError(
+            f"{PROVENANCE_FILE} of {str(directory)!r} has no sha256 of {WEIGHTS_FILE}, so nothing "
+            "shows that these are the weights that were verified; compress again."
+        )
+    for name, expected in recorded.items():
+        path = directory / Path(name).name
+        if not path.is_file() or sha256_of(path) != expected:
+            state = "differs from what tscompress wrote" if path.is_file() else "is gone"
+            raise VerificationError(
+                f"{path.name} in {str(directory)!r} {state} (sha256 in {PROVENANCE_FILE}); "
+                "compress again, or restore it."
+            )
+    checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE)
+    unknown = [name for name in checked if (directory / name).is_file() and name not in recorded]
+    if not unknown:
+        return []
+    return [
+        f"an older tscompress recorded no sha256 of {', '.join(unknown)}: only the weights are "
+        "known to be what was written"
+    ]
+
+
+def _about_local_paths(made: Made) -> list[str]:
+    """Paths of this machine that recipe and provenance carry along."""
+    paths = [made.base.source, made.recipe.output if made.recipe is not None else ""]
+    absolute = [path for path in paths if Path(path).is_absolute()]
+    return [f"recipe.yaml or {PROVENANCE_FILE} names {', '.join(absolute)}"] if absolute else []
+
+
+def _check_forecast(directory: Path) -> None:
+    """Load it as a user will, and look at one forecast.
+
+    Raises
+    ------
+    VerificationError
+        The forecast is not finite.
+    TscompressError
+        It does not load.
+    """
+    forecaster = load(directory).forecaster
+    with torch.random.fork_rng(devices=[]):
+        forecast = forecaster.predict([torch.sin(torch.arange(48.0) / 3)], prediction_length=4)
+    if not all(bool(torch.isfinite(part).all()) for part in forecast):
+        raise VerificationError(f"{str(directory)!r} forecasts values that are not finite.")
+
+
+def _card(
+    made: Made,
+    repo_id: str,
+    scores: CardScores | None,
+    bench: Mapping[str, Any] | None,
+    licence: Mapping[str, str],
+    force: bool,
+) -> tuple[str, bool]:
+    """The text of the card, and whether a person wrote it."""
+    path = made.directory / CARD_FILE
+    if path.exists() and not force and not is_own_card(path):
+        try:
+            text = path.read_text(encoding="utf-8")
+            ModelCard(text)
+        except Exception as error:  # YAML by hand can fail in any way
+            raise UsageError(
+                f"{str(path)!r} is no model card: {one_line(error)}; mend it, or pass --force."
+            ) from None
+        if path.is_symlink():
+            raise UsageError(f"{str(path)!r} is a link; put the file itself there.")
+        return text, True
+    card = make_card(made.directory, repo_id, scores=scores, bench=bench, licence=licence)
+    return str(card), False
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """What goes up besides the card."""
+    weights = [path.name for path in weight_files(directory)]
+    found = {
+        name: directory / name for name in (*_RECORDS, *weights) if (directory / name).exists()
+    }
+    for path in found.values():
+        # A link may lead to anything on this machine.
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"{str(path)!r} is a link or no file; put the file itself there.")
+    return found
+
+
+def _refuse_secrets(files: Mapping[str, Path], card: str) -> None:
+    """A token that was pasted into a recipe or a card must not be published."""
+    texts = {
+        name: path.read_text(encoding="utf-8", errors="replace")
+        for name, path in files.items()
+        if path.suffix not in (".safetensors", ".png")
+    }
+    token = get_token()
+    for name, text in (texts | {CARD_FILE: card}).items():
+        if _TOKEN.search(text) or (token and token in text):
+            raise UsageError(f"{name} holds what looks like a Hub token; take it out first.")
+
+
+# --------------------------------------------------------------------------------------------------
+# Up
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """One commit to one repository, and what to say if it fails."""
+
+    repo_id: str
+    files: Mapping[str, Path]
+    message: str
+    branch: str | None
+    create_pr: bool
+    private: bool
+    timeout_seconds: float
+
+    def run(self) -> tuple[str, CommitInfo]:
+        """The full id of the repository and the commit.
+
+        Raises
+        ------
+        HubError
+        """
+        if get_token() is None:
+            raise HubError(
+                "there is no token to push with; run `hf auth login`, or set HF_TOKEN to a token "
+                "with write access."
+            )
+        api = HfApi(library_name="tscompress")
+        with bounded_requests(self.timeout_seconds):
+            with self._answers("creating the repository"):
+                repo_id = with_retries(lambda: self._create_repository(api))
+            if self.branch is not None:
+                branch = self.branch
+                with self._answers(f"creating the branch {branch!r}"):
+                    with_retries(lambda: api.create_branch(repo_id, branch=branch, exist_ok=True))
+            with self._answers("the pull request" if self.create_pr else "the commit"):
+                return repo_id, self._commit(api, repo_id)
+
+    def _create_repository(self, api: HfApi) -> str:
+        private = True if self.private else None
+        repo_id: str = api.create_repo(self.repo_id, private=private, exist_ok=True).repo_id
+        if self.private and not api.model_info(repo_id).private:
+            raise HubError(
+                f"{repo_id!r} exists and is public; push without --private, choose another name, "
+                "or make it private on its settings page."
+            )
+        return repo_id
+
+    def _commit(self, api: HfApi, repo_id: str) -> CommitInfo:
+        """Upload and commit; a commit whose answer was lost is found and not made again."""
+        additions: list[CommitOperationAdd] = []
+
+        def send() -> CommitInfo:
+            return api.create_commit(
+                repo_id,
+                additions,
+                commit_message=self.message,
+                revision=self.branch,
+                create_pr=self.create_pr,
+            )
+
+        def upload() -> None:
+            # Anew for each attempt: the Hub then tells which files it has already.
+            additions[:] = [
+                CommitOperationAdd(name, str(path)) for name, path in self.files.items()
+            ]
+            api.preupload_lfs_files(
+                repo_id, additions, revision=self.branch, create_pr=self.create_pr
+            )
+
+        return with_retries(send, before=upload, retry_on=self._may_repeat)
+
+    def _may_repeat(self, error: BaseException) -> bool:
+        # A pull request whose answer was lost may be open already; a second one helps nobody.
+        if self.create_pr:
+            return status_of(error) in (429, 503)
+        return is_passing(error)
+
+    @contextmanager
+    def _answers(self, doing: str) -> Iterator[None]:
+        """Every way in which the Hub says no, in a line of ours."""
+        try:
+            yield
+        except network_errors() as error:
+            ours = next((e for e in chain(error) if isinstance(e, TscompressError)), None)
+            if ours is not None:  # raised by a bound of ours, wrapped by an upload
+                raise ours from None
+            reason = self._refusal(error) or self._interruption(error) or one_line(error)
+            raise HubError(f"{doing} of {self.repo_id!r} failed: {reason}") from error
+
+    def _refusal(self, error: BaseException) -> str | None:
+        """Why the Hub refused; None if it did not answer."""
+        status = status_of(error)
+        if any(isinstance(e, GatedRepoError) for e in chain(error)):
+            return "it is gated; ask for access on its Hub page, then run it again."
+        if status == 401:
+            return (
+                "the Hub does not accept the token (HTTP status 401); run `hf auth login`, or set "
+                "HF_TOKEN to a valid one."
+            )
+        if status == 403:
+            owner = self.repo_id.rpartition("/")[0] or "your account"
+            way_out = "" if self.create_pr else ", or push with --pr"
+            return (
+                "the token may not write there (HTTP status 403); use one with write access to "
+                f"{owner!r}{way_out}."
+            )
+        if status == 404:
+            return (
+                "there is no such repository or branch that the token sees (HTTP status 404); "
+                "check the names."
+            )
+        if status in (409, 412):
+            return (
+                f"something else changed it at the same time (HTTP status {status}); nothing was "
+                "committed: run it again."
+            )
+        if status == 429:
+            return "too many requests (HTTP status 429); wait some minutes and run it again."
+        if status is not None and status >= 500:
+            return f"the Hub answered with HTTP status {status} each time; try again later."
+        return None if status is None else f"HTTP status {status}: {one_line(error)}"
+
+    def _interruption(self, error: BaseException) -> str | None:
+        """What came between; None if it was no matter of the network."""
+        if any(isinstance(e, OfflineModeIsEnabled) for e in chain(error)):
+            return "HF_HUB_OFFLINE is set; unset it."
+        if self.create_pr and (is_timeout(error) or is_cut(error)):
+            return (
+                "the connection was lost before the answer came; look at "
+                f"{constants.ENDPOINT}/{self.repo_id}/discussions whether the pull request is "
+                "there before running it again."
+            )
+        if is_timeout(error):
+            return (
+                f"the Hub said nothing for {self.timeout_seconds:g} seconds; run it again, or "
+                "with a longer --timeout."
+            )
+        if is_cut(error):
+            return "the connection was cut; what is uploaded is kept there: run it again."
+        return "the Hub cannot be reached; connect and run it again." if is_network(error) else None

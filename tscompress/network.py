@@ -1,0 +1,216 @@
+"""Requests to the Hub with bounds: no endless waits, few and polite retries, no token in a message.
+
+huggingface_hub retries what can be repeated safely, but not everything (not the first look at a
+repository, not creating one, not a commit); it sets no timeout on most requests, and sleeps as long
+as a ``Retry-After`` says. What is here fills these gaps and repeats nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from tscompress.errors import HubError
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+FIRST_WAIT_SECONDS = 1.0
+LONGEST_WAIT_SECONDS = 60.0
+_MOST_CONFLICTS = 10
+_PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+
+
+@contextmanager
+def bounded_requests(timeout_seconds: float) -> Iterator[None]:
+    """Inside, huggingface_hub waits at most so long for the other side to say anything.
+
+    A server that asks for a longer pause than a minute is an error, not a long sleep.
+
+    Raises
+    ------
+    HubError
+        A ``Retry-After`` is longer than that.
+    """
+    from huggingface_hub.utils import _http
+
+    conflicts = 0
+
+    def refuse_endless_conflict(response: Any) -> None:
+        # Where the Hub is busy with the owner's other requests, create_repo asks again at once
+        # and for ever.
+        nonlocal conflicts
+        conflicts += response.status_code == 409 and response.url.path.endswith("/repos/create")
+        if conflicts > _MOST_CONFLICTS:
+            raise HubError(
+                "the Hub is busy with other requests of the same owner; try again later."
+            )
+
+    make_client = getattr(_http, "_GLOBAL_CLIENT_FACTORY", None)
+    if make_client is None:  # before version 1: requests, whose sessions have no timeout to set
+        yield
+        return
+
+    def bound(request: Any) -> None:
+        # Some calls pass None, which would override a timeout of the client.
+        given = request.extensions.get("timeout") or {}
+        kinds = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = {
+            kind: timeout_seconds if given.get(kind) is None else given[kind] for kind in kinds
+        }
+
+    def make_bounded_client() -> Any:
+        client = make_client()
+        hooks = client.event_hooks
+        client.event_hooks = {
+            "request": [*hooks["request"], bound],
+            "response": [*hooks["response"], _refuse_long_pause, refuse_endless_conflict],
+        }
+        return client
+
+    _http.set_client_factory(make_bounded_client)
+    try:
+        yield
+    finally:
+        _http.set_client_factory(make_client)
+
+
+def _refuse_long_pause(response: Any) -> None:
+    wait = pause_seconds(response)
+    if wait is not None and wait > LONGEST_WAIT_SECONDS:
+        raise HubError(
+            f"the Hub answered with HTTP status {response.status_code} and asks to wait "
+            f"{wait:.0f} seconds; run it again then."
+        )
+
+
+def pause_seconds(response: Any) -> float | None:
+    """What ``Retry-After`` says, as a number of seconds or as a date; None if nothing."""
+    said = str(response.headers.get("Retry-After") or "").strip()
+    if said.isdigit():
+        return float(said)
+    try:
+        until = parsedate_to_datetime(said)
+    except (TypeError, ValueError):
+        return None
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=timezone.utc)
+    return max(0.0, (until - datetime.now(timezone.utc)).total_seconds())
+
+
+def with_retries(
+    call: Callable[[], T],
+    *,
+    before: Callable[[], None] = lambda: None,
+    retry_on: Callable[[BaseException], bool] | None = None,
+    attempts: int = ATTEMPTS,
+) -> T:
+    """``call()``, repeated where the failure is of the passing kind; the last error is raised.
+
+    Waits as long as ``Retry-After`` says, or 1, 2, 4 … seconds. ``before()`` comes before each
+    attempt; it retries by itself, so its errors end it all.
+    """
+    may_retry = retry_on or is_passing
+    for attempt in range(1, attempts):
+        before()
+        try:
+            return call()
+        except Exception as error:
+            response = response_of(error)
+            asked = None if response is None else pause_seconds(response)
+            wait = FIRST_WAIT_SECONDS * 2 ** (attempt - 1) if asked is None else asked
+            if not may_retry(error) or wait > LONGEST_WAIT_SECONDS:
+                raise
+        time.sleep(wait)
+    before()
+    return call()
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may well succeed a moment later."""
+    status = status_of(error)
+    if status is not None:
+        return status in _PASSING_STATUS
+    return is_cut(error) or any(isinstance(e, json.JSONDecodeError) for e in chain(error))
+
+
+def is_cut(error: BaseException) -> bool:
+    """Whether a connection that stood was cut."""
+    kinds = _kinds("RemoteProtocolError", "ReadError", "WriteError")
+    return any(isinstance(e, (*kinds, ConnectionResetError, BrokenPipeError)) for e in chain(error))
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether the other side stayed silent."""
+    return any(isinstance(e, (*_kinds("TimeoutException"), TimeoutError)) for e in chain(error))
+
+
+def is_network(error: BaseException) -> bool:
+    """Whether it never came to an answer: no name, no route, no listener, silence, a cut."""
+    kinds = (*_kinds("TransportError"), ConnectionError, TimeoutError)
+    return any(
+        isinstance(e, kinds) or type(e).__module__.startswith("requests.") for e in chain(error)
+    )
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises on purpose or not: of httpx, of requests (OSErrors), of its own
+    checks and of answers that are no JSON (ValueErrors), around uploads (RuntimeErrors).
+    """
+    return (*_kinds("HTTPError"), OSError, ValueError, RuntimeError)
+
+
+def _kinds(*names: str) -> tuple[type[Exception], ...]:
+    """Classes of httpx; none where huggingface_hub is older and speaks requests."""
+    with contextlib.suppress(ImportError):
+        import httpx
+
+        return tuple(getattr(httpx, name) for name in names)
+    return ()
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error, or what caused it, came with."""
+    response = response_of(error)
+    return None if response is None else int(response.status_code)
+
+
+def response_of(error: BaseException) -> Any:
+    """The response that an error, or what caused it, came with; None if there was none."""
+    found = (getattr(e, "response", None) for e in chain(error))
+    return next((response for response in found if response is not None), None)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it was raised from: uploads wrap what really happened."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+def one_line(text: object) -> str:
+    """A message without line breaks and without the user's token."""
+    from huggingface_hub import get_token
+
+    line = " ".join(str(text).split())
+    token = get_token()
+    return line.replace(token, "***") if token else line
+
+
+def is_repo_id(text: str) -> bool:
+    """Whether huggingface_hub takes it for the id of a repository."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True

@@ -1,0 +1,208 @@
+"""Reading files that someone else wrote: bounded in size and depth, regular files, never code.
+
+Whatever is wrong with one raises :class:`UnreadableFileError`, whose message is one line; who
+asked for the file knows what it was to be, and says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import reprlib
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+
+#: Plans of the largest models have less than 1 MB, their safetensors headers less than 200 kB.
+MAX_JSON_BYTES = 16 * 2**20
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_YAML_BYTES = 2**20
+MAX_YAML_DEPTH = 32
+MAX_REASON = 300  # characters of a message that others wrote
+
+_FLOATING = ("F64", "F32", "BF16", "F16")
+_WHOLE = ("I64", "I32", "I16", "I8", "U8", "BOOL")
+
+
+class UnreadableFileError(ValueError):
+    """A file that is not what it was to be. The message is one line."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What the header of a safetensors file says of one tensor, ``dtype`` in its own names."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype in _FLOATING
+
+
+def single_line(error: object, limit: int = MAX_REASON) -> str:
+    """A message of other software as one printable line, cut to ``limit`` characters."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+    return (text if len(text) <= limit else text[: limit - 1] + "…").rstrip(".")
+
+
+def shown(value: object) -> str:
+    """``repr`` in a few words, of whatever a file holds."""
+    try:
+        return single_line(reprlib.repr(value))
+    except ValueError:  # Python writes no integers of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def first_problem(error: ValidationError) -> tuple[str, str, dict[str, Any]]:
+    """Dotted key, message and details of the first thing that pydantic found, as single lines."""
+    first: Any = error.errors(include_url=False)[0]
+    where = ".".join(single_line(part, 60) for part in first["loc"])
+    return where, single_line(first["msg"].removeprefix("Value error, ")), first
+
+
+def regular_file(path: Path, limit: int | None = None) -> int:
+    """Size of a file of at most ``limit`` bytes: neither a pipe, which would hang, nor a device.
+
+    Raises
+    ------
+    FileNotFoundError
+    UnreadableFileError
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # a loop of links, a NUL in the name
+        raise UnreadableFileError(single_line(error)) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise UnreadableFileError("it is not a regular file")
+    if limit is not None and found.st_size > limit:
+        raise UnreadableFileError(f"it has {found.st_size:,} bytes; at most {limit:,} are read")
+    return found.st_size
+
+
+def read_text(path: Path, limit: int) -> str:
+    """UTF-8 text of a regular file; raises as :func:`regular_file`."""
+    regular_file(path, limit)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableFileError(single_line(error)) from None
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file.
+
+    Raises
+    ------
+    FileNotFoundError
+    UnreadableFileError
+        It is not a regular file, too large, not UTF-8, not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(read_text(path, MAX_JSON_BYTES))
+    except RecursionError:
+        raise UnreadableFileError("it is nested too deeply") from None
+    except UnreadableFileError:
+        raise
+    except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
+        raise UnreadableFileError(single_line(error)) from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Content of a YAML file of plain data.
+
+    Aliases are refused: those of aliases make a few lines stand for gigabytes.
+
+    Raises
+    ------
+    FileNotFoundError
+    UnreadableFileError
+        As :func:`read_json`; or it has aliases, or tags that are not plain data.
+    """
+    text = read_text(path, MAX_YAML_BYTES)
+    try:
+        _check_events(text)
+        return yaml.safe_load(text)
+    except UnreadableFileError:
+        raise
+    # Constructors of dates and numbers do not wrap what they raise; a bad !!bool is a KeyError.
+    except (
+        yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError,
+        IndexError, RecursionError,
+    ) as error:  # fmt: skip
+        raise UnreadableFileError(single_line(error)) from None
+
+
+def _check_events(text: str) -> None:
+    """Refuse aliases and deep nesting while scanning, before anything is built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise UnreadableFileError("it has YAML aliases (*name); write the values out")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_YAML_DEPTH:
+            raise UnreadableFileError(f"it is nested more than {MAX_YAML_DEPTH} deep")
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Tensors that a safetensors file declares, held against its size; no weights are read.
+
+    Raises
+    ------
+    FileNotFoundError
+    UnreadableFileError
+        It is truncated, its header lies about offsets, shapes or dtypes, or is too long.
+    """
+    size = regular_file(path)
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise UnreadableFileError(f"a header of {length:,} bytes in a file of {size:,}")
+        if length > MAX_HEADER_BYTES:
+            raise UnreadableFileError(
+                f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read"
+            )
+        # safetensors itself holds offsets against shapes, one another and the end of the file.
+        with safe_open(path, framework="pt") as reader:
+            slices = {name: reader.get_slice(name) for name in reader.keys()}  # noqa: SIM118
+            found = {
+                name: StoredTensor(str(part.get_dtype()), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+    except (SafetensorError, OSError, OverflowError) as error:
+        raise UnreadableFileError(single_line(error)) from None
+    for name, tensor in found.items():
+        if tensor.dtype not in (*_FLOATING, *_WHOLE):
+            raise UnreadableFileError(
+                f"{shown(name)} has dtype {tensor.dtype}; "
+                f"read are {', '.join((*_FLOATING, *_WHOLE))}"
+            )
+    return found
+
+
+def leads_outside(path: Path) -> bool:
+    """Whether a file of a checkpoint is a link to somewhere else.
+
+    The Hub's cache is a directory of links: ``snapshots/<commit>/`` to ``blobs/`` beside it.
+    """
+    try:
+        directory, target = path.parent.resolve(), path.resolve()
+    except (OSError, RuntimeError):  # a link to itself
+        return True
+    homes = [directory]
+    for above in itertools.islice(directory.parents, 3):
+        if above.name == "snapshots":
+            homes.append(above.parent / "blobs")
+    return not any(target.is_relative_to(home) for home in homes)
