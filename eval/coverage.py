@@ -95,7 +95,7 @@ def sampler(population: Pair, size: int | None) -> Draw:
 
 
 def log_normal(spread: float, size: int) -> Draw:
-    """Losses of log-normal size, and 0.2 log-normal between the models: the true ratio is e^0.02."""
+    """Losses of log-normal size; the second model's differ by e^(0.2 z): the truth is e^0.02."""
 
     def draw(rng: np.random.Generator) -> Pair:
         before = np.exp(spread * rng.normal(size=size))

@@ -106,7 +106,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert len(dict(attrs)) == len(attrs), f"<{tag}> has an attribute twice"
         self.elements.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "input"):
+        if tag not in ("meta", "link", "input", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -554,7 +554,7 @@ def test_any_values_have_a_place(values: list[float], flat: int) -> None:
     ("limits", "expected"),
     [
         ((0.0, 1.0), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-        ((0.98, 1.03), ["0.98", "0.99", "1.00", "1.01", "1.02", "1.03"]),
+        ((0.98, 1.03), ["0.98", "1.00", "1.02"]),
         ((0.0, 45000.0), ["0", "10k", "20k", "30k", "40k"]),
     ],
 )

@@ -158,8 +158,7 @@ def test_models_are_compared_with_the_first_on_the_same_resamples() -> None:
     found = compare(three)
     assert [model.model for model in found.models] == ["b", "c"]
     assert found.models[0].WQL == compare(three[:2]).models[0].WQL
-    same = Ratio(ratio=1, low=1, high=1)
-    assert found.models[1].WQL == same
+    assert found.models[1].WQL.model_dump() == {"ratio": 1, "low": 1, "high": 1}
 
 
 def test_identical_models_are_equal_to_the_last_bit() -> None:

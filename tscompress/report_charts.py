@@ -7,7 +7,7 @@ light or dark scheme. Panels are as wide as a phone; the page puts several besid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ WIDTH, HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 12, 36
 _COLORS = 6
 _MAX_NAME = 30
+_LEAST_CONTEXT = 12
 
 Value = float | None
 
@@ -71,24 +72,22 @@ class Chart:
         }
         self.marks.append(Mark(tag, css, placed, text))
 
-    def axes(self, *, whole: bool = False, y_lines: bool = True) -> None:
+    def axes(self, *, whole: bool = False) -> None:
         """Grid, ticks and labels; ``whole`` numbers on x only."""
         bottom = self.height - _BOTTOM
         for tick, text in ticks(self.y_range, 4):
-            if y_lines:
-                self.add(
-                    "line", "grid", x1=_LEFT, x2=WIDTH - _RIGHT, y1=self.y(tick), y2=self.y(tick)
-                )
-            self.add("text", "tick end", text, x=_LEFT - 5.0, y=self.y(tick) + 3.5)
+            at = self.y(tick)
+            self.add("line", "grid", x1=_LEFT, x2=WIDTH - _RIGHT, y1=at, y2=at)
+            self.add("text", "tick end", text, x=_LEFT - 5.0, y=at + 3.5)
         for tick, text in ticks(self.x_range, 6, whole=whole):
             self.add("text", "tick middle", text, x=self.x(tick), y=bottom + 14.0)
         self.add("line", "axis", x1=_LEFT, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom)
         middle = (_LEFT + WIDTH - _RIGHT) / 2
         self.add("text", "axis-label middle", self.x_label, x=middle, y=self.height - 5.0)
         if self.y_label:
-            at = (_TOP + bottom) / 2
-            turn = f"rotate(-90 10 {at:.1f})"
-            self.add("text", "axis-label middle", self.y_label, x=10.0, y=at, transform=turn)
+            center = (_TOP + bottom) / 2
+            turn = f"rotate(-90 10 {center:.1f})"
+            self.add("text", "axis-label middle", self.y_label, x=10.0, y=center, transform=turn)
 
     def line(self, xs: Sequence[float], ys: Sequence[Value], css: str) -> None:
         """A line with a gap where a value is missing."""
@@ -143,14 +142,19 @@ def ticks(
     found = MaxNLocator(count, integer=whole, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits)
     slack = 1e-9 * (limits[1] - limits[0])
     inside = [float(v) for v in found if limits[0] - slack <= v <= limits[1] + slack]
-    if max(map(abs, limits)) >= 10_000:
-        written = EngFormatter(sep="")
-        return [(value, written(value)) for value in inside]
-    step = inside[1] - inside[0] if len(inside) > 1 else max(abs(v) for v in limits) or 1.0
+    step = inside[1] - inside[0] if len(inside) > 1 else max(map(abs, limits)) or 1.0
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     if digits and round(step * 10**digits, 6) % 1:  # steps of 0.25 need one digit more
         digits += 1
-    return [(value, f"{value:.{min(digits, 12)}f}") for value in inside]
+    forms: list[Callable[[float], str]] = [lambda value: f"{value:.3g}", repr]
+    if digits <= 6:
+        forms.insert(0, lambda value: f"{value:.{digits}f}")
+    if max(map(abs, limits)) >= 10_000:
+        forms.insert(0, EngFormatter(sep=""))
+    texts = [[write(value) for value in inside] for write in forms]
+    # The shortest way that tells them apart.
+    chosen = next(text for text in texts if len(set(text)) == len(text))
+    return list(zip(inside, chosen, strict=True))
 
 
 def _limits(values: Iterable[Value], *, pad: float = 0.06) -> tuple[float, float]:
@@ -384,7 +388,8 @@ def _depth_chart(
 def forecast_chart(series: ForecastExample | WorstSeries, title: str) -> Chart:
     """The end of a series, what happened, and medians and 80 % bands of both models."""
     horizon = len(series.label)
-    before = [float(step) for step in range(1 - len(series.context), 1)]
+    context = series.context[-max(_LEAST_CONTEXT, 2 * horizon) :]
+    before = [float(step) for step in range(1 - len(context), 1)]
     steps = [float(step) for step in range(1, horizon + 1)]
     models = {"original": series.original, "compressed": series.compressed}
     values = [
@@ -406,7 +411,7 @@ def forecast_chart(series: ForecastExample | WorstSeries, title: str) -> Chart:
     chart.add("line", "origin", x1=origin, x2=origin, y1=_TOP, y2=chart.height - _BOTTOM)
     for name, (low, _, high) in models.items():
         chart.band(steps, low, high, name)
-    chart.line([*before, *steps], [*series.context, *series.label], "truth")
+    chart.line([*before, *steps], [*context, *series.label], "truth")
     for name, (_, median, _) in models.items():
         chart.line(steps, median, name)
     chart.hits(steps, [_forecast_tip(series.label, models, step) for step in range(horizon)])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -115,17 +116,34 @@ def install(python: Path, requirements: tuple[str, ...], *, time_limit_s: float)
     """
     # Without the local part, +cpu or +cu130, which not every registry has.
     torch = f"torch=={Version(importlib.metadata.version('torch')).public}"
-    command = [str(python), "-I", "-m", "pip", "install", "--quiet"]
     deadline = time.monotonic() + time_limit_s
-    result = _run([*command, *requirements, torch], deadline)
+    result = _pip_install(python, [*requirements, torch], deadline)
     if result.returncode != 0 and "ResolutionImpossible" in result.stderr:
-        result = _run([*command, *requirements], deadline)
+        result = _pip_install(python, requirements, deadline)
+    _check(result)
+
+
+def reinstall(python: Path, wheel: Path, *, time_limit_s: float) -> None:
+    """Put another build of a package in place of the one that is there.
+
+    Raises
+    ------
+    InstallError
+    """
+    options = ("--force-reinstall", "--no-deps", str(wheel))
+    _check(_pip_install(python, options, time.monotonic() + time_limit_s))
+
+
+def _check(result: subprocess.CompletedProcess[str]) -> None:
     if result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
         raise InstallError((lines or result.stderr.splitlines() or ["pip failed"])[-1])
 
 
-def _run(command: list[str], deadline: float) -> subprocess.CompletedProcess[str]:
+def _pip_install(
+    python: Path, wanted: Iterable[str], deadline: float
+) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-I", "-m", "pip", "install", "--quiet", *wanted]
     limit = max(1.0, deadline - time.monotonic())
     try:
         return subprocess.run(

@@ -38,9 +38,8 @@ from environments import (
     Environment,
     InstallError,
     clean_environ,
-    install,
     make_environment,
-    python_of,
+    reinstall,
 )
 from rich.console import Console
 from transformers.utils import logging
@@ -361,8 +360,7 @@ def with_tscompress(
     fresh = not (directory / "environment.json").exists()
     beside = make_environment(directory, (str(wheel),), base=base, time_limit_s=time_limit_s)
     if not fresh:  # tscompress may have changed since
-        options = ("--force-reinstall", "--no-deps")
-        install(python_of(directory), (*options, str(wheel)), time_limit_s=time_limit_s)
+        reinstall(beside.python, wheel, time_limit_s=time_limit_s)
     changed = [
         f"{name} {base.versions[name]} -> {version}"
         for name, version in beside.versions.items()
