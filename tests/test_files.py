@@ -203,3 +203,25 @@ def test_a_target_below_a_file_is_one_line(old: Path) -> None:
         pytest.fail("the block ran")
     with pytest.raises(OutputError, match="cannot be written"):
         write_text_atomically(old / "a.txt" / "x", "text")
+
+
+def test_force_replaces_neither_home_nor_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, project = tmp_path / "home", tmp_path / "home" / "project"
+    other = tmp_path / "other"
+    for directory in (project, other):
+        directory.mkdir(parents=True)
+        (directory / "kept.txt").write_text("mine")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(project)
+    for target in (Path(), Path(".."), home, project, tmp_path):
+        with (
+            pytest.raises(OutputExistsError, match="home or the working directory"),
+            new_directory(target, force=True),
+        ):
+            pass
+    assert (project / "kept.txt").read_text() == "mine"
+    with new_directory(other, force=True) as directory:
+        (directory / "new.txt").write_text("new")
+    assert [path.name for path in other.iterdir()] == ["new.txt"]

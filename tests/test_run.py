@@ -86,8 +86,8 @@ def test_the_page_says_how_to_make_it_again(checkpoints: dict[str, Path], tmp_pa
     (quoted,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "again.yaml").write_text(quoted)
     assert load_recipe(tmp_path / "again.yaml") == recipe
-    assert "Forecast quality" not in text
-    assert "Cost" not in text
+    assert "## Forecast quality" not in text
+    assert "## Cost" not in text
 
 
 def test_a_walk_does_not_replace_a_checkpoint_unasked(

@@ -85,13 +85,21 @@ def check_output(directory: Path, *, force: bool) -> None:
     Raises
     ------
     OutputExistsError
+        Also with ``force`` where it would replace the home or the working directory.
     OutputError
         It cannot be made where it is to be.
     """
     with _naming(directory):
         if directory.exists():
-            if not force and (not directory.is_dir() or any(directory.iterdir())):
+            if directory.is_dir() and not any(directory.iterdir()):
+                return
+            if not force:
                 raise _exists(directory)
+            if directory.resolve() in _irreplaceable():
+                raise OutputExistsError(
+                    f"{str(directory)!r} is or holds the home or the working directory, and would "
+                    "be replaced whole; choose an output of its own."
+                )
             return
         # Better said now than when the work is done.
         above = next(parent for parent in directory.absolute().parents if parent.exists())
@@ -99,6 +107,16 @@ def check_output(directory: Path, *, force: bool) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(above, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _irreplaceable() -> set[Path]:
+    """The home and the working directory, and all that they are in."""
+    found: set[Path] = set()
+    for find in (Path.home, Path.cwd):
+        with suppress(OSError, RuntimeError):  # there may be none
+            path = find().resolve()
+            found |= {path, *path.parents}
+    return found
 
 
 def _exists(target: Path) -> OutputExistsError:

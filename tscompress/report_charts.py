@@ -393,7 +393,7 @@ def forecast_chart(series: ForecastExample | WorstSeries, title: str) -> Chart:
     steps = [float(step) for step in range(1, horizon + 1)]
     models = {"original": series.original, "compressed": series.compressed}
     values = [
-        *series.context,
+        *context,
         *series.label,
         *(v for m in models.values() for row in m for v in row),
     ]

@@ -18,7 +18,7 @@ def ways(task: job.Job) -> Iterator[job.Way]:
         # Its default: the series of a batch see each other.
         yield job.Way("Chronos2", "quantiles", lambda: forecast(task, "Chronos2"), None, True)
     else:
-        yield job.Way("Chronos", "quantiles", lambda: forecast(task, "Chronos"))
+        yield job.Way("Chronos", "quantiles", lambda: forecast(task, "Chronos"), data_loader=True)
 
 
 def forecast(task: job.Job, model: str) -> Any:
@@ -63,7 +63,9 @@ def forecast(task: job.Job, model: str) -> Any:
             reasons = re.findall(
                 r"^\s*(\w*(?:Error|Exception): .*)$", "\n".join(said), re.MULTILINE
             )
-            raise RuntimeError(reasons[-1] if reasons else str(error)) from error
+            if not reasons:
+                raise
+            raise RuntimeError(reasons[-1]) from error
     columns = [str(level) for level in task.quantile_levels]
     return np.stack([found.loc[str(i)][columns].to_numpy() for i in range(len(task.series))])
 

@@ -59,6 +59,9 @@ class Way:
         That the model is loaded in; None for the one on disk.
     cross_learning
         Chronos-2 lets the series of a batch see each other.
+    data_loader
+        Batches come from a torch ``DataLoader``, which draws a number for its workers' seed before
+        the model draws its first.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Way:
     forecast: Callable[[], Any]
     dtype: str | None = None
     cross_learning: bool = False
+    data_loader: bool = False
 
 
 def read_job(path: Path, checkpoint: str) -> Job:
@@ -114,7 +118,12 @@ def main(ways: Callable[[Job], Iterable[Way]]) -> None:
     job = read_job(arguments.series, arguments.checkpoint)
     forecasts, stories = {}, {}
     for way in ways(job):
-        story = {"kind": way.kind, "dtype": way.dtype, "cross_learning": way.cross_learning}
+        story = {
+            "kind": way.kind,
+            "dtype": way.dtype,
+            "cross_learning": way.cross_learning,
+            "data_loader": way.data_loader,
+        }
         try:
             forecasts[way.name] = np.asarray(way.forecast(), dtype=np.float32)
         except Exception as error:  # whatever a library says is its answer

@@ -39,6 +39,8 @@ def forecast(task: job.Job, request: dict[str, Any]) -> Any:
     found = []
     for batch in batches:
         torch.manual_seed(task.seed)
+        if request["data_loader"]:
+            torch.empty((), dtype=torch.int64).random_()
         found.extend(pipeline.predict_quantiles(batch, task.horizon, **options)[0])
     # Chronos-2 has a dimension of variates more.
     return np.stack(found).reshape(len(series), task.horizon, len(task.quantile_levels))
@@ -57,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", help="a directory")
     parser.add_argument("series", type=Path, help="JSON that run.py wrote")
-    parser.add_argument("requests", type=Path, help="JSON: name to kind, dtype, cross_learning")
+    parser.add_argument("requests", type=Path, help="JSON: name to kind, dtype and the rest of a Way")
     parser.add_argument("output", type=Path, help="NPZ of forecasts by name")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # both sides add in the same order
