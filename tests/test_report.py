@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tscompress import cli
@@ -533,6 +533,7 @@ def test_missing_values_leave_a_gap() -> None:
 finite = st.floats(-1e12, 1e12, allow_nan=False)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(finite, min_size=3, max_size=20), st.integers(0, 2))
 def test_any_values_have_a_place(values: list[float], flat: int) -> None:
     context = [values[0]] * len(values) if flat == 0 else values
@@ -544,7 +545,7 @@ def test_any_values_have_a_place(values: list[float], flat: int) -> None:
     chart = forecast_chart(example, "any")
     low, high = chart.y_range
     assert low < high
-    drawn = [*context, values[0], *(value for row in band for value in row)]
+    drawn = [*context[-12:], values[0], *(value for row in band for value in row)]
     assert all(0 <= chart.y(value) <= chart.height for value in drawn)
     written = [text for _, text in ticks(chart.y_range, 4)]
     assert len(set(written)) == len(written)

@@ -59,7 +59,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", help="a directory")
     parser.add_argument("series", type=Path, help="JSON that run.py wrote")
-    parser.add_argument("requests", type=Path, help="JSON: name to kind, dtype and the rest of a Way")
+    parser.add_argument(
+        "requests", type=Path, help="JSON: name to kind, dtype and the rest of a Way"
+    )
     parser.add_argument("output", type=Path, help="NPZ of forecasts by name")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # both sides add in the same order
