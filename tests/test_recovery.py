@@ -50,11 +50,11 @@ from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
-from tscompress.recovery import RecoveryProgress, recover_
+from tscompress.recovery import CHECKPOINT, RecoveryProgress, recover_
 from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes
 from tscompress.serialization import CompressedModel, save
 from tscompress.suites import load_suite
-from tscompress.training import Bucket
+from tscompress.training import STATE_FILE, Bucket
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
@@ -666,8 +666,8 @@ def test_compress_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None
     config = short(steps=24, evaluate_every=8, truth_weight=0.0)
     small = tscompress.compress(
         checkpoints["chronos-bolt"],
-        rank=4,
-        ff_ratio=0.5,
+        rank=1,
+        ff_ratio=0.25,  # so that something is lost
         calibration=CALIBRATION,
         series=series,
         recover=config,
@@ -682,7 +682,7 @@ def test_compress_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None
     assert again.recover == config
     assert small.recovery.best_step > 0
     plain = tscompress.compress(
-        checkpoints["chronos-bolt"], rank=4, ff_ratio=0.5, calibration=CALIBRATION, series=series
+        checkpoints["chronos-bolt"], rank=1, ff_ratio=0.25, calibration=CALIBRATION, series=series
     )
     assert plain.recovery is None
     assert any(
@@ -744,7 +744,9 @@ def test_the_command(
     ran = command(*arguments, "--force", "--config", str(config), "--steps", "3")
     assert ran.code == 2
     assert "--config says everything; --steps cannot go with it" in ran.err
-    (tmp_path / "other.recovery").mkdir()
+    stopped = tmp_path / "other.recovery" / CHECKPOINT
+    stopped.mkdir(parents=True)
+    (stopped / STATE_FILE).touch()
     ran = command("recover", student, "--teacher", teacher, "--output", str(tmp_path / "other"))
     assert ran.code == 2
     assert "go on with --resume" in ran.err

@@ -61,13 +61,15 @@ def by_windows(task: job.Job) -> Any:
             past, _ = window.get_input_data()
             series = [torch.tensor(values, dtype=torch.float32) for values in past["target"]]
             found, _ = pipeline.predict_quantiles(series, task.horizon, quantile_levels=levels)
+            # Chronos-2 has a dimension of variates more.
+            quantiles = np.stack(found).reshape(len(series), task.horizon, len(levels))
             predictions.append(
                 [
                     {
                         "predictions": values[:, levels.index(0.5)],
                         **{str(level): values[:, i] for i, level in enumerate(levels)},
                     }
-                    for values in np.stack(found)  # [steps, levels]
+                    for values in quantiles
                 ]
             )
         return scored(fev_task, predictions, task)

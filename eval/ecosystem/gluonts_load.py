@@ -49,9 +49,11 @@ class ChronosPredictor(RepresentablePredictor):
         quantiles, _ = pipeline.predict_quantiles(
             series, self.prediction_length, quantile_levels=self.quantile_levels
         )
-        for entry, values in zip(entries, torch.as_tensor(np.stack(quantiles)), strict=True):
+        # Chronos-2 has a dimension of variates more.
+        shape = (len(series), self.prediction_length, len(self.quantile_levels))
+        for entry, values in zip(entries, np.stack(quantiles).reshape(shape), strict=True):
             yield QuantileForecast(
-                values.T.numpy(),
+                values.T,
                 start_date=forecast_start(entry),
                 forecast_keys=[str(level) for level in self.quantile_levels],
             )

@@ -467,7 +467,7 @@ def main() -> None:
         write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
         text = markdown(findings)
         write_text_atomically(Path(f"{arguments.output}.md"), text)
-    console.print(text, markup=False)
+    console.print(text, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
