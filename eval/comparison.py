@@ -1,7 +1,8 @@
 """Ways to a smaller model, side by side (paper Fig. 6): time against WQL, time against MASE.
 
     python eval/comparison.py --output eval/results/comparison --model reference/bolt \\
-        --smaller results/bolt-nano --by-design results/bolt-tiny-by-design-table3-5-0.35
+        --smaller results/bolt-nano/model \\
+        --by-design results/bolt-tiny-by-design-table3-5-0.35/model
 
 Held against the dense reference: truncated SVD and activation-aware SVD of its attention; folding;
 folding and a short recovery; and, if they have been trained, a dense model of the next smaller size
@@ -94,7 +95,8 @@ class Contender:
 def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Iterator[Contender]:
     """All but the dense model; the folded ones come just before they are recovered."""
     for kind, path in trained:
-        yield Contender(kind, path.resolve().name, path=path)
+        path = path.resolve()
+        yield Contender(kind, path.parent.name if path.name == "model" else path.name, path=path)
     for share in FACTORED:
         yield Contender("svd", f"{share:.1%} of attention", share=share)
     for seed in seeds:
