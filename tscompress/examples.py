@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from tscompress.errors import UsageError
 from tscompress.evaluation import QUANTILE_LEVELS, Quantiles, series_contributions
+from tscompress.fidelity import check_quantiles
 from tscompress.suites import EvaluationDataset
 
 Vector = tuple[float, ...]
@@ -62,12 +62,7 @@ def typical_example(
     DataError
         A forecast is not finite.
     """
-    shape = (len(dataset.series), len(QUANTILE_LEVELS), dataset.horizon)
-    if original.shape != shape or compressed.shape != shape:
-        raise UsageError(
-            f"quantiles have shapes {original.shape} and {compressed.shape}; expected {shape} for "
-            f"{dataset.name!r}."
-        )
+    check_quantiles(original, compressed, dataset)
     index = _median_series(original, dataset)
     tail = max(4 * dataset.horizon, 3 * dataset.seasonality)
     return ForecastExample(

@@ -165,6 +165,27 @@ class Fidelity(BaseModel):
 # --------------------------------------------------------------------------------------------------
 
 
+def check_quantiles(original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset) -> None:
+    """Hold the forecasts of two models against the dataset that they are of.
+
+    Raises
+    ------
+    UsageError
+        The shapes are not ``[N, 9, horizon]`` of the dataset.
+    DataError
+        A forecast is not finite.
+    """
+    shape = (len(dataset.series), len(QUANTILE_LEVELS), dataset.horizon)
+    for name, values in (("original", original), ("compressed", compressed)):
+        if values.shape != shape:
+            raise UsageError(
+                f"quantiles of the {name} have shape {values.shape}; expected {shape} for "
+                f"{dataset.name!r}."
+            )
+        if not np.isfinite(values).all():
+            raise DataError(f"the {name} forecasts NaN or infinity on {dataset.name!r}.")
+
+
 def dataset_fidelity(
     original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset
 ) -> DatasetFidelity:
@@ -182,15 +203,7 @@ def dataset_fidelity(
     DataError
         A forecast is not finite, no label is known, or the original's loss is zero.
     """
-    shape = (len(dataset.series), len(QUANTILE_LEVELS), dataset.horizon)
-    for name, values in (("original", original), ("compressed", compressed)):
-        if values.shape != shape:
-            raise UsageError(
-                f"quantiles of the {name} have shape {values.shape}; expected {shape} for "
-                f"{dataset.name!r}."
-            )
-        if not np.isfinite(values).all():
-            raise DataError(f"the {name} forecasts NaN or infinity on {dataset.name!r}.")
+    check_quantiles(original, compressed, dataset)
     losses = [quantile_losses(values, dataset).mean(axis=1) for values in (original, compressed)]
     totals = [np.ma.filled(loss.sum(axis=1), 0.0) for loss in losses]  # [N] each
     if not all(total.sum() > 0 for total in totals):
@@ -203,7 +216,7 @@ def dataset_fidelity(
         freq=dataset.freq.split("-")[0],
         series_count=len(dataset.series),
         ratio=float(totals[1].sum() / totals[0].sum()),
-        shift=_floats(moved.mean(axis=(0, 2)) if len(moved) else np.zeros(shape[1])),
+        shift=_floats(moved.mean(axis=(0, 2)) if len(moved) else np.zeros(len(QUANTILE_LEVELS))),
         original=calibration(original, dataset.labels),
         compressed=calibration(compressed, dataset.labels),
         drift=tuple(_ratio(after, before) for before, after in zip(*steps, strict=True)),
