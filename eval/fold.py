@@ -11,10 +11,11 @@ a time, at sizes at which something is lost. `sizes` is the table of head sizes 
 the loss sits, and then gives each block its own sizes at the same number of parameters. `latent`
 folds cross-attention alone, into one latent of the encoder's output or into smaller heads.
 
-Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite
-(Chronos-T5 with common random numbers), and the forecast loss on held-out synthetic windows (for
-Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is on synthetic and real
-series, or on what `--source` says; of the real ones no evaluation suite holds any. Both models
+Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite,
+with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
+`--seeds 0,1,2` averaged over several draws), and the forecast loss on held-out synthetic windows
+(for Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is on synthetic and
+real series, or on what `--source` says; of the real ones no evaluation suite holds any. Both models
 compute in float32 on the weights as they are stored, which is bfloat16 for the references.
 """
 
@@ -43,7 +44,7 @@ from tscompress.calibration import (
 )
 from tscompress.candidates import choose_factored
 from tscompress.costs import CostModel
-from tscompress.evaluation import EvaluationResult, relative
+from tscompress.evaluation import METRICS, EvaluationResult
 from tscompress.files import write_text_atomically
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
@@ -52,6 +53,7 @@ from tscompress.plan import Plan
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
+from tscompress.statistics import compare
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: Head size and share of hidden units at which each reference loses something.
@@ -77,7 +79,13 @@ class Bed:
     """An original, its scores and its losses: what every trial is held against."""
 
     def __init__(
-        self, model: str, max_series: int | None, console: Console, *, source: str = MIXED
+        self,
+        model: str,
+        max_series: int | None,
+        console: Console,
+        *,
+        source: str = MIXED,
+        seeds: Sequence[int] = (0,),
     ) -> None:
         self.model = model
         self.calibration = CalibrationConfig(source=source)
@@ -86,7 +94,11 @@ class Bed:
         self.original = load(model, dtype="float32")
         self.held_out = calibration_batches(self.original, HELD_OUT)
         self.loss = mean_loss(self.original, self.held_out)
-        self.scores: EvaluationResult = score(self.original.forecaster, model, self.config)
+        self.seeds = seeds if self.original.family == "chronos-t5" else None
+        self.scores = self.score(self.original, model)
+
+    def score(self, loaded: LoadedModel, label: str) -> EvaluationResult:
+        return score(loaded.forecaster, label, self.config, seeds=self.seeds)
 
     def plan(self, head_size: int, ff_ratio: float) -> Plan:
         """The same sizes everywhere."""
@@ -109,21 +121,35 @@ class Bed:
                 calibration=trial.calibration or self.calibration,
             )
             cast_parameters_(folded.model, torch.float32)
-            result = score(folded.forecaster, trial.label, self.config)
+            result = self.score(folded, trial.label)
             before, after = trial.plan.parameters()
-            quality = relative(result, self.scores)
             row: dict[str, Any] = {
                 "model": self.model,
                 "trial": trial.label,
                 "parameters": (folded_parameters(folded) / folded_parameters(self.original)),
                 "planned layers": after / before,
                 "attention": trial.plan.attention_parameter_ratio,
-                "WQL": quality["WQL"],
-                "MASE": quality["MASE"],
+                **quality(result, self.scores),
                 "loss": mean_loss(folded, self.held_out) - self.loss,
             }
             self.console.print({k: _short(v) for k, v in row.items()})
             yield row
+
+
+def quality(result: EvaluationResult, reference: EvaluationResult) -> dict[str, float]:
+    """Ratios of WQL and MASE to the reference's, and the ends of their 95 % intervals."""
+    found = compare([reference, result]).models[0]
+    columns: dict[str, float] = {}
+    for metric in reversed(METRICS):
+        ratio = getattr(found, metric)
+        low, high = (float("nan") if end is None else end for end in (ratio.low, ratio.high))
+        columns |= {metric: ratio.ratio, f"{metric} low": low, f"{metric} high": high}
+    return columns
+
+
+def with_interval(row: Mapping[str, Any], metric: str) -> str:
+    """``1.0021 (0.9987–1.0055)``."""
+    return f"{row[metric]:.4f} ({row[f'{metric} low']:.4f}–{row[f'{metric} high']:.4f})"
 
 
 def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
@@ -249,13 +275,13 @@ def latent_trials(bed: Bed) -> list[Trial]:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the original."""
     lines = [
-        "| trial | parameters | attention | WQL | MASE | loss |",
+        "| trial | parameters | attention | WQL (95 %) | MASE (95 %) | loss |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
         lines.append(
             f"| {row['trial']} | {row['parameters']:.1%} | {row['attention']:.2%} | "
-            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {row['loss']:+.4f} |"
+            f"{with_interval(row, 'WQL')} | {with_interval(row, 'MASE')} | {row['loss']:+.4f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -263,6 +289,10 @@ def markdown(frame: pd.DataFrame) -> str:
 def _size(text: str) -> tuple[int, float]:
     head_size, ff_ratio = text.split(",")
     return int(head_size), float(ff_ratio)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _short(value: Any) -> Any:
@@ -284,11 +314,20 @@ def main() -> None:
     parser.add_argument(
         "--size", action="append", type=_size, help="for sizes: D_KV,SHARE of hidden units"
     )
+    parser.add_argument(
+        "--seeds", type=_seeds, default=(0,), help="of the sample paths of Chronos-T5: 0,1,2"
+    )
     arguments = parser.parse_args()
     console = Console()
     suffix = "" if arguments.source == MIXED else f"-{arguments.source}"
     for model in arguments.model or REFERENCES:
-        bed = Bed(model, arguments.max_series, console, source=arguments.source)
+        bed = Bed(
+            model,
+            arguments.max_series,
+            console,
+            source=arguments.source,
+            seeds=arguments.seeds,
+        )
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),

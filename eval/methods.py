@@ -3,12 +3,13 @@
     python eval/methods.py --output eval/results/methods [--max-series 100] [--model reference/bolt]
 
 Each row is one compressed model against its original: the share of attention parameters kept, the
-ratios of WQL and MASE on the offline suite (Chronos-T5 with common random numbers), and the ratio
-of latencies, for which all models take turns in one process. `fold` has one head size everywhere,
-a plain checkpoint; `fold by block` as many parameters, shared out among blocks, queries and values
-by what each was measured to cost, a factored one; `svd` and `activation-svd` have two factors a
-layer. A second table sets each folded model beside what else is no slower, and a figure shows
-latency against quality. Everything computes in float32 on weights as they are stored.
+ratios of WQL and MASE on the offline suite with 95 % intervals (paired bootstrap over series;
+Chronos-T5 with common random numbers), and the ratio of latencies, for which all models take turns
+in one process. `fold` has one head size everywhere, a plain checkpoint; `fold by block` as many
+parameters, shared out among blocks, queries and values by what each was measured to cost, a
+factored one; `svd` and `activation-svd` have two factors a layer. A second table sets each folded
+model beside what else is no slower, and a figure shows latency against quality. Everything computes
+in float32 on weights as they are stored.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from fold import BlockPlanner
+from fold import BlockPlanner, quality, with_interval
 from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.evaluation import relative
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.files import write_text_atomically
 from tscompress.latency import Workload, bench
@@ -81,9 +81,8 @@ def measure(
         compressed.model.float()
         assert compressed.plan is not None
         share = compressed.plan.attention_parameter_ratio
-        quality = relative(score(compressed.forecaster, method, config), scores)
-        row = {"model": name, "method": method, "attention": share}
-        rows.append(row | {metric: quality[metric] for metric in ("WQL", "MASE")})
+        found = quality(score(compressed.forecaster, method, config), scores)
+        rows.append({"model": name, "method": method, "attention": share, **found})
         models.append((f"{method} {share:.4f}", compressed.forecaster))
         console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
     timed = bench(models, WORKLOADS[original.family], measure_macs=False)
@@ -98,16 +97,17 @@ def measure(
 def markdown(frame: pd.DataFrame) -> str:
     """Both tables as GitHub shows them; ratios to the original, latency with its 95 % interval."""
     lines = [
-        "| method | attention | parameters | WQL | MASE | latency (95 %) |",
+        "| method | attention | parameters | WQL (95 %) | MASE (95 %) | latency (95 %) |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
-        latency = "1"
+        latency = wql = mase = "1"
         if row["method"] != "dense":
+            wql, mase = with_interval(row, "WQL"), with_interval(row, "MASE")
             latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
         lines.append(
             f"| {row['method']} | {row['attention']:.2%} | {row['parameters']:.1%} | "
-            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {latency} |"
+            f"{wql} | {mase} | {latency} |"
         )
     return "\n".join(lines) + "\n\n" + at_equal_latency(frame)
 
