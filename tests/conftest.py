@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from chronos.chronos2.config import Chronos2CoreConfig
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither find nor leave anything in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TSCOMPRESS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def tiny_recipe(family: str, **changes: object) -> PretrainRecipe:

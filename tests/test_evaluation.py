@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -17,8 +20,24 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline
 from rich.console import Console
 from transformers import set_seed
 
-from tscompress import evaluation
-from tscompress.errors import DataError, OfflineError, RecipeError, UsageError
+from tscompress import batching, evaluation
+from tscompress.batching import (
+    DrawsOfPart,
+    Parts,
+    Processes,
+    batches_by_length,
+    forecast_bytes,
+    memory_ran_out,
+    parse_batch_size,
+    series_that_fit,
+)
+from tscompress.errors import (
+    DataError,
+    NotEnoughMemoryError,
+    OfflineError,
+    RecipeError,
+    UsageError,
+)
 from tscompress.evaluation import (
     QUANTILE_LEVELS,
     DatasetScore,
@@ -349,7 +368,7 @@ def test_order_and_batches_do_not_change_quantiles(
 
 
 def test_batches_hold_similar_lengths_and_every_series() -> None:
-    batches = list(evaluation._batches_by_length([5, 1, 5, 2, 9], 2))
+    batches = list(batches_by_length([5, 1, 5, 2, 9], 2))
     assert batches == [[1, 3], [0, 2], [4]]
 
 
@@ -414,6 +433,174 @@ def test_forecast_options_are_checked(t5: BaseChronosPipeline, bolt: BaseChronos
         forecast(t5, contexts(1), 2, num_samples=0)
     with pytest.raises(UsageError, match="batch_size is 0"):
         forecast(t5, contexts(1), 2, batch_size=0)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def with_little_memory(
+    pipeline: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch, fit: int, error: Exception
+) -> list[int]:
+    """Let ``predict`` fail for more series than ``fit``; the list gets the sizes of all calls."""
+    sizes: list[int] = []
+    predict = pipeline.predict
+
+    def limited(inputs: list[torch.Tensor], **options: Any) -> Any:
+        sizes.append(len(inputs))
+        if len(inputs) > fit:
+            raise error
+        return predict(inputs, **options)
+
+    monkeypatch.setattr(pipeline, "predict", limited)
+    return sizes
+
+
+CUDA_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+@pytest.mark.parametrize("family", ["t5", "bolt", "chronos2"])
+def test_a_batch_that_does_not_fit_is_computed_in_parts(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    pipeline = request.getfixturevalue(family)
+    whole = arrays(forecast(pipeline, contexts(9), 20, batch_size=6))
+    sizes = with_little_memory(pipeline, monkeypatch, 2, CUDA_ERROR)
+    parts = arrays(forecast(pipeline, contexts(9), 20, batch_size=6))
+    # 6 and 3 do not fit; what was learnt from the first batch holds for the second.
+    assert sizes == [6, 3, 2, 2, 2, 2, 1]
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_draw_exactly_the_numbers_of_the_whole() -> None:
+    probabilities = torch.rand(12, 40).softmax(-1)  # 4 series of 3 paths
+    torch.manual_seed(7)
+    whole = torch.multinomial(probabilities, num_samples=1)
+    for rows in (slice(0, 4), slice(0, 1), slice(1, 3)):
+        ours = slice(rows.start * 3, rows.stop * 3)
+        torch.manual_seed(7)
+        with DrawsOfPart(rows, 4):
+            assert torch.equal(torch.multinomial(probabilities[ours], num_samples=1), whole[ours])
+
+
+def test_one_series_that_does_not_fit_is_an_error(
+    bolt: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = with_little_memory(bolt, monkeypatch, 0, CUDA_ERROR)
+    with pytest.raises(NotEnoughMemoryError, match="not enough memory to forecast one series"):
+        forecast(bolt, contexts(4), 2)
+    assert sizes == [4, 2, 1]
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(
+    bolt: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = with_little_memory(bolt, monkeypatch, 0, RuntimeError("shapes do not match"))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        forecast(bolt, contexts(4), 2)
+    assert sizes == [4]
+
+
+def test_what_memory_errors_look_like() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55)  # more than any address space has
+    assert memory_ran_out(caught.value)
+    assert memory_ran_out(CUDA_ERROR)
+    assert memory_ran_out(MemoryError())
+    assert not memory_ran_out(RuntimeError("out of range"))
+    assert not memory_ran_out(ValueError())
+
+
+def test_parts_cover_every_series_once() -> None:
+    seen: list[slice] = []
+
+    def compute(rows: slice) -> np.ndarray:
+        seen.append(rows)
+        return np.arange(rows.start, rows.stop, dtype=np.float32)
+
+    assert Parts(3).compute(8, compute).tolist() == list(range(8))
+    assert seen == [slice(0, 3), slice(3, 6), slice(6, 8)]
+
+
+@pytest.mark.parametrize(("family", "most"), [("bolt", 40), ("t5", 32)])
+def test_automatic_batches_follow_the_free_memory(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, family: str, most: int
+) -> None:
+    pipeline = request.getfixturevalue(family)
+    default = arrays(forecast(pipeline, contexts(40), 4))
+    longest = max(map(len, contexts(40)))
+    # Chronos-T5 keeps the batches of 32 that its random numbers depend on.
+    for fit, largest in ((0, 1), (5, 5), (10**6, most)):
+        with monkeypatch.context() as patch:
+            free = 2 * fit * forecast_bytes(pipeline, longest, 4, None)
+            patch.setattr(batching, "free_bytes", lambda _, free=free: free)
+            sizes = with_little_memory(pipeline, patch, 10**6, CUDA_ERROR)
+            found = arrays(forecast(pipeline, contexts(40), 4, batch_size="auto"))
+        np.testing.assert_allclose(found, default, rtol=1e-3, atol=1e-3)
+        assert max(sizes) == largest
+
+
+def test_the_estimate_grows_with_what_takes_memory(
+    t5: BaseChronosPipeline, bolt: BaseChronosPipeline
+) -> None:
+    base = forecast_bytes(t5, 32, 8, 4)
+    assert forecast_bytes(t5, 64, 8, 4) > base
+    assert forecast_bytes(t5, 32, 16, 4) > base
+    assert forecast_bytes(t5, 32, 8, 8) > 1.3 * base
+    assert forecast_bytes(t5, 640, 8, 4) == forecast_bytes(t5, 64, 8, 4)  # it reads 64 steps
+    assert forecast_bytes(bolt, 32, 32, None) > 5 * forecast_bytes(bolt, 32, 16, None)
+    assert series_that_fit(t5, 64, 8, None) == 256  # of a model this small, the most there is
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", ""])
+def test_batch_sizes_in_words(text: str) -> None:
+    assert parse_batch_size("64") == 64
+    assert parse_batch_size("auto") == "auto"
+    with pytest.raises(UsageError, match=r"batch_size is .*at least 1, or 'auto'"):
+        parse_batch_size(text)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_processes_share_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Processes()
+    assert (alone.is_main, alone.count, alone.device("cuda")) == (True, 1, "cuda")
+    assert alone.gather({1: "a"}) == {1: "a"}
+    assert alone.agree(lambda: 5) == 5
+    for name, value in (("RANK", 1), ("WORLD_SIZE", 3), ("LOCAL_RANK", 1)):
+        monkeypatch.setenv(name, str(value))
+    second = Processes()
+    assert [second.has(position) for position in range(6)] == [False, True, False] * 2
+    assert (second.is_main, second.device("cuda"), second.device("cpu")) == (False, "cuda:1", "cpu")
+
+
+@pytest.mark.slow
+def test_two_processes_score_as_one_bit_for_bit(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    tscompress = str(Path(sys.executable).with_name("tscompress"))
+
+    def run(*launcher: str, output: Path) -> dict[str, Any]:
+        command = [
+            *launcher, tscompress, "evaluate", str(checkpoints["chronos-t5"]),
+            "--dataset", "monash_m1_yearly", "--dataset", "monash_m3_yearly", "--max-series", "11",
+            "--batch-size", "2", "--num-samples", "3", "--no-cache", "--output", str(output),
+        ]  # fmt: skip
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        content: dict[str, Any] = json.loads(output.read_text())["result"]
+        for row in content["rows"]:
+            del row["seconds"]
+        return content
+
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    port = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+            "--main_process_port", "0"]  # fmt: skip
+    alone = run(sys.executable, output=tmp_path / "alone.json")
+    assert run(*launch, *port, output=tmp_path / "both.json") == alone
 
 
 # --- evaluate -------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ from tscompress.rank_profile import RankProfile
 from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, load_recipe, validate
 from tscompress.recovery import OnRecovery, RecoveryProgress, recover_
 from tscompress.recovery_config import RecoveryConfig
+from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import plan_within_budget
 from tscompress.suites import EvaluationDataset, find_suite
@@ -623,6 +624,7 @@ def score(
     *,
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
+    cache: ScoreCache | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
 ) -> EvaluationResult:
     """Evaluate a pipeline or ``"seasonal-naive"`` as ``config`` says.
@@ -648,6 +650,7 @@ def score(
         seeds=seeds,
         num_samples=num_samples,
         root=config.root,
+        cache=cache,
         on_dataset=count,
         on_forecasts=on_forecasts,
     )

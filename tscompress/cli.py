@@ -337,7 +337,9 @@ def evaluate(
         int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    batch_size: Annotated[
+        str, typer.Option(help="Series at a time; auto: as many as fit into free memory.")
+    ] = "32",
     seed: Annotated[int, typer.Option(help="Of the sample paths of Chronos-T5.")] = 0,
     seeds: Annotated[
         str | None, typer.Option(help="0,1,2: average over several, so that less is chance.")
@@ -350,6 +352,9 @@ def evaluate(
         bool,
         typer.Option("--fidelity", help="With --against: how forecasts changed, and the worst."),
     ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Forecast anew what an earlier run has scored.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.")
     ] = None,
@@ -359,14 +364,22 @@ def evaluate(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """WQL and MASE on real series, next to seasonal naive and, if given, another model."""
+    """WQL and MASE on real series, next to seasonal naive and, if given, another model.
+
+    Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
+    processes: accelerate launch --num_processes 2 $(which tscompress) evaluate ...
+    """
     from tscompress.api import score
+    from tscompress.batching import Processes, parse_batch_size
     from tscompress.evaluation import SEASONAL_NAIVE, evaluation_table, relative
     from tscompress.fidelity import PairedForecasts, fidelity_tables
     from tscompress.files import check_output
     from tscompress.recipe import EvaluationConfig
+    from tscompress.score_cache import ScoreCache
     from tscompress.statistics import compare, comparison_tables
 
+    processes = Processes()
+    cache = None if no_cache else ScoreCache()
     if output is not None:
         check_output(output, force=force)
     if fidelity and against is None:
@@ -377,7 +390,7 @@ def evaluate(
         suite=suite,
         datasets=tuple(dataset) if dataset else None,
         max_series=max_series,
-        batch_size=batch_size,
+        batch_size=parse_batch_size(batch_size),
         seed=seed,
         root=None if root is None else str(root),
     )
@@ -386,8 +399,9 @@ def evaluate(
 
     def scored(name: str, keep: Any = None) -> EvaluationResult:
         if name == SEASONAL_NAIVE:
-            return score(name, name, config, advance, on_forecasts=keep)
-        loaded = _load(name, device, dtype, revision if name == model else None)
+            return score(name, name, config, advance, cache=cache, on_forecasts=keep)
+        here = processes.device(device)
+        loaded = _load(name, here, dtype, revision if name == model else None)
         return score(
             loaded.forecaster,
             loaded.name,
@@ -395,6 +409,7 @@ def evaluate(
             advance,
             seeds=averaged,
             num_samples=num_samples,
+            cache=cache,
             on_forecasts=keep,
         )
 
@@ -404,6 +419,11 @@ def evaluate(
         naive = next(
             (r for r in (result, other) if r is not None and r.model == SEASONAL_NAIVE), None
         ) or scored(SEASONAL_NAIVE)
+    processes.leave()
+    if not processes.is_main:
+        return
+    if cache is not None and cache.trouble:
+        typer.echo(f"note: scores are not kept: {cache.trouble}", err=True)
     content: dict[str, Any] = {
         "result": result.to_dict(),
         "relative_to_seasonal_naive": relative(result, naive),

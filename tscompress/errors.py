@@ -15,6 +15,7 @@ TscompressError
 ├── LeakError                   evaluation data offered for training or calibration
 ├── FactorizationError          a decomposition that failed; names the layer
 ├── DivergenceError             a training loss that is no longer finite
+├── NotEnoughMemoryError        a single series does not fit beside the model
 ├── OutputError                 a file or directory that cannot be written: disk full, read-only
 ├── HubError                    the Hub refused a push, or could not be reached for it
 └── VerificationError           a saved checkpoint that does not load back bit-equal
@@ -80,6 +81,10 @@ class FactorizationError(TscompressError):
 
 
 class DivergenceError(TscompressError):
+    pass
+
+
+class NotEnoughMemoryError(TscompressError):
     pass
 
 

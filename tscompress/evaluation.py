@@ -9,16 +9,16 @@ Series", section 5.3).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,23 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rich import box
 from rich.table import Table
 
+from tscompress.batching import (
+    AUTO,
+    DEFAULT_BATCH_SIZE,
+    BatchSize,
+    DrawsOfPart,
+    Parts,
+    Processes,
+    batch_sizes,
+    batches_by_length,
+    check_batch_size,
+    common_random_numbers,
+    part_of_batch,
+)
 from tscompress.errors import DataError, UsageError
 from tscompress.files import write_text_atomically
-from tscompress.suites import EvaluationDataset, find_suite, load_suite
+from tscompress.score_cache import ScoreCache, model_digest, score_key
+from tscompress.suites import EvaluationDataset, Suite, find_suite, load_suite
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -124,6 +138,8 @@ class DatasetScore(BaseModel):
     """Wall time of forecasting, without reading data and computing metrics."""
     series: SeriesContributions | None = None
     """None in results of versions that did not keep it."""
+    cached: Literal[True] | None = None
+    """True if an earlier run measured it: ``seconds`` are of that run."""
 
     @model_validator(mode="after")
     def _every_series(self) -> DatasetScore:
@@ -264,7 +280,7 @@ def forecast(
     contexts: Sequence[npt.ArrayLike],
     horizon: int,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     *,
     num_samples: int | None = None,
     stream: str = "",
@@ -275,6 +291,9 @@ def forecast(
     Batches hold series of similar length and depend on nothing but the lengths and ``batch_size``.
     The random numbers of a batch depend on nothing but ``seed``, ``stream`` and its position, so
     that two models are compared on common random numbers; the global generator is left as it was.
+    A batch that does not fit into memory is computed in parts, which draw the same numbers, and
+    the processes of ``accelerate launch`` share the batches: neither changes a forecast by more
+    than rounding.
 
     Parameters
     ----------
@@ -286,6 +305,9 @@ def forecast(
         Steps to forecast.
     seed, stream
         Select the random numbers; ``stream`` is the name of the dataset.
+    batch_size
+        Series in a batch. ``auto``: as many as fit into free memory, by an estimate; Chronos-T5
+        keeps the draws of batches of 32.
     num_samples
         Sample paths of a Chronos-T5; by default its own number. Quantile models have none.
     starts
@@ -302,26 +324,40 @@ def forecast(
     ------
     UsageError
         ``num_samples`` for a model that does not sample, or a number below 1.
+    NotEnoughMemoryError
+        A single series does not fit.
     """
     _check_forecast_options(pipeline, batch_size, num_samples)
     tensors = [torch.as_tensor(np.asarray(values, dtype=np.float32)) for values in contexts]
     lengths = [len(values) for values in tensors]
     if starts is None:
         starts = [pd.Period("1970-01-01", freq="D")] * len(tensors)
-    forecasts: dict[int, Forecast] = {}
-    for position, indices in enumerate(_batches_by_length(lengths, batch_size)):
-        with _common_random_numbers(pipeline, f"{seed}/{stream}/{position}"):
-            output = _predict_batch(pipeline, [tensors[i] for i in indices], horizon, num_samples)
-        for index, values in zip(indices, output, strict=True):
-            forecasts[index] = _to_gluonts(pipeline, values, starts[index] + lengths[index])
-    return [forecasts[index] for index in range(len(tensors))]
+    processes = Processes()
+    size, at_once = processes.agree(
+        lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples)
+    )
+    parts = Parts(at_once)
+    found: dict[int, npt.NDArray[np.float32]] = {}
+    for position, indices in enumerate(batches_by_length(lengths, size)):
+        if not processes.has(position):
+            continue
+        batch = [tensors[index] for index in indices]
+        key = f"{seed}/{stream}/{position}"
+        output = parts.compute(
+            len(batch), partial(_predict_part, pipeline, batch, horizon, num_samples, key)
+        )
+        found |= dict(zip(indices, output, strict=True))
+    found = processes.gather(found)
+    return [
+        _to_gluonts(pipeline, found[index], starts[index] + lengths[index])
+        for index in range(len(tensors))
+    ]
 
 
 def _check_forecast_options(
-    pipeline: BaseChronosPipeline, batch_size: int, num_samples: int | None
+    pipeline: BaseChronosPipeline, batch_size: BatchSize, num_samples: int | None
 ) -> None:
-    if batch_size < 1:
-        raise UsageError(f"batch_size is {batch_size}; it must be at least 1.")
+    check_batch_size(batch_size)
     if num_samples is None:
         return
     if pipeline.forecast_type != ForecastType.SAMPLES:
@@ -333,22 +369,19 @@ def _check_forecast_options(
         raise UsageError(f"num_samples is {num_samples}; it must be at least 1.")
 
 
-def _batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Indices in batches, shortest series first; equal lengths keep their order."""
-    order = np.argsort(np.asarray(lengths), kind="stable").tolist()
-    for first in range(0, len(order), batch_size):
-        yield order[first : first + batch_size]
-
-
-@contextlib.contextmanager
-def _common_random_numbers(pipeline: BaseChronosPipeline, key: str) -> Iterator[None]:
-    """Seed torch from ``key`` inside the block, and restore its generators after it."""
-    device = next(pipeline.inner_model.parameters()).device
-    devices = [device] if device.type == "cuda" else []
-    digest = hashlib.sha256(key.encode()).digest()
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # 63 bits: seeds are signed
-        yield
+def _predict_part(
+    pipeline: BaseChronosPipeline,
+    batch: Sequence[torch.Tensor],
+    horizon: int,
+    num_samples: int | None,
+    key: str,
+    rows: slice,
+) -> npt.NDArray[np.float32]:
+    """Forecasts of some rows of a batch, as :func:`_predict_batch` gives them for all of it."""
+    whole = rows.stop - rows.start == len(batch)
+    draws = contextlib.nullcontext() if whole else DrawsOfPart(rows, len(batch))
+    with common_random_numbers(pipeline, key), draws:
+        return _predict_batch(pipeline, part_of_batch(batch, rows), horizon, num_samples)
 
 
 def _predict_batch(
@@ -390,16 +423,17 @@ def _to_gluonts(
 
 def evaluate(
     model: BaseChronosPipeline | Literal["seasonal-naive"],
-    suite: str | Path = "offline",
+    suite: str | Path | Suite = "offline",
     *,
     name: str,
     max_series: int | None = None,
     datasets: Iterable[str] | None = None,
-    batch_size: int = 32,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     seed: int = 0,
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     root: str | Path | None = None,
+    cache: ScoreCache | None = None,
     on_dataset: Callable[[DatasetScore], None] | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
 ) -> EvaluationResult:
@@ -420,6 +454,9 @@ def evaluate(
         Instead of ``seed``: forecast once with each, and average what each series contributes, so
         that less of the scores of a Chronos-T5 is chance. The other models draw nothing and
         forecast once.
+    cache
+        Take the scores of datasets that it has, and keep those of the others as soon as they are
+        there: a run that was stopped goes on. With ``on_forecasts`` nothing is taken from it.
     on_dataset
         Called with the score of each dataset as soon as it is there.
     on_forecasts
@@ -436,28 +473,106 @@ def evaluate(
         raise UsageError(
             f"model is {model!r}; expected a loaded Chronos pipeline or {SEASONAL_NAIVE!r}."
         )
-    draws = not isinstance(model, str) and model.forecast_type == ForecastType.SAMPLES
+    draws = not isinstance(model, str) and _draws(model)
     used = _distinct_seeds((seed,) if seeds is None else seeds)[: None if draws else 1]
+    protocol = _Protocol(model, name, used, batch_size, num_samples)
+    digest = "" if cache is None else model_digest(model)
     rows = []
     sampling: Sampling | None = None
     for dataset in load_suite(suite, max_series, datasets, root=root):
+        key = score_key(model, digest, dataset, protocol.to_dict()) if cache is not None else {}
+        reused = None if on_forecasts is not None else _reused(cache, key, dataset, name)
+        row, sampling = reused or protocol.score(dataset, on_forecasts)
+        if cache is not None and reused is None and Processes().is_main:
+            cache.write(key, _Scored(row, sampling).to_dict())
+        rows.append(row)
+        if on_dataset is not None:
+            on_dataset(row)
+    suite_name = find_suite(suite).name
+    return EvaluationResult(suite=suite_name, model=name, rows=tuple(rows), sampling=sampling)
+
+
+class _Scored(NamedTuple):
+    row: DatasetScore
+    sampling: Sampling | None
+
+    def to_dict(self) -> dict[str, Any]:
+        sampling = None if self.sampling is None else self.sampling.model_dump(mode="json")
+        return {"row": self.row.model_dump(mode="json"), "sampling": sampling}
+
+
+def _reused(
+    cache: ScoreCache | None, key: Mapping[str, Any], dataset: EvaluationDataset, name: str
+) -> _Scored | None:
+    """Scores that an earlier run kept, maybe of the same model under another name, if any."""
+    if cache is None:
+        return None
+    content = Processes().agree(lambda: cache.read(key))
+    try:
+        row = DatasetScore.model_validate({**content["row"], "model": name, "cached": True})
+        sampling = content["sampling"]
+        if sampling is not None:
+            sampling = Sampling.model_validate(sampling)
+    except (TypeError, KeyError, ValidationError):
+        return None
+    if (row.dataset, row.series_count) != (dataset.name, len(dataset.series)):
+        return None
+    cache.hits.append(dataset.name)
+    return _Scored(row, sampling)
+
+
+class _Protocol(NamedTuple):
+    """How a model is scored on each dataset."""
+
+    model: BaseChronosPipeline | Literal["seasonal-naive"]
+    name: str
+    seeds: tuple[int, ...]
+    batch_size: BatchSize
+    num_samples: int | None
+
+    @property
+    def draws(self) -> bool:
+        return not isinstance(self.model, str) and _draws(self.model)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What scores depend on besides model and data; what has no say is left out."""
+        content: dict[str, Any] = {"quantile_levels": QUANTILE_LEVELS, "metrics": METRICS}
+        if self.draws:
+            content |= {"seeds": self.seeds, "num_samples": self.num_samples}
+        if not isinstance(self.model, str):
+            content["batch_size"] = self.drawn_together if self.draws else self.batch_size
+        return content
+
+    @property
+    def drawn_together(self) -> int:
+        return DEFAULT_BATCH_SIZE if self.batch_size == AUTO else self.batch_size
+
+    def score(
+        self,
+        dataset: EvaluationDataset,
+        on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None,
+    ) -> _Scored:
         runs = []
         seconds = 0.0
-        for one in used:
+        for seed in self.seeds:
             started = time.perf_counter()
-            forecasts = _forecast_dataset(model, dataset, one, batch_size, num_samples)
+            forecasts = self._forecast(dataset, seed)
             seconds += time.perf_counter() - started
             quantiles = quantile_array(forecasts)
-            if on_forecasts is not None and one == used[0]:
+            if on_forecasts is not None and seed == self.seeds[0]:
                 on_forecasts(dataset, quantiles)
-            contributions = series_contributions(quantiles, dataset, name=name)
+            contributions = series_contributions(quantiles, dataset, name=self.name)
             runs.append((score_forecasts(forecasts, dataset), contributions))
-        if draws:
-            drawn = forecasts[0].num_samples
-            sampling = Sampling(seeds=used, num_samples=drawn, batch_size=batch_size)
+        sampling = None
+        if self.draws:
+            sampling = Sampling(
+                seeds=self.seeds,
+                num_samples=forecasts[0].num_samples,
+                batch_size=self.drawn_together,
+            )
         row = DatasetScore(
             dataset=dataset.name,
-            model=name,
+            model=self.name,
             # The denominators of both are the same for all seeds: means of scores are the scores
             # of mean contributions.
             **{
@@ -467,38 +582,31 @@ def evaluate(
             seconds=seconds,
             series=_mean_contributions([contributions for _, contributions in runs]),
         )
-        rows.append(row)
-        if on_dataset is not None:
-            on_dataset(row)
-    suite_name = find_suite(suite).name
-    return EvaluationResult(suite=suite_name, model=name, rows=tuple(rows), sampling=sampling)
+        return _Scored(row, sampling)
+
+    def _forecast(self, dataset: EvaluationDataset, seed: int) -> list[Forecast]:
+        if isinstance(self.model, str):
+            return SeasonalNaive().forecast(dataset)
+        return forecast(
+            self.model,
+            dataset.contexts,
+            dataset.horizon,
+            seed,
+            self.batch_size,
+            num_samples=self.num_samples,
+            stream=dataset.name,
+            starts=dataset.starts,
+        )
+
+
+def _draws(pipeline: BaseChronosPipeline) -> bool:
+    return bool(pipeline.forecast_type == ForecastType.SAMPLES)
 
 
 def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     if not seeds or len(set(seeds)) != len(seeds):
         raise UsageError(f"seeds are {list(seeds)}; give one or more, each once.")
     return tuple(seeds)
-
-
-def _forecast_dataset(
-    model: BaseChronosPipeline | Literal["seasonal-naive"],
-    dataset: EvaluationDataset,
-    seed: int,
-    batch_size: int,
-    num_samples: int | None,
-) -> list[Forecast]:
-    if isinstance(model, str):
-        return SeasonalNaive().forecast(dataset)
-    return forecast(
-        model,
-        dataset.contexts,
-        dataset.horizon,
-        seed,
-        batch_size,
-        num_samples=num_samples,
-        stream=dataset.name,
-        starts=dataset.starts,
-    )
 
 
 def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -> dict[str, float]:
@@ -697,9 +805,12 @@ def evaluation_table(
         What both are measured by, usually seasonal naive.
     """
     references = [reference for reference in (against, baseline) if reference is not None]
+    notes = [f"({i}) = {r.model}" for i, r in enumerate(references, start=1)]
+    if cached := sum(row.cached is True for row in result.rows):
+        notes.append(f"{cached} of {len(result.rows)} from an earlier run")
     table = Table(
         title=f"{result.model} on {result.suite}",
-        caption=", ".join(f"({i}) = {r.model}" for i, r in enumerate(references, start=1)) or None,
+        caption=", ".join(notes) or None,
         show_footer=bool(references),
         box=box.SIMPLE_HEAD,
     )

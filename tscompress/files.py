@@ -70,6 +70,14 @@ def cannot_write(target: Path, reason: str) -> OutputError:
     )
 
 
+def cache_directory() -> Path:
+    """``$TSCOMPRESS_CACHE``, or ``tscompress`` in the user's directory of caches."""
+    own, shared = (os.environ.get(name) for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"))
+    if own:
+        return Path(own).expanduser()
+    return (Path(shared) if shared else Path.home() / ".cache") / "tscompress"
+
+
 def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()

@@ -38,7 +38,9 @@ class EvaluationConfig(BaseModel):
     suite: str = "offline"
     datasets: tuple[str, ...] | None = Field(default=None, description="null: the whole suite")
     max_series: int | None = Field(default=None, ge=1, description="first N series of each dataset")
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=32, description="auto: as many series as fit into free memory"
+    )
     seed: int = 0
     root: str | None = Field(
         default=None, description="local copy of the datasets: <root>/<dataset>/*.parquet"

@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.files import write_text_atomically
+from tscompress.files import cache_directory, write_text_atomically
 from tscompress.folding import (
     FoldConfig,
     attention_moments,
@@ -423,7 +422,7 @@ def measure_sensitivity(
     wanted = _wanted_parts(loaded, head_sizes, hidden_ratios, layers)
     store = None
     if cache is not None:
-        directory = _default_cache() if cache == "default" else Path(cache)
+        directory = cache_directory() if cache == "default" else Path(cache)
         store = _Store(directory, _content_key(loaded, batches, holdout, config, wanted))
     forecasts = _Forecasts(loaded, holdout)
     result = store.read(wanted) if store else None
@@ -615,13 +614,6 @@ def _with_qk(whole: HeadPlan, size: int) -> HeadPlan:
 # --------------------------------------------------------------------------------------------------
 # The cache
 # --------------------------------------------------------------------------------------------------
-
-
-def _default_cache() -> Path:
-    own, shared = (os.environ.get(name) for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"))
-    if own:
-        return Path(own).expanduser()
-    return (Path(shared) if shared else Path.home() / ".cache") / "tscompress"
 
 
 class _Store:
