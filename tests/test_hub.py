@@ -550,7 +550,10 @@ def test_a_busy_hub_is_not_asked_for_ever(command: Client, hub: HubServer, bolt:
 # Failures on the way down
 # --------------------------------------------------------------------------------------------------
 
-INFO, TREE, FILE = "GET /api/models/[^/]+/[^/]+/revision", "GET .*/tree/", f"GET .*/{WEIGHTS}"
+INFO, TREE, FILE, CONFIG = (
+    "GET /api/models/[^/]+/[^/]+/revision", "GET .*/tree/", f"GET .*/{WEIGHTS}",
+    "GET .*/config.json",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -576,8 +579,9 @@ INFO, TREE, FILE = "GET /api/models/[^/]+/[^/]+/revision", "GET .*/tree/", f"GET
         *slowly((TREE, {"status": 500}, "HTTP status 500")),
         *slowly((FILE, {"status": 500}, "HTTP status 500")),
         *slowly((FILE, {"status": 429, "headers": {"Retry-After": "3600"}}, "asks to wait 3600")),
-        (FILE, {"kind": "corrupt"}, "arrived twice with another sha256"),
-        (f"HEAD .*/{WEIGHTS}", {"kind": "etag"}, "arrived twice with another sha256"),
+        (FILE, {"kind": "corrupt"}, "arrived twice with another hash"),
+        (CONFIG, {"kind": "corrupt"}, "config.json arrived twice with another hash"),
+        (f"HEAD .*/{WEIGHTS}", {"kind": "etag"}, "arrived twice with another hash"),
     ],
 )
 def test_lasting_failures_of_a_download_are_one_line(
@@ -608,6 +612,7 @@ def test_lasting_failures_of_a_download_are_one_line(
         (FILE, {"kind": "cut"}),
         (FILE, {"kind": "stall"}),
         (FILE, {"kind": "corrupt"}),
+        (CONFIG, {"kind": "corrupt"}),
         (f"HEAD .*/{WEIGHTS}", {"kind": "etag"}),
     ],
 )

@@ -20,12 +20,12 @@ PACKAGE = ROOT / "tscompress"
 LAYERS = (
     "errors", "_version", "files", "readers", "network", "linalg", "low_rank", "architectures",
     "configs", "plan", "heads", "factored", "suites", "corpus", "data", "streams", "loading",
-    "calibration", "rank_profile", "profiling", "profile_tables", "figures", "planning",
-    "layerwise", "folding", "surgery", "latency", "batching", "score_cache",
-    "evaluation", "statistics", "fidelity", "examples", "costs", "sensitivity", "budgets", "candidates", "training", "pretraining",
-    "distillation", "recovery_config", "recovery", "recipe", "sizing", "serialization",
-    "pipelines", "api", "card", "hub", "runs", "report_content", "report_charts", "report_html",
-    "report", "cli",
+    "provenance", "calibration", "rank_profile", "profiling", "profile_tables", "figures",
+    "planning", "layerwise", "folding", "surgery", "latency", "batching", "score_cache",
+    "evaluation", "statistics", "fidelity", "examples", "costs", "sensitivity", "budgets",
+    "candidates", "training", "pretraining", "distillation", "recovery_config", "recovery",
+    "recipe", "memory", "sizing", "serialization", "pipelines", "api", "card", "hub", "runs",
+    "report_content", "report_charts", "report_html", "report", "cli",
 )  # fmt: skip
 
 

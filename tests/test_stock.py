@@ -16,18 +16,21 @@ import sys
 import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from chronos import BaseChronosPipeline
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from packaging.version import Version
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from tscompress.api import compress, run
 from tscompress.calibration import CalibrationConfig
+from tscompress.errors import UnsupportedModelError
 from tscompress.loading import load, stored_dtype
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe
@@ -457,3 +460,122 @@ def test_a_walk_keeps_the_name_that_autogluon_reads(
     (checkpoint,) = (path.parent for path in directory.rglob("config.json"))
     assert checkpoint.name.startswith(name)
     assert autogluon_name(checkpoint) == autogluon_name(model) == name
+
+
+# --------------------------------------------------------------------------------------------------
+# Factored checkpoints
+# --------------------------------------------------------------------------------------------------
+
+DIRECT = {
+    "chronos-t5": ChronosPipeline,
+    "chronos-bolt": ChronosBoltPipeline,
+    "chronos-2": Chronos2Pipeline,
+}
+
+
+@pytest.fixture(scope="module")
+def factored(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("factored")
+    return {
+        family: save(compress(checkpoints[family], method="svd", rank=3), root / family)
+        for family in DIRECT
+    }
+
+
+def open_each(job: dict[str, Any]) -> None:
+    """Every way into chronos and into transformers that a factored checkpoint may meet."""
+    import json
+    from pathlib import Path
+
+    import chronos
+    import transformers
+
+    ways = {
+        name: getattr(chronos, name).from_pretrained
+        for name in ("BaseChronosPipeline", *job["classes"].values())
+    }
+    ways |= {
+        name: getattr(transformers, name).from_pretrained
+        for name in ("AutoModel", "AutoModelForSeq2SeqLM", "T5ForConditionalGeneration")
+    }
+    ways |= {
+        kind.__name__: kind.from_pretrained
+        for kind in (chronos.chronos_bolt.ChronosBoltModelForForecasting, chronos.Chronos2Model)
+    }
+    found = {}
+    for family, directory in job["checkpoints"].items():
+        for name, way in ways.items():
+            try:
+                way(directory)
+            except Exception as error:
+                found[f"{family} {name}"] = type(error).__name__
+            else:
+                found[f"{family} {name}"] = None
+    (Path(job["output"]) / "found.json").write_text(json.dumps(found))
+
+
+def test_without_the_import_nothing_opens_a_factored_checkpoint(
+    stock_python: Path, factored: dict[str, Path], tmp_path: Path
+) -> None:
+    """None of these ways may start from random weights without a word."""
+    job = {
+        "checkpoints": {family: str(path) for family, path in factored.items()},
+        "classes": {family: kind.__name__ for family, kind in DIRECT.items()},
+    }
+    found = ask(stock_python, open_each, job, tmp_path / "answer")
+    assert len(found) == 3 * 9
+    assert [way for way, error in found.items() if error is None] == []
+
+
+@pytest.mark.parametrize("family", DIRECT)
+def test_after_the_import_the_direct_classes_open_it(
+    factored: dict[str, Path], checkpoints: dict[str, Path], family: str
+) -> None:
+    import_module("tscompress.pipelines")
+    opened = DIRECT[family].from_pretrained(factored[family])
+    assert type(opened) is DIRECT[family]
+    ours = forecasts_of(load(factored[family]).forecaster)
+    theirs = forecasts_of(opened)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    # sktime passes the path by name, and these.
+    half = DIRECT[family].from_pretrained(
+        pretrained_model_name_or_path=str(factored[family]),
+        torch_dtype=torch.bfloat16,
+        device_map="cpu",
+    )
+    assert half.inner_model.dtype is torch.bfloat16
+    # All others open as ever.
+    stock = DIRECT[family].from_pretrained(checkpoints[family])
+    assert type(stock) is DIRECT[family]
+    ours, theirs = (forecasts_of(one) for one in (load(checkpoints[family]).forecaster, stock))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_class_of_another_family_is_refused(factored: dict[str, Path]) -> None:
+    import_module("tscompress.pipelines")
+    with pytest.raises(UnsupportedModelError, match="opens as a ChronosBoltPipeline, not as a Chr"):
+        ChronosPipeline.from_pretrained(factored["chronos-bolt"])
+    with pytest.raises(OSError, match="nowhere"):  # as without the import
+        ChronosPipeline.from_pretrained("./nowhere")
+
+
+def test_wrapped_once_however_often_it_is_imported() -> None:
+    module = import_module("tscompress.pipelines")
+    before = [kind.from_pretrained.__func__ for kind in DIRECT.values()]
+    reload(module)
+    assert [kind.from_pretrained.__func__ for kind in DIRECT.values()] == before
+
+
+@pytest.mark.parametrize("family", DIRECT)
+def test_architectures_are_known_after_the_import_alone(
+    factored: dict[str, Path], checkpoints: dict[str, Path], family: str
+) -> None:
+    """sktime tells Bolt from T5 by them; chronos starts from what chronos_config says."""
+    stored = json.loads((factored[family] / "config.json").read_text())
+    assert not {"architectures", "chronos_config"} & stored.keys()
+    import_module("tscompress.pipelines")
+    config = AutoConfig.from_pretrained(factored[family])
+    assert config.architectures == load(checkpoints[family]).config["architectures"]
+    assert not hasattr(config, "chronos_config")

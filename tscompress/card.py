@@ -346,9 +346,13 @@ def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
     elif base.source.startswith(REFERENCE_PREFIX):
         path = Path(str(files("tscompress").joinpath(base.source))) / CARD_FILE
     elif Path(base.source).is_dir():
-        recorded = made.provenance["source"].get("sha256")
+        recorded = made.provenance["source"].get("sha256") or {}
         present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}
-        path = Path(base.source) / CARD_FILE if present and present == recorded else None
+        path = (
+            Path(base.source) / CARD_FILE
+            if present and present.items() <= recorded.items()
+            else None
+        )
     if path is None or not path.is_file():
         return {}
     try:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ from tscompress.errors import TscompressError, UsageError
 if TYPE_CHECKING:
     from tscompress.evaluation import EvaluationResult
     from tscompress.fidelity import Fidelity
-    from tscompress.loading import LoadedModel
+    from tscompress.loading import Checkpoint, LoadedModel
 
 app = typer.Typer(
     name="tscompress",
@@ -99,7 +99,9 @@ def _quiet_libraries() -> None:
     warnings.simplefilter("ignore")
 
 
-def _load(model: str, device: str, dtype: str, revision: str | None = None) -> LoadedModel:
+def _load(
+    model: str | Checkpoint, device: str, dtype: str, revision: str | None = None
+) -> LoadedModel:
     from transformers.utils.logging import disable_progress_bar
 
     from tscompress.loading import load
@@ -237,6 +239,9 @@ def compress(
     calibration_series: Annotated[
         int | None, typer.Option(help="Series to calibrate on; 256 or 1024 by default.", min=1)
     ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Of one weight file; larger ones become several and an index.")
+    ] = "5GB",
     revision: Revision = None,
     device: Device = "cpu",
     force: Force = False,
@@ -249,13 +254,17 @@ def compress(
     from tscompress import api
     from tscompress.calibration import MIXED, CalibrationConfig
     from tscompress.data import read_series
+    from tscompress.factored import shard_bytes
     from tscompress.files import check_output
+    from tscompress.loading import find
+    from tscompress.memory import compression_memory_bytes
     from tscompress.plan import Plan
     from tscompress.recipe import Recipe, load_recipe, validate
     from tscompress.serialization import save
 
     if not dry_run:
         check_output(output, force=force)
+    largest = shard_bytes(max_shard_size)
     given = None if series is None else read_series(series)
     edited = None if plan is None else Plan.load(plan)
     if edited is not None:
@@ -300,7 +309,9 @@ def compress(
             )
             fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")
-    loaded = _load(model, device, "float32", revision or chosen.revision)
+    found = find(model, revision=revision or chosen.revision)
+    _say_memory(compression_memory_bytes(found, chosen))
+    loaded = _load(found, device, "float32")
     chosen = chosen.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": str(output)}
     )
@@ -313,7 +324,7 @@ def compress(
     if dry_run:
         _print(as_json, compressed.plan.model_dump(mode="json"), summary)
         return
-    save(compressed, output, force=force)
+    save(compressed, output, force=force, max_shard_size=largest)
     _print(
         as_json,
         {"output": str(output), "plan": compressed.plan.model_dump(mode="json")},
@@ -726,8 +737,7 @@ def recover(
     needed = memory_bytes(ours, theirs, chosen, processes)
     main = os.environ.get("RANK", "0") == "0"
     if main:
-        parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
-        typer.echo(f"memory, about: {_size(sum(needed.values()))} ({parts})", err=True)
+        _say_memory(needed)
     with _training_progress(main) as report:
         recovered = api.recover(
             ours,
@@ -758,6 +768,18 @@ def recover(
         )
     if processes > 1:
         PartialState().destroy_process_group()
+
+
+def _say_memory(needed: Mapping[str, int]) -> None:
+    """Before it is taken, by part in bytes; and a note if there is not so much."""
+    import psutil
+
+    total = sum(needed.values())
+    parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
+    typer.echo(f"memory, about: {_size(total)} ({parts})", err=True)
+    free = psutil.virtual_memory().available
+    if total - needed.get("process", 0) > free:
+        typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
 
 
 def _size(count: int) -> str:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from tscompress.errors import CorruptCheckpointError, PlanError
+from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
 from tscompress.files import cannot_write, write_text_atomically
 from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.low_rank import LowRankLinear
@@ -29,6 +30,9 @@ MODEL_TYPE = "tscompress"
 PIPELINE_CLASS = "FactoredChronosPipeline"
 FORMAT_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+#: Of one weight file; what is larger becomes several, and an index.
+MAX_SHARD_SIZE = "5GB"
 PLAN_FILE = "plan.json"
 
 
@@ -83,36 +87,117 @@ def apply_structure_(model: nn.Module, plan: Plan) -> None:
 
 
 def write_factored(
-    model: nn.Module, plan: Plan, base_config: Mapping[str, Any], directory: Path
+    model: nn.Module,
+    plan: Plan,
+    base_config: Mapping[str, Any],
+    directory: Path,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> None:
-    """Write ``config.json``, ``plan.json`` and ``model.safetensors``; the directory must exist."""
+    """Write ``config.json``, ``plan.json`` and the weights; the directory must exist.
+
+    Raises
+    ------
+    UsageError
+        ``max_shard_size`` is not a size.
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
     config = {
         "model_type": MODEL_TYPE,
         "format_version": FORMAT_VERSION,
         "chronos_pipeline_class": PIPELINE_CLASS,
-        "base_config": dict(base_config),
+        # Model classes of transformers only warn of another model_type: they look for their own in
+        # what is nested, else take default sizes, and start from random weights. This is no size.
+        "d_model": "in base_config",
+        "base_model_type": base_config.get("model_type"),
+        "base_config": {k: v for k, v in base_config.items() if k != "model_type"},
     }
-    _write(model, plan, config, directory)
+    _write(model, plan, config, directory, max_shard_size)
 
 
 def write_folded(
-    model: nn.Module, plan: Plan, config: Mapping[str, Any], dtype: torch.dtype, directory: Path
+    model: nn.Module,
+    plan: Plan,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    directory: Path,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> None:
     """Write a plain checkpoint, which stock software loads, and ``plan.json`` for the record.
 
     ``config`` is already that of the folded model. The dtype is written under the names that old
-    and new versions of transformers look for.
+    and new versions of transformers look for. Raises as :func:`write_factored`.
     """
     name = str(dtype).removeprefix("torch.")
-    _write(model, plan, {**config, "dtype": name, "torch_dtype": name}, directory)
+    both = {"dtype": name, "torch_dtype": name}
+    _write(model, plan, {**config, **both}, directory, max_shard_size)
 
 
-def _write(model: nn.Module, plan: Plan, config: Mapping[str, Any], directory: Path) -> None:
-    save_tensors(unique_tensors(model), directory / WEIGHTS_FILE, {"format": "pt"})
+def _write(
+    model: nn.Module,
+    plan: Plan,
+    config: Mapping[str, Any],
+    directory: Path,
+    max_shard_size: int | str,
+) -> None:
+    write_weights(unique_tensors(model), directory, max_shard_size)
     plan.save(directory / PLAN_FILE)
     write_text_atomically(
         directory / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n"
     )
+
+
+def write_weights(
+    tensors: Mapping[str, torch.Tensor], directory: Path, max_shard_size: int | str
+) -> None:
+    """Write ``model.safetensors``, or several files and the index that transformers reads.
+
+    Only one file's tensors are on the CPU at a time, if they come from another device.
+
+    Parameters
+    ----------
+    max_shard_size
+        Of one file, in bytes, or as text such as ``"5GB"`` (powers of ten). A larger tensor has a
+        file to itself.
+
+    Raises
+    ------
+    UsageError
+        ``max_shard_size`` is not a size.
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.numel() * tensor.element_size(),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes(max_shard_size),
+    )
+    for file, names in split.filename_to_tensors.items():
+        shard = {name: tensors[name].cpu().contiguous() for name in names}
+        save_tensors(shard, directory / file, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_text_atomically(
+            directory / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True) + "\n"
+        )
+
+
+def shard_bytes(size: int | str) -> int:
+    """The largest weight file, in bytes, of a number or of text such as ``"1.5GB"``.
+
+    Raises
+    ------
+    UsageError
+        It is no size, or not above 0.
+    """
+    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", str(size).strip().upper())
+    count = 0 if given is None else int(float(given[1]) * 1000 ** " KMGT".index(given[2] or " "))
+    if count < 1:
+        raise UsageError(
+            f"{shown(size)} is not a size of weight files; give bytes, or 500MB or 5GB."
+        )
+    return count
 
 
 def save_tensors(
@@ -133,15 +218,30 @@ def save_tensors(
 
 
 def unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with each tied tensor once, contiguous and on the CPU."""
+    """The state dict with each tied tensor once; nothing is copied."""
     seen: set[int] = set()
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() in seen and tensor.numel():
             continue
         seen.add(tensor.data_ptr())
-        tensors[name] = tensor.detach().cpu().contiguous()
+        tensors[name] = tensor.detach()
     return tensors
+
+
+def base_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The original's config, from the ``config.json`` of a factored checkpoint.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        There is none.
+    """
+    base = config.get("base_config")
+    if not isinstance(base, Mapping):
+        raise CorruptCheckpointError("config.json of a factored checkpoint has no 'base_config'.")
+    kind = config.get("base_model_type")
+    return {**base} if kind is None else {**base, "model_type": kind}
 
 
 def read_plan(config: Mapping[str, Any], directory: Path) -> Plan:
@@ -165,19 +265,32 @@ def read_plan(config: Mapping[str, Any], directory: Path) -> Plan:
     return Plan.load(directory / PLAN_FILE)
 
 
-def load_weights_strictly_(model: nn.Module, path: Path) -> None:
-    """Fill a model built on the meta device from a safetensors file; every key must match.
+def load_weights_strictly_(model: nn.Module, paths: Sequence[Path]) -> None:
+    """Fill a model built on the meta device from safetensors files; every key must match.
 
-    Tied tensors, saved once, are tied again. Non-persistent buffers are left alone.
+    Tied tensors, saved once, are tied again. Non-persistent buffers are left alone. The tensors
+    are views of the mapped files: memory is taken only where they are changed.
 
     Raises
     ------
     CorruptCheckpointError
         A key is missing, unknown or of another shape, or the file is damaged.
     """
+    for path in paths:
+        model.load_state_dict(_read_shard(path, model.state_dict()), strict=False, assign=True)
+    model.tie_weights()  # type: ignore[operator]
+    empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    if empty:
+        where = ", ".join(path.name for path in paths)
+        raise CorruptCheckpointError(
+            f"{where} in {str(paths[0].parent)!r} has no {empty[0]!r} ({len(empty)} keys missing)."
+        )
+
+
+def _read_shard(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of one weight file, all of which the model must have."""
     try:
         stored = read_header(path)
-        expected = model.state_dict()
         for name, found in stored.items():
             if name not in expected:
                 raise CorruptCheckpointError(
@@ -185,18 +298,11 @@ def load_weights_strictly_(model: nn.Module, path: Path) -> None:
                 )
             check_stored(name, found, expected[name], str(path))
         with safe_open(path, framework="pt") as reader:
-            tensors = {name: reader.get_tensor(name) for name in stored}
+            return {name: reader.get_tensor(name) for name in stored}
     except (UnreadableFileError, SafetensorError, OSError) as error:
         raise CorruptCheckpointError(
             f"{str(path)!r} cannot be read: {single_line(error)}."
         ) from None
-    model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()  # type: ignore[operator]
-    empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
-    if empty:
-        raise CorruptCheckpointError(
-            f"{str(path)!r} has no {empty[0]!r} ({len(empty)} keys missing)."
-        )
 
 
 def check_stored(name: str, found: StoredTensor, expected: torch.Tensor, source: str) -> None:

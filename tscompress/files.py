@@ -87,6 +87,15 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def git_hash_of(path: Path) -> str:
+    """The name that git gives to the content of a file, hexadecimal."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def check_output(directory: Path, *, force: bool) -> None:
     """Refuse a target that holds something, unless ``force``, and one below a file.
 

@@ -33,9 +33,9 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.factored import PLAN_FILE, WEIGHTS_FILE
+from tscompress.factored import INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
 from tscompress.files import sha256_of, write_text_atomically
-from tscompress.loading import PROVENANCE_FILE, load, weight_files
+from tscompress.loading import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
 from tscompress.network import (
     bounded_requests,
     chain,
@@ -49,13 +49,13 @@ from tscompress.network import (
     status_of,
     with_retries,
 )
-from tscompress.serialization import GENERATION_FILE, RECIPE_FILE
+from tscompress.serialization import RECIPE_FILE
 
 CONFIG_FILE = "config.json"
 #: What may go up besides the weights; anything else in the directory stays at home.
 _RECORDS = (
     CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PROVENANCE_FILE, "recovery.jsonl",
-    "recovery.png", "model.safetensors.index.json",
+    "recovery.png", INDEX_FILE,
 )  # fmt: skip
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -219,7 +219,7 @@ def _check_hashes(made: Made) -> list[str]:
                 f"{path.name} in {str(directory)!r} {state} (sha256 in {PROVENANCE_FILE}); "
                 "compress again, or restore it."
             )
-    checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE)
+    checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE, INDEX_FILE)
     unknown = [name for name in checked if (directory / name).is_file() and name not in recorded]
     if not unknown:
         return []

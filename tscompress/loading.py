@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -35,14 +34,17 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.factored import (
+    INDEX_FILE,
+    PLAN_FILE,
     WEIGHTS_FILE,
     apply_structure_,
+    base_config_of,
     check_stored,
     is_factored_config,
     load_weights_strictly_,
     read_plan,
 )
-from tscompress.files import sha256_of
+from tscompress.files import git_hash_of, sha256_of
 from tscompress.network import (
     bounded_requests,
     chain,
@@ -65,6 +67,7 @@ from tscompress.readers import (
 )
 
 PROVENANCE_FILE = "provenance.json"
+GENERATION_FILE = "generation_config.json"
 REFERENCE_PREFIX = "reference/"
 _LAYER_NORM = {"gamma": "weight", "beta": "bias"}
 #: Flipped bits make larger ones, and they make forecasts that are not finite.
@@ -131,8 +134,54 @@ class LoadedModel:
         return self.pipeline
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are here and whose headers were read, but no weights yet.
+
+    Attributes
+    ----------
+    source
+        What :func:`find` was asked for.
+    revision
+        The commit that a Hub id resolved to.
+    stored
+        What the headers of the weight files declare.
+    """
+
+    source: str
+    directory: Path
+    revision: str | None
+    config: Mapping[str, Any] = field(repr=False)
+    stored: Mapping[str, StoredTensor] = field(repr=False)
+
+    @property
+    def is_factored(self) -> bool:
+        return is_factored_config(self.config)
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.stored.values())
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Of all weight files."""
+        return sum(path.stat().st_size for path in weight_files(self.directory))
+
+
+def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
+    """Look a checkpoint up, download it if need be, and read config and headers.
+
+    Takes and raises what :func:`load` does.
+    """
+    source = str(model)
+    directory, commit = _locate(source, revision)
+    _check_files(directory, source)
+    config = read_config(directory, source)
+    return Checkpoint(source, directory, commit, config, stored_tensors(directory, source))
+
+
 def load(
-    model: str | Path,
+    model: str | Path | Checkpoint,
     *,
     revision: str | None = None,
     device: str = "cpu",
@@ -144,7 +193,7 @@ def load(
     ----------
     model
         A Hub id (``amazon/chronos-bolt-small``), a directory, ``reference/bolt``, ``reference/t5``,
-        or the output of ``tscompress compress``.
+        or the output of ``tscompress compress``. Or what :func:`find` found.
     revision
         Branch, tag or commit of a Hub id.
     device
@@ -163,19 +212,13 @@ def load(
     UsageError
         ``device`` or ``dtype`` is not available.
     """
-    source = str(model)
     device = _check_device(device)
-    directory, commit = _locate(source, revision)
-    _check_files(directory, source)
-    config = read_config(directory, source)
-    stored = stored_tensors(directory, source)
     target_dtype = _resolve_dtype(dtype)
-    if is_factored_config(config):
-        loaded = _load_factored(source, directory, config, stored, target_dtype)
-    else:
-        loaded = _load_stock(source, directory, config, stored, target_dtype)
-    loaded.revision = commit
-    _check_finite(loaded.model, source)
+    found = model if isinstance(model, Checkpoint) else find(model, revision=revision)
+    parts = found.source, found.directory, found.config, found.stored, target_dtype
+    loaded = _load_factored(*parts) if found.is_factored else _load_stock(*parts)
+    loaded.revision = found.revision
+    _check_finite(loaded.model, found.source)
     loaded.model.to(device).eval()
     return loaded
 
@@ -230,14 +273,14 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
 
     with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), _answers(source, revision):
         directory = with_retries(fetch, retry_on=_worth_another_look)
-        if _remove_damaged_weights(directory):
+        if _remove_damaged_files(directory):
             directory = fetch()
-            if damaged := _remove_damaged_weights(directory):
+            if damaged := _remove_damaged_files(directory):
                 raise CorruptCheckpointError(
-                    f"{source!r}: {damaged[0]} arrived twice with another sha256 than the Hub "
+                    f"{source!r}: {damaged[0]} arrived twice with another hash than the Hub "
                     "announced; nothing of it was kept: try again."
                 )
-    _check_recorded_weights(directory, source)
+    _check_recorded_files(directory, source)
     # snapshots are cached under their commit: .../snapshots/<commit>
     return directory, directory.name
 
@@ -249,36 +292,38 @@ def _worth_another_look(error: BaseException) -> bool:
     return is_passing(error) and not (isinstance(error, HfHubHTTPError) and status_of(error) == 429)
 
 
-def _remove_damaged_weights(directory: Path) -> list[str]:
-    """Remove weights from the cache whose SHA-256 is not the one that they are stored under.
+def _remove_damaged_files(directory: Path) -> list[str]:
+    """Remove from the cache what has another hash than the one that it is stored under.
 
-    huggingface_hub names a file by the hash that the Hub announced, and compares only its size.
+    huggingface_hub names a file by the hash that the Hub announced, SHA-256 of large files and
+    git's of others, and compares only its size.
     """
     damaged = []
-    for path in weight_files(directory):
+    for path in sorted(directory.iterdir()):
         stored = path.resolve()
-        if re.fullmatch("[0-9a-f]{64}", stored.name) and stored.is_file():
-            if sha256_of(stored) == stored.name:
-                continue
+        hash_of = {64: sha256_of, 40: git_hash_of}.get(len(stored.name))
+        if hash_of is None or not re.fullmatch("[0-9a-f]+", stored.name) or not stored.is_file():
+            continue
+        if hash_of(stored) != stored.name:
             path.unlink()
             stored.unlink()
             damaged.append(path.name)
     return damaged
 
 
-def _check_recorded_weights(directory: Path, source: str) -> None:
-    """Compare downloaded weights with what provenance.json, if there is one, says was written.
+def _check_recorded_files(directory: Path, source: str) -> None:
+    """Compare what was downloaded with what provenance.json, if there is one, says was written.
 
     Raises
     ------
     CorruptCheckpointError
     """
     try:
-        record = json.loads((directory / PROVENANCE_FILE).read_text(encoding="utf-8"))["sha256"]
+        record = read_json(directory / PROVENANCE_FILE)["sha256"]
         recorded = {str(name): str(value) for name, value in record.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (FileNotFoundError, UnreadableFileError, KeyError, TypeError, AttributeError):
         return
-    for path in weight_files(directory):
+    for path in [*source_files(directory), directory / PLAN_FILE]:
         expected = recorded.get(path.name)
         if expected is not None and path.is_file() and sha256_of(path) != expected:
             raise CorruptCheckpointError(
@@ -367,18 +412,28 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint, from the index if it is sharded."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX_FILE
     single = directory / WEIGHTS_FILE
     if single.exists() or not index.exists():
         return [single] if single.exists() else []
     try:
         names = set(read_json(index)["weight_map"].values())
         outside = any(Path(name).name != name for name in names)
+        others = not names or any(Path(name).suffix != ".safetensors" for name in names)
     except (UnreadableFileError, KeyError, AttributeError, TypeError):
         raise CorruptCheckpointError(f"{str(index)!r} is not a safetensors index.") from None
     if outside:
         raise CorruptCheckpointError(f"{str(index)!r} points outside its directory.")
+    if others:
+        raise CorruptCheckpointError(f"{str(index)!r} names files that are not safetensors.")
     return [directory / name for name in sorted(names)]
+
+
+def source_files(directory: Path) -> list[Path]:
+    """The files of a checkpoint that determine what it forecasts: its configs and its weights."""
+    names = ("config.json", GENERATION_FILE, INDEX_FILE)
+    configs = [directory / name for name in names if (directory / name).is_file()]
+    return [*configs, *weight_files(directory)]
 
 
 def _check_files(directory: Path, source: str) -> None:
@@ -416,13 +471,19 @@ def stored_tensors(directory: Path, source: str) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for path in found:
         try:
-            tensors |= read_header(path)
+            header = read_header(path)
         except FileNotFoundError:
             raise CorruptCheckpointError(f"{source!r} lacks {path.name}.") from None
         except UnreadableFileError as error:
             raise CorruptCheckpointError(
                 f"{source!r}: {path.name} is truncated or damaged ({error}); fetch it again."
             ) from None
+        if twice := tensors.keys() & header.keys():
+            raise CorruptCheckpointError(
+                f"{source!r} has {single_line(min(twice))!r} in two files, one {path.name}; "
+                "fetch it again."
+            )
+        tensors |= header
     return tensors
 
 
@@ -585,7 +646,7 @@ def _load_factored(
     dtype: torch.dtype | None,
 ) -> LoadedModel:
     plan = read_plan(config, directory)
-    base_config = config["base_config"]
+    base_config = base_config_of(config)
     family = _family(base_config, source)
     if not FAMILIES[family].forecasts:
         raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
@@ -594,7 +655,7 @@ def _load_factored(
     with _misfits(source):
         model = build_empty(family, base_config)
     apply_structure_(model, plan)
-    load_weights_strictly_(model, directory / WEIGHTS_FILE)
+    load_weights_strictly_(model, weight_files(directory))
     cast_parameters_(model, dtype or kept_dtype)
     with _misfits(source):
         pipeline = wrap_pipeline(family, model)

@@ -2,26 +2,42 @@
 
 ``import tscompress.pipelines`` registers the config and the pipeline class, after which
 ``BaseChronosPipeline.from_pretrained(DIR)`` returns the stock pipeline of the model's family, with
-the factored model inside. Without the import, transformers refuses the ``model_type``.
+the factored model inside. So do ``ChronosPipeline``, ``ChronosBoltPipeline`` and
+``Chronos2Pipeline``, which do not ask the config for a class: their ``from_pretrained`` is wrapped,
+and does what it did with every other checkpoint. Without the import, transformers refuses the
+``model_type``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
-from chronos import BaseChronosPipeline
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from transformers import AutoConfig, PretrainedConfig
 
-from tscompress.factored import MODEL_TYPE
+from tscompress.errors import UnsupportedModelError
+from tscompress.factored import MODEL_TYPE, is_factored_config
 from tscompress.loading import load
+
+#: Of what ``from_pretrained`` takes, what says where a config is.
+_WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
 class FactoredConfig(PretrainedConfig):  # type: ignore[misc]
     """``config.json`` of a factored checkpoint; the original's is its ``base_config``."""
 
     model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """With the original's ``architectures``, by which sktime tells families apart."""
+        base = config_dict.get("base_config")
+        named = base.get("architectures") if isinstance(base, Mapping) else None
+        return super().from_dict({"architectures": named, **config_dict}, **kwargs)
 
 
 class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
@@ -53,4 +69,48 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
         ).forecaster
 
 
+def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
+    """Let ``pipeline_class.from_pretrained`` open factored checkpoints of its family."""
+    stock = pipeline_class.from_pretrained.__func__
+    if getattr(stock, "opens_factored", False):  # this module was reloaded
+        return
+
+    @wraps(stock)
+    def from_pretrained(
+        cls: type[BaseChronosPipeline],
+        pretrained_model_name_or_path: str | Path,
+        *args: Any,
+        **kwargs: Any,
+    ) -> BaseChronosPipeline:
+        if not _is_factored(pretrained_model_name_or_path, kwargs):
+            found: BaseChronosPipeline = stock(cls, pretrained_model_name_or_path, *args, **kwargs)
+            return found
+        found = FactoredChronosPipeline.from_pretrained(
+            pretrained_model_name_or_path, *args, **kwargs
+        )
+        if not isinstance(found, cls):
+            raise UnsupportedModelError(
+                f"{str(pretrained_model_name_or_path)!r} opens as a {type(found).__name__}, not as "
+                f"a {cls.__name__}; use that class, or BaseChronosPipeline."
+            )
+        return found
+
+    from_pretrained.opens_factored = True  # type: ignore[attr-defined]
+    pipeline_class.from_pretrained = classmethod(from_pretrained)
+
+
+def _is_factored(source: str | Path, options: Mapping[str, Any]) -> bool:
+    """Whether the config there, if there is one, is that of a factored checkpoint."""
+    if str(source).startswith("s3://"):  # chronos downloads it and comes back with a directory
+        return False
+    where = {name: options[name] for name in _WHERE if name in options}
+    try:
+        config, _ = PretrainedConfig.get_config_dict(source, **where)
+    except (OSError, ValueError):  # what is wrong is for stock chronos to say
+        return False
+    return is_factored_config(config)
+
+
 AutoConfig.register(MODEL_TYPE, FactoredConfig, exist_ok=True)
+for _class in (ChronosPipeline, ChronosBoltPipeline, Chronos2Pipeline):
+    _open_factored_too_(_class)

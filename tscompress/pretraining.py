@@ -620,12 +620,12 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
 def _verify(model: PreTrainedModel, directory: Path) -> None:
     """Load ``directory`` afresh and compare weights and one forward pass, bit for bit."""
     reloaded = load(directory)
-    ours, theirs = unique_tensors(model), unique_tensors(reloaded.model)
+    ours, theirs = unique_tensors(model.cpu()), unique_tensors(reloaded.model)
     if ours.keys() != theirs.keys() or not all(torch.equal(ours[n], theirs[n]) for n in ours):
         raise VerificationError("the weights do not load back as they were in memory.")
     wave = torch.sin(torch.arange(2 * 56.0) / 3).reshape(2, 56)
     probe = CalibrationBatch(wave[:, :48], wave[:, 48:])
-    in_memory = replace(reloaded, model=model.cpu().requires_grad_(True).eval())
+    in_memory = replace(reloaded, model=model.requires_grad_(True).eval())
     reloaded.model.requires_grad_(True)  # frozen weights take another path through matmul
     outputs = [run_teacher_forced(one, probe) for one in (in_memory, reloaded)]
     name = "logits" if "logits" in outputs[0] else "quantile_preds"

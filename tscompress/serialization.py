@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import platform
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tscompress._version import __version__
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
-from tscompress.factored import WEIGHTS_FILE, unique_tensors, write_factored, write_folded
-from tscompress.files import new_directory, sha256_of, write_text_atomically
-from tscompress.loading import PROVENANCE_FILE, LoadedModel, load, weight_files
+from tscompress.factored import MAX_SHARD_SIZE, unique_tensors, write_factored, write_folded
+from tscompress.files import new_directory, write_text_atomically
+from tscompress.loading import GENERATION_FILE, LoadedModel, load, source_files
+from tscompress.memory import return_freed_memory
 from tscompress.plan import Plan
+from tscompress.provenance import hashes, write_provenance
 from tscompress.recipe import Recipe
 from tscompress.recovery import RecoveryResult
 
 RECIPE_FILE = "recipe.yaml"
-GENERATION_FILE = "generation_config.json"
-_RECORDED_LIBRARIES = (
-    "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",
-)  # fmt: skip
 
 
 @dataclass
@@ -40,7 +32,13 @@ class CompressedModel(LoadedModel):
     recovery: RecoveryResult | None = None
 
 
-def save(compressed: CompressedModel, output: str | Path, *, force: bool = False) -> Path:
+def save(
+    compressed: CompressedModel,
+    output: str | Path,
+    *,
+    force: bool = False,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> Path:
     """Write a checkpoint directory, load it back, compare, and only then put it in place.
 
     A model folded to the same sizes everywhere becomes a plain checkpoint that stock software
@@ -49,10 +47,18 @@ def save(compressed: CompressedModel, output: str | Path, *, force: bool = False
     versions, calibration). Give it a name that contains the original's: AutoGluon chooses batch
     size and device by it.
 
+    Parameters
+    ----------
+    max_shard_size
+        Of one weight file, in bytes or as ``"5GB"``; more is spread over several files, with the
+        index that stock software reads.
+
     Raises
     ------
     PlanError
         The plan keeps every layer as it is: there is nothing to save.
+    UsageError
+        ``max_shard_size`` is not a size.
     OutputExistsError
         ``output`` holds something and ``force`` is false.
     VerificationError
@@ -65,24 +71,26 @@ def save(compressed: CompressedModel, output: str | Path, *, force: bool = False
             "ask for a lower rank, a larger epsilon or a smaller budget."
         )
     output = Path(output)
+    return_freed_memory()  # of the float32 weights, before the result is loaded beside itself
     with new_directory(output, force=force) as directory:
-        _write_model(compressed, plan, directory)
+        _write_model(compressed, plan, directory, max_shard_size)
         if compressed.recipe is not None:
             resolved = {"output": str(output), "revision": compressed.revision}
             recipe = compressed.recipe.model_copy(update=resolved)
             write_text_atomically(directory / RECIPE_FILE, recipe.to_yaml())
-        record = json.dumps(_provenance(compressed, directory), indent=2) + "\n"
-        write_text_atomically(directory / PROVENANCE_FILE, record)
+        _write_provenance(compressed, directory)
         verify(compressed, directory)
     return output
 
 
-def _write_model(compressed: CompressedModel, plan: Plan, directory: Path) -> None:
+def _write_model(
+    compressed: CompressedModel, plan: Plan, directory: Path, max_shard_size: int | str
+) -> None:
     if plan.uniform_sizes is None:
-        write_factored(compressed.model, plan, compressed.config, directory)
+        write_factored(compressed.model, plan, compressed.config, directory, max_shard_size)
         return
     dtype = compressed.stored_dtype
-    write_folded(compressed.model, plan, compressed.config, dtype, directory)
+    write_folded(compressed.model, plan, compressed.config, dtype, directory, max_shard_size)
     generation = compressed.directory / GENERATION_FILE
     if generation.is_file():
         shutil.copyfile(generation, directory / GENERATION_FILE)
@@ -125,24 +133,17 @@ def _output(loaded: LoadedModel, probe: CalibrationBatch) -> torch.Tensor:
     return result
 
 
-def _provenance(compressed: CompressedModel, directory: Path) -> dict[str, Any]:
-    return {
-        "tscompress": __version__,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "source": {
-            "model": compressed.source,
-            "revision": compressed.revision,
-            "family": compressed.family,
-            "sha256": _hashes(weight_files(compressed.directory)),
-        },
-        "sha256": _hashes([*sorted(directory.glob("*.json")), directory / WEIGHTS_FILE]),
-        "dtype": str(compressed.stored_dtype).removeprefix("torch."),
-        "calibration": compressed.calibration,
-        "recovery": None if compressed.recovery is None else compressed.recovery.record(),
-        "libraries": {name: importlib.metadata.version(name) for name in _RECORDED_LIBRARIES},
-        "python": platform.python_version(),
+def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
+    source = {
+        "model": compressed.source,
+        "revision": compressed.revision,
+        "family": compressed.family,
+        "sha256": hashes(source_files(compressed.directory)),
     }
-
-
-def _hashes(paths: Iterable[Path]) -> dict[str, str]:
-    return {path.name: sha256_of(path) for path in paths}
+    write_provenance(
+        directory,
+        source,
+        dtype=str(compressed.stored_dtype).removeprefix("torch."),
+        calibration=compressed.calibration,
+        recovery=None if compressed.recovery is None else compressed.recovery.record(),
+    )
