@@ -9,7 +9,8 @@ in one process. `fold` has one head size everywhere, a plain checkpoint; `fold b
 parameters, shared out among blocks, queries and values by what each was measured to cost, a
 factored one; `svd` and `activation-svd` have two factors a layer. A second table sets each folded
 model beside what else is no slower, and a figure shows latency against quality. Everything computes
-in float32 on weights as they are stored.
+in float32 on weights as they are stored. Scores are written as they are there, and a run that is
+started again takes them from the CSV.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WORKLOADS = {
 
 def compressed_models(
     name: str, original: LoadedModel, methods: Sequence[str]
-) -> Iterator[tuple[str, tscompress.CompressedModel]]:
+) -> Iterator[tuple[str, float, tscompress.CompressedModel]]:
     """Every method at every share of the attention parameters."""
     planner = BlockPlanner(original) if BY_BLOCK in methods else None
     for method in methods:
@@ -58,33 +59,39 @@ def compressed_models(
                 assert planner is not None
                 model, blocks = original.model, original.architecture
                 plan = planner.plan(fold_plan(model, blocks, qk=size, vo=size))
-                yield method, tscompress.compress(name, plan=plan)
+                compressed = tscompress.compress(name, plan=plan)
             elif method == "fold":
-                yield method, tscompress.compress(name, method=method, rank=size)
+                compressed = tscompress.compress(name, method=method, rank=size)
             else:
-                yield method, tscompress.compress(name, method=method, budget=ratio)
+                compressed = tscompress.compress(name, method=method, budget=ratio)
+            cast_parameters_(compressed.model, compressed.stored_dtype)
+            compressed.model.float()
+            yield method, ratio, compressed
 
 
 def measure(
-    name: str, methods: Sequence[str], max_series: int | None, console: Console
+    name: str, methods: Sequence[str], max_series: int | None, path: Path, console: Console
 ) -> pd.DataFrame:
     """A row for every method and ratio; the first is the original itself."""
     config = EvaluationConfig(max_series=max_series, batch_size=64)
     original = load(name, dtype="float32")
     scores = score(original.forecaster, name, config)
+    known = pd.read_csv(path).to_dict("records") if path.exists() else []
     rows: list[dict[str, Any]] = [
-        {"model": name, "method": "dense", "attention": 1.0, "WQL": 1.0, "MASE": 1.0}
+        {"model": name, "method": "dense", "budget": 1.0, "attention": 1.0, "WQL": 1.0, "MASE": 1.0}
     ]
     models = [("dense", original.forecaster)]
-    for method, compressed in compressed_models(name, original, methods):
-        cast_parameters_(compressed.model, compressed.stored_dtype)
-        compressed.model.float()
-        assert compressed.plan is not None
-        share = compressed.plan.attention_parameter_ratio
-        found = quality(score(compressed.forecaster, method, config), scores)
-        rows.append({"model": name, "method": method, "attention": share, **found})
-        models.append((f"{method} {share:.4f}", compressed.forecaster))
-        console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
+    for method, ratio, compressed in compressed_models(name, original, methods):
+        models.append((f"{method} {ratio}", compressed.forecaster))
+        row = next((r for r in known if (r["method"], r["budget"]) == (method, ratio)), None)
+        if row is None:
+            assert compressed.plan is not None
+            share = compressed.plan.attention_parameter_ratio
+            found = quality(score(compressed.forecaster, method, config), scores)
+            row = {"model": name, "method": method, "budget": ratio, "attention": share, **found}
+            console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+        rows.append(row)
+        write_text_atomically(path, pd.DataFrame(rows).to_csv(index=False))
     timed = bench(models, WORKLOADS[original.family], measure_macs=False)
     for row, (label, _) in zip(rows, models, strict=True):
         cost = timed.ratios(label)
@@ -165,9 +172,11 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     for model in arguments.model or ["reference/bolt", "reference/t5"]:
-        frame = measure(model, arguments.method or METHODS, arguments.max_series, console)
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
-        write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
+        methods = arguments.method or METHODS
+        path = Path(f"{stem}.csv")
+        frame = measure(model, methods, arguments.max_series, path, console)
+        write_text_atomically(path, frame.to_csv(index=False))
         write_text_atomically(Path(f"{stem}.md"), markdown(frame))
         figure(frame, Path(f"{stem}.png"))
         console.print(markdown(frame), markup=False)
