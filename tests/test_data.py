@@ -305,6 +305,14 @@ def test_evaluation_series_are_refused(
             check_no_leak([np.arange(40, dtype=np.float32) % 7, change(values)])
 
 
+@pytest.mark.parametrize("name", [c.name for c in find_suite("offline-frequencies").datasets])
+def test_series_at_other_frequencies_are_refused(name: str) -> None:
+    (dataset,) = load_suite("offline-frequencies", 1, [name])
+    values = dataset.contexts[-1][-400:].astype(np.float32)
+    with pytest.raises(LeakError, match=r"2 of 2 series .*offline-frequencies"):
+        check_no_leak([values, 2 * values + 5])
+
+
 def test_calibration_refuses_them_too(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     series = [2 * values for values in sample("monash_m3_monthly")]

@@ -23,6 +23,7 @@ from tscompress.suites import (
     window_fingerprints,
 )
 
+FREQUENCIES = find_suite("offline-frequencies")
 HEADER = (
     "- name: {name}\n  hf_repo: some/repo\n  offset: {offset}\n  prediction_length: {horizon}\n"
 )
@@ -95,6 +96,44 @@ def test_offline_datasets_agree_with_the_zero_shot_suite() -> None:
         assert zero_shot[config.name] == config.prediction_length
 
 
+def test_offline_frequencies_has_real_series_at_four_frequencies() -> None:
+    loaded = load_suite("offline-frequencies")
+    found = {d.name: (d.freq, len(d.series), d.windows, d.horizon, d.seasonality) for d in loaded}
+    assert found == {
+        "vic_elec_30min": ("30min", 14, 14, 48, 48),
+        "melbourne_pedestrians_hourly": ("h", 28, 7, 24, 24),
+        "auckland_pedestrians_hourly": ("h", 84, 4, 24, 24),
+        "electricity_prices_hourly": ("h", 28, 14, 24, 24),
+        "auckland_pedestrians_daily": ("D", 84, 4, 30, 7),
+        "us_gasoline_weekly": ("W-SUN", 12, 12, 8, 1),
+        "ansett_weekly": ("W-SUN", 60, 2, 8, 1),
+    }
+    assert not found.keys() & {config.name for config in find_suite("offline").datasets}
+    assert found.keys() <= evaluation_dataset_names()
+
+
+def test_windows_of_a_wheel_are_of_the_same_series() -> None:
+    (dataset,) = load_suite("offline-frequencies", 1, ["vic_elec_30min"])
+    first, *_, last = dataset.series
+    assert len(dataset.series) == 14
+    assert len(last) - len(first) == 13 * 48
+    assert np.array_equal(first, last[: len(first)])
+
+
+def test_counts_follow_one_another_by_the_hour() -> None:
+    hourly, daily = (
+        next(load_suite("offline-frequencies", None, [f"auckland_pedestrians_{name}"]))
+        for name in ("hourly", "daily")
+    )
+    whole, days = hourly.series[3], daily.series[3]  # of the first sensor, with the last window
+    assert np.array_equal(days[:5], whole[: 5 * 24].reshape(5, 24).sum(axis=1))
+    # The crowd at the turn of the year stands in the hour after midnight.
+    crowd = sum(np.nan_to_num(one) for one in hourly.series[3::4] if len(one) == len(whole))
+    start = pd.Period("2019-01-01 06:00", freq="h")
+    midnight = (pd.Period("2024-01-01 00:00", freq="h") - start).n
+    assert np.argmax(crowd[midnight - 48 : midnight + 48]) == 48
+
+
 def test_names_cover_every_suite_and_the_usual_aliases() -> None:
     names = evaluation_dataset_names()
     assert {"monash_m3_yearly", "m3_yearly", "m3", "etth", "vic_elec", "taxi_30min"} <= names
@@ -112,7 +151,7 @@ def test_suite_is_found_in_the_current_directory(
 
 @pytest.mark.parametrize("name", ["weekly", "missing.yaml"])
 def test_unknown_suite(name: str) -> None:
-    with pytest.raises(RecipeError, match=f"no suite '{name}'; use 'offline' or the path"):
+    with pytest.raises(RecipeError, match=f"no suite '{name}'; use 'offline' or "):
         load_suite(name)
 
 
@@ -123,7 +162,11 @@ def test_unknown_suite(name: str) -> None:
         ("name: x", "is not a suite"),
         ("", "is not a suite"),
         (HEADER.format(name="x", offset=-4, horizon=4) + "  rolls: 1\n", "rolls"),
-        (HEADER.format(name="x", offset=-4, horizon=4) + "  num_rolls: 2\n", "num_rolls"),
+        (HEADER.format(name="x", offset=-4, horizon=4) + "  num_rolls: 0\n", "num_rolls"),
+        (
+            HEADER.format(name="x", offset=-7, horizon=4) + "  num_rolls: 2\n",
+            "must not exceed -prediction_length",
+        ),
         (HEADER.format(name="x", offset=-3, horizon=4), "must not exceed -prediction_length"),
         (HEADER.format(name="x", offset=-4, horizon=4) * 2, "names must be unique"),
     ],
@@ -209,6 +252,15 @@ def test_steps_behind_the_window_are_dropped(tmp_path: Path) -> None:
     (dataset,) = load_suite(write_suite(tmp_path, offset=-6, horizon=4), root=tmp_path)
     assert dataset.contexts[0].tolist() == [0, 1, 2, 3, 4, 5]
     assert dataset.labels[0].tolist() == [6, 7, 8, 9]
+
+
+def test_rolls_follow_one_another(tmp_path: Path) -> None:
+    write_parquet(tmp_path, "hourly", two_columns(rows=1))
+    suite = write_suite(tmp_path, offset=-7, horizon=3, more="  num_rolls: 2\n")
+    (dataset,) = load_suite(suite, max_series=1, root=tmp_path)
+    assert dataset.windows == 2
+    assert dataset.labels.tolist() == [[5, 6, 7], [8, 9, 10]]
+    assert [len(context) for context in dataset.contexts] == [5, 8]
 
 
 def test_missing_values_become_nan(tmp_path: Path) -> None:
@@ -383,6 +435,32 @@ def test_every_stretch_of_the_offline_series_is_recognised() -> None:
         starts = [int(rng.integers(len(values) - 15)) for values in long]
         cut = [values[i : i + 16] for values, i in zip(long, starts, strict=True)]
         assert np.mean([known.recognise(values) for values in cut]) > 0.95, dataset.name
+
+
+@pytest.mark.parametrize("name", [config.name for config in FREQUENCIES.datasets])
+def test_every_stretch_of_the_frequencies_is_recognised(name: str) -> None:
+    known = offline_fingerprints()
+    rng = np.random.default_rng(0)
+    (dataset,) = load_suite(FREQUENCIES, datasets=[name])
+    length = 60 if dataset.freq in ("h", "30min") else 16
+    for values in dataset.series[:: dataset.windows]:
+        assert known.recognise(values)
+        observed = 0.3 * values[np.isfinite(values)] + 11
+        starts = rng.integers(len(observed) - length + 1, size=10)
+        cut = [observed[start : start + length] for start in starts]
+        # Counters that were covered up count nothing for days.
+        assert np.mean([known.recognise(stretch) for stretch in cut]) > 0.5
+    every = [values[-length:] for values in dataset.contexts]
+    assert np.mean([known.recognise(stretch) for stretch in every]) > 0.9
+
+
+def test_hourly_series_of_others_are_not_recognised() -> None:
+    rng = np.random.default_rng(1)
+    days = np.sin(2 * np.pi * np.arange(800) / 24)
+    load = 5 + days + rng.normal(0, 0.2, size=(200, 800))
+    counts = rng.poisson(np.exp(3 + 2 * days), size=(200, 800))
+    known = offline_fingerprints()
+    assert not any(known.recognise(values) for values in [*load, *counts])
 
 
 def test_other_series_are_not_recognised() -> None:

@@ -638,10 +638,11 @@ def score(
         done += 1
         on_progress(f"evaluate {name}", done, total)
 
-    total = len(find_suite(config.suite).select(config.datasets).datasets)
+    suite = find_suite(config.suite, config.long_format)
+    total = len(suite.select(config.datasets).datasets)
     return evaluate(
         model,
-        config.suite,
+        suite,
         name=name,
         max_series=config.max_series,
         datasets=config.datasets,

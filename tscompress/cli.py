@@ -51,6 +51,13 @@ _PLANNING_OPTIONS = (
     "method", "rank", "ff_ratio", "latent", "epsilon", "energy", "schedule", "fit",
     "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
 )  # fmt: skip
+_LONG_FORMAT_OPTIONS = (
+    "windows", "seasonality", "frequency", "id_column", "time_column", "target_column",
+)  # fmt: skip
+_NOT_FOR_FEV = (
+    "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
+    "fidelity", "no_cache",
+)  # fmt: skip
 #: ClickException; typer brings a click of its own, or not, depending on its version.
 _UsageMistake: Any = typer.BadParameter.__mro__[2]
 
@@ -339,8 +346,27 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Like every MODEL, or seasonal-naive.")],
     against: Annotated[str | None, typer.Option(help="Compare with it; or seasonal-naive.")] = None,
     suite: Annotated[
-        str, typer.Option(help="offline, zero-shot, in-domain, or a YAML file.")
+        str,
+        typer.Option(
+            help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, a CSV, Parquet "
+            "or Arrow file of series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
+        ),
     ] = "offline",
+    horizon: Annotated[
+        int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(help="Of a file of series: forecast so often, up to its end.", min=1)
+    ] = 1,
+    seasonality: Annotated[
+        int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
+    ] = None,
+    frequency: Annotated[
+        str | None, typer.Option(help="Of a file of series, such as 30min; or from its times.")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
+    time_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
+    target_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Only this dataset; repeatable.")
     ] = None,
@@ -388,7 +414,22 @@ def evaluate(
     from tscompress.recipe import EvaluationConfig
     from tscompress.score_cache import ScoreCache
     from tscompress.statistics import compare, comparison_tables
+    from tscompress.suites import LongFormat, find_suite
 
+    if suite.startswith("fev:"):
+        _refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
+        _evaluate_fev(
+            suite.removeprefix("fev:"),
+            [model] if against is None else [model, against],
+            parse_batch_size(batch_size),
+            seed,
+            num_samples,
+            output,
+            lambda name: _load(name, device, dtype, revision if name == model else None),
+            force=force,
+            as_json=as_json,
+        )
+        return
     processes = Processes()
     cache = None if no_cache else ScoreCache()
     if output is not None:
@@ -397,8 +438,23 @@ def evaluate(
         raise UsageError("--fidelity compares with another model; give --against.")
     if seeds is not None:
         _refuse(context, "--seeds says every seed", ("seed",))
+    long_format = None
+    if horizon is not None:
+        long_format = LongFormat(
+            horizon=horizon,
+            windows=windows,
+            seasonality=seasonality,
+            frequency=frequency,
+            id_column=id_column,
+            time_column=time_column,
+            target_column=target_column,
+        )
+    else:
+        _refuse(context, "without --horizon there is no file of series", _LONG_FORMAT_OPTIONS)
+    find_suite(suite, long_format)  # what is wrong with it is said before a model is loaded
     config = EvaluationConfig(
         suite=suite,
+        long_format=long_format,
         datasets=tuple(dataset) if dataset else None,
         max_series=max_series,
         batch_size=parse_batch_size(batch_size),
@@ -460,6 +516,55 @@ def evaluate(
         if key in content:
             _drop_series(content[key])
     _print(as_json, content, *shown)
+
+
+def _evaluate_fev(
+    path: str,
+    models: list[str],
+    batch_size: Any,
+    seed: int,
+    num_samples: int | None,
+    output: Path | None,
+    load: Callable[[str], LoadedModel],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Of each model and of seasonal naive the summaries that fev makes of its tasks."""
+    from tscompress import fev_tasks
+    from tscompress.evaluation import SEASONAL_NAIVE
+    from tscompress.files import check_output, new_directory, write_text_atomically
+
+    if output is not None:
+        check_output(output, force=force)
+    tasks = fev_tasks.load_tasks(path)
+    summaries: list[dict[str, Any]] = []
+    with _progress() as advance:
+        for name in dict.fromkeys([*models, SEASONAL_NAIVE]):
+            loaded = None if name == SEASONAL_NAIVE else load(name)
+            shown = fev_tasks.model_name(name if loaded is None else loaded.name)
+            if any(summary["model_name"] == shown for summary in summaries):
+                shown = _distinct(shown, shown)
+            own: list[dict[str, Any]] = []
+            for task in tasks:
+                own += fev_tasks.evaluate_tasks(
+                    SEASONAL_NAIVE if loaded is None else loaded.forecaster,
+                    [task],
+                    name=shown,
+                    batch_size=batch_size,
+                    seed=seed,
+                    num_samples=num_samples,
+                )
+                advance(f"evaluate {shown}", len(own), len(tasks))
+            summaries += own
+    table = fev_tasks.summaries_table(summaries)
+    if output is not None and output.suffix == ".csv" and not output.is_dir():
+        write_text_atomically(output, fev_tasks.summaries_csv(summaries))
+    elif output is not None:
+        with new_directory(output, force=force, keep=True) as directory:
+            content = fev_tasks.summaries_csv(summaries)
+            write_text_atomically(directory / fev_tasks.SUMMARIES_FILE, content)
+    _print(as_json, {"summaries": summaries}, table)
 
 
 def _drop_series(result: dict[str, Any]) -> None:

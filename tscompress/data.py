@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,16 +12,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 
 from tscompress.corpus import FloatArray
 from tscompress.errors import DataError, LeakError, RecipeError
-from tscompress.readers import single_line
 from tscompress.suites import offline_fingerprints
-
-ID_COLUMNS = ("item_id", "id", "unique_id", "series_id")
-TIME_COLUMNS = ("timestamp", "time", "ds", "date", "datetime")
-TARGET_COLUMNS = ("target", "y", "value")
+from tscompress.tables import (
+    ID_COLUMNS,
+    LONG_STEP,
+    TABLE_SUFFIXES,
+    TARGET_COLUMNS,
+    TIME_COLUMNS,
+    first_of,
+    floats,
+    naming_file,
+    read_frame,
+    sort_by_time,
+)
 
 #: Class of sampling frequency to the seconds of one step.
 FREQUENCIES: dict[str, float] = {
@@ -74,9 +79,9 @@ def read_series(path: str | Path) -> LabelledSeries:
     """Series of a file, float32, each 1-D, in file order; missing values are NaN.
 
     CSV, Parquet and Arrow (Feather) files are in long format: a target column (``target``, ``y`` or
-    ``value``), and, for more than one series, an id column (``item_id``, ``id``, ``unique_id`` or
-    ``series_id``); a time column sorts the rows. A table of numbers alone is read as one series a
-    column. JSON lines hold ``{"target": [...]}``, as in GluonTS.
+    ``value``), and, for more than one series, an id column (``item_id``, ``id``, ``unique_id``,
+    ``series_id`` or ``series``); a time column sorts the rows. A table of numbers alone is read as
+    one series a column. JSON lines hold ``{"target": [...]}``, as in GluonTS.
 
     The list also says each series' frequency: the class nearest to the median step of its dates,
     or what ``freq`` says in JSON lines.
@@ -89,42 +94,24 @@ def read_series(path: str | Path) -> LabelledSeries:
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}.")
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise DataError(
-            f"{path.name!r} has suffix {path.suffix!r}; supported: {', '.join(sorted(_READERS))}."
+            f"{path.name!r} has suffix {path.suffix!r}; supported: {', '.join(sorted(SUFFIXES))}."
         )
     with naming_file(path):
-        series = reader(path)
+        in_lines = suffix in _JSON_SUFFIXES
+        series = _read_json_lines(path) if in_lines else _from_frame(read_frame(path))
     if not any(np.isfinite(values).any() for values in series):
         raise DataError(f"{path.name!r} has no series with an observed value.")
     return series
 
 
-@contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """Turns whatever a reader raises over a bad file into one DataError that names it."""
-    try:
-        yield
-    except ImportError as error:
-        raise DataError(
-            f"{path.name!r} needs {error.name}; install it with pip install 'tscompress[arrow]'."
-        ) from None
-    except MemoryError:
-        raise DataError(f"{path.name!r} cannot be read: it does not fit into memory.") from None
-    # pyarrow's errors are ValueErrors, but for NotImplementedErrors; numbers that numpy cannot hold
-    # are ArithmeticErrors.
-    except (
-        OSError, ValueError, KeyError, TypeError, IndexError, ArithmeticError, NotImplementedError,
-        RecursionError,
-    ) as error:  # fmt: skip
-        raise DataError(f"{path.name!r} cannot be read: {single_line(error)}.") from None
-
-
 def check_no_leak(series: Sequence[FloatArray]) -> None:
-    """Refuse series of the evaluation suites (M1, M3, Tourism) for training or calibration.
+    """Refuse series of the two offline evaluation suites for training or calibration.
 
-    Rescaled copies are recognised, and so is any stretch of at least 16 observed values.
+    Rescaled copies are recognised, and so is any stretch of at least 16 observed values, or of 60
+    of the hourly and half-hourly ones.
 
     Raises
     ------
@@ -134,8 +121,8 @@ def check_no_leak(series: Sequence[FloatArray]) -> None:
     found = sum(known.recognise(values) for values in series)
     if found:
         raise LeakError(
-            f"{found} of {len(series)} series belong to the evaluation suite (M1, M3, Tourism); "
-            "scores would mean nothing. Use other series."
+            f"{found} of {len(series)} series belong to the evaluation suites (M1, M3, Tourism, "
+            "or those of offline-frequencies); scores would mean nothing. Use other series."
         )
 
 
@@ -172,19 +159,6 @@ def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
     )
 
 
-def sort_by_time(column: Any) -> tuple[Any, Any]:
-    """Positions in order of time, and the times in that order, datetime64; None for numbers.
-
-    What is neither a number nor a date comes last, as NaT.
-    """
-    numbers = pd.api.types.is_numeric_dtype(column)
-    if not numbers:
-        column = pd.to_datetime(column, errors="coerce", utc=True, format="mixed")
-    column = column.reset_index(drop=True).sort_values(kind="stable")
-    order = column.index.to_numpy()
-    return order, None if numbers else column.to_numpy(dtype="datetime64[ms]")
-
-
 def _frequency(stamps: Any) -> str | None:
     """Class of the median step, which a few gaps do not move; ``stamps`` are sorted."""
     if stamps is None:
@@ -198,8 +172,6 @@ def _nearest_frequency(seconds: float) -> str:
     return min(FREQUENCIES, key=lambda name: abs(np.log(FREQUENCIES[name] / seconds)))
 
 
-#: Steps of pandas, of all its versions: business and custom variants, starts and ends of periods.
-_LONG_STEP = re.compile(r"(?:B|CB)?(?P<unit>[AYQM])[SE]?")
 _SHORT_STEPS = {
     **dict.fromkeys(("s", "S", "L", "ms", "U", "us", "N", "ns"), "s"),
     **dict.fromkeys(("min", "T"), "min"),
@@ -222,25 +194,11 @@ def _named_frequency(name: object) -> str | None:
         return name.strip()
     count, step = match.groups()
     unit = _SHORT_STEPS.get(step)
-    if unit is None and (long := _LONG_STEP.fullmatch(step)):
+    if unit is None and (long := LONG_STEP.fullmatch(step)):
         unit = long["unit"].replace("A", "Y")
     if unit is None:
         return name.strip()
     return _nearest_frequency(max(int(count or 1), 1) * FREQUENCIES[unit])
-
-
-def first_of(columns: dict[str, Any], names: Sequence[str]) -> Any | None:
-    """The first of ``names`` that is there, as the table spells it."""
-    return next((columns[name] for name in names if name in columns), None)
-
-
-def floats(values: Any) -> FloatArray:
-    """Numbers as float32; what is no number, or too large for one, is NaN."""
-    numbers = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float64)
-    # What float32 cannot hold is no more usable than what is missing.
-    numbers = np.where(np.abs(numbers) < np.finfo(np.float32).max, numbers, np.nan)
-    single: FloatArray = numbers.astype(np.float32)
-    return single
 
 
 def json_lines_targets(lines: Iterable[str]) -> Iterator[tuple[str | None, list[FloatArray]]]:
@@ -275,57 +233,8 @@ def _read_json_lines(path: Path) -> LabelledSeries:
     return LabelledSeries(series, frequencies)
 
 
-def _read_parquet(path: Path) -> LabelledSeries:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        check_rows(file.metadata.num_rows, file.metadata.num_columns)
-        return _from_frame(whole(file.read()).to_pandas())
-
-
-def _read_arrow(path: Path) -> LabelledSeries:
-    import pyarrow.feather
-
-    table = pyarrow.feather.read_table(path, memory_map=True)
-    check_rows(table.num_rows, table.num_columns)
-    return _from_frame(whole(table).to_pandas())
-
-
-def check_rows(rows: int, columns: int) -> None:
-    """Refuse a table that memory cannot hold: a few bytes may declare a billion equal values.
-
-    Raises
-    ------
-    ValueError
-    """
-    needed, available = 16 * rows * columns, psutil.virtual_memory().available
-    if needed > available:
-        raise ValueError(
-            f"{rows:,} rows need about {needed / 1e9:,.0f} GB, {available / 1e9:,.0f} GB are free"
-        )
-
-
-def whole(table: Any) -> Any:
-    """``table`` of pyarrow, whose offsets are held against its buffers: it trusts files blindly.
-
-    Raises
-    ------
-    ValueError
-        An offset or a length points outside.
-    """
-    table.validate(full=True)
-    return table
-
-
-_READERS: dict[str, Callable[[Path], LabelledSeries]] = {
-    ".csv": lambda path: _from_frame(pd.read_csv(path)),
-    ".parquet": _read_parquet,
-    ".arrow": _read_arrow,
-    ".feather": _read_arrow,
-    ".jsonl": _read_json_lines,
-    ".json": _read_json_lines,
-}
-SUFFIXES = tuple(_READERS)
+_JSON_SUFFIXES = (".jsonl", ".json")
+SUFFIXES = (*TABLE_SUFFIXES, *_JSON_SUFFIXES)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tscompress.planning import (
 from tscompress.pretraining import PretrainRecipe
 from tscompress.readers import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.recovery_config import RecoveryConfig
+from tscompress.suites import LongFormat
 
 M = TypeVar("M", bound=BaseModel)
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -36,6 +37,9 @@ class EvaluationConfig(BaseModel):
     model_config = _STRICT
 
     suite: str = "offline"
+    long_format: LongFormat | None = Field(
+        default=None, description="for a suite that is a file of series: horizon, columns, ..."
+    )
     datasets: tuple[str, ...] | None = Field(default=None, description="null: the whole suite")
     max_series: int | None = Field(default=None, ge=1, description="first N series of each dataset")
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(

@@ -16,23 +16,21 @@ import numpy as np
 import pandas as pd
 
 from tscompress.corpus import FloatArray, cut_window
-from tscompress.data import (
+from tscompress.data import SUFFIXES, json_lines_targets, read_series
+from tscompress.errors import DataError, LeakError, OfflineError
+from tscompress.readers import single_line
+from tscompress.suites import evaluation_dataset_names, offline_fingerprints
+from tscompress.tables import (
     ID_COLUMNS,
-    SUFFIXES,
     TARGET_COLUMNS,
     TIME_COLUMNS,
     check_rows,
     first_of,
     floats,
-    json_lines_targets,
     naming_file,
-    read_series,
     sort_by_time,
     whole,
 )
-from tscompress.errors import DataError, LeakError, OfflineError
-from tscompress.readers import single_line
-from tscompress.suites import evaluation_dataset_names, offline_fingerprints
 
 _ROWS = 65_536  # of a long table, read at once
 _LISTS = 256  # series of a table with one series a row, read at once
@@ -314,8 +312,8 @@ class SeriesStream:
                     continue
                 if not self._checked and offline_fingerprints().recognise(values):
                     raise LeakError(
-                        f"series {seen} belongs to the evaluation suite (M1, M3, Tourism); scores "
-                        "would mean nothing. Use other series."
+                        f"series {seen} belongs to the evaluation suites; scores would mean "
+                        "nothing. Use other series."
                     )
                 values = self._cut(values[observed[0] : observed[-1] + 1])
                 seen += 1

