@@ -323,7 +323,7 @@ def test_evaluate_a_file(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)["result"]["rows"]
-    assert (row["dataset"], row["series_count"]) == ("sales", 4)
+    assert (row["dataset"], row["series_count"], row["windows"]) == ("sales", 4, 2)
 
     values = table["sales"].to_numpy().reshape(2, 60)
     errors = scale = 0.0

@@ -138,6 +138,8 @@ class DatasetScore(BaseModel):
     """Wall time of forecasting, without reading data and computing metrics."""
     series: SeriesContributions | None = None
     """None in results of versions that did not keep it."""
+    windows: int | None = None
+    """Windows of each measured series, which ``series_count`` counts as so many; None: one."""
     cached: Literal[True] | None = None
     """True if an earlier run measured it: ``seconds`` are of that run."""
 
@@ -579,6 +581,7 @@ class _Protocol(NamedTuple):
                 metric: float(np.mean([scores[metric] for scores, _ in runs])) for metric in METRICS
             },
             series_count=len(dataset.series),
+            windows=dataset.windows if dataset.windows > 1 else None,
             seconds=seconds,
             series=_mean_contributions([contributions for _, contributions in runs]),
         )
@@ -830,5 +833,7 @@ def evaluation_table(
             for metric in METRICS
         ]
         scores = [f"{row.MASE:.3f}", f"{row.WQL:.4f}"]
-        table.add_row(row.dataset, str(row.series_count), *scores, *ratios)
+        count = row.series_count
+        counted = str(count) if row.windows is None else f"{count // row.windows} × {row.windows}"
+        table.add_row(row.dataset, counted, *scores, *ratios)
     return table
