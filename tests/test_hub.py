@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from hub_server import HubServer, Repository
+from conftest import tiny_recipe
+from hub_server import HubServer, Repository, card_problems
 from safetensors.torch import load_file, save_file
 
 from tscompress.files import sha256_of
 from tscompress.loading import load
+from tscompress.planning import PowerLawSchedule
+from tscompress.pretraining import pretrain
+from tscompress.recipe import load_pretrain_recipe
 
 TOKEN = "hf_" + "SecretOfAlice" * 2
 OTHER_TOKEN = "hf_" + "SecretOfBob" * 3
@@ -274,6 +278,37 @@ def test_a_dry_run_touches_nothing(
     assert contents(bolt) == before
     assert len(hub.log) == requests
     assert repo_id not in hub.repositories
+
+
+@pytest.mark.parametrize("schedule", [None, PowerLawSchedule(d_0=2, alpha=0.9)], ids=str)
+def test_a_pretrained_model_goes_up_with_its_recipe(
+    command: Client, hub: HubServer, tmp_path: Path, repo_id: str,
+    schedule: PowerLawSchedule | None,
+) -> None:  # fmt: skip
+    recipe = tiny_recipe("chronos-bolt", schedule=schedule)
+    directory = pretrain(recipe, tmp_path / "run")
+    assert directory is not None
+    assert load_pretrain_recipe(directory / "pretrain.yaml") == recipe
+    provenance = json.loads((directory / "provenance.json").read_text())
+    assert provenance["source"]["model"] is None
+    assert provenance["sha256"] == {
+        path.name: sha256_of(path) for path in directory.iterdir() if path.name != "provenance.json"
+    }
+    outcome = command("push", directory, repo_id)
+    assert outcome.code == 0, outcome.err
+    assert "has the licence that you give it in README.md" in outcome.err
+    stored = hub.repositories[repo_id].files()
+    assert {k: v for k, v in stored.items() if k != ".gitattributes"} == contents(directory)
+    card = stored["README.md"].decode()
+    assert card_problems(card) == ([], [])
+    assert "base_model" not in card
+    assert "Trained from scratch by tscompress" in card
+    assert "`tscompress pretrain pretrain.yaml --output DIR`, with:" in card
+    assert ("import tscompress.pipelines" in card) == (schedule is not None)
+    assert command("profile", repo_id, "--weights-only", "--json").code == 0
+    # What is not the model that was trained does not go up.
+    (directory / "pretrain.yaml").write_text((directory / "pretrain.yaml").read_text() + "\n")
+    assert "pretrain.yaml in" in command("push", directory, repo_id).line
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ and latencies where they were measured. What is not known is left out or said to
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -46,7 +45,9 @@ from tscompress.loading import (
 )
 from tscompress.network import bounded_requests, is_repo_id, network_errors
 from tscompress.plan import Plan
-from tscompress.recipe import Recipe, load_recipe
+from tscompress.pretraining import PRETRAIN_FILE, PretrainRecipe
+from tscompress.readers import UnreadableFileError, read_json
+from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.serialization import RECIPE_FILE
 from tscompress.statistics import compare
 
@@ -206,10 +207,10 @@ def _report_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         raise UsageError(f"there is no file {str(path)!r}.") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except UnreadableFileError as error:
         raise DataError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
     if not isinstance(content, dict):
         raise DataError(f"{str(path)!r} is not a JSON object.")
@@ -255,16 +256,25 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Made:
-    """What lies in the directory of a compressed checkpoint."""
+    """What lies in the directory of a checkpoint that was compressed or pretrained.
+
+    Attributes
+    ----------
+    plan
+        None for a model pretrained with the same sizes everywhere.
+    pretraining
+        The recipe of a model trained from scratch; it has no ``base``.
+    """
 
     directory: Path
     config: Mapping[str, Any]
-    plan: Plan
+    plan: Plan | None
     recipe: Recipe | None
     provenance: Mapping[str, Any]
     parameters: int
     bytes_on_disk: int
     dtype: str
+    pretraining: PretrainRecipe | None = None
 
     @property
     def factored(self) -> bool:
@@ -275,8 +285,10 @@ class Made:
         return str(self.provenance["source"]["family"])
 
     @property
-    def base(self) -> BaseModel:
+    def base(self) -> BaseModel | None:
         """The recipe knows the original even where what was recovered came from a directory."""
+        if self.pretraining is not None:
+            return None
         source = self.provenance["source"]
         found = (source["model"], source["revision"])
         if self.recipe is not None:
@@ -300,10 +312,12 @@ def read_made(directory: str | Path) -> Made:
     directory = Path(directory)
     if not directory.is_dir():
         raise UsageError(f"there is no directory {str(directory)!r}.")
-    if not (directory / PROVENANCE_FILE).is_file() or not (directory / PLAN_FILE).is_file():
+    plan, pretraining = directory / PLAN_FILE, directory / PRETRAIN_FILE
+    made = plan.is_file() or pretraining.is_file()
+    if not (directory / PROVENANCE_FILE).is_file() or not made:
         raise UsageError(
             f"{str(directory)!r} was not written by tscompress: it lacks {PROVENANCE_FILE} or "
-            f"{PLAN_FILE}; give what compress, recover or run wrote."
+            f"{PLAN_FILE}; give what compress, recover or run wrote, or the model of pretrain."
         )
     provenance = _read_json(directory / PROVENANCE_FILE)
     source = provenance.get("source")
@@ -318,12 +332,13 @@ def read_made(directory: str | Path) -> Made:
     return Made(
         directory,
         read_config(directory, str(directory)),
-        Plan.load(directory / PLAN_FILE),
+        Plan.load(plan) if plan.is_file() else None,
         load_recipe(recipe) if recipe.is_file() else None,
         provenance,
         parameters,
         sum(path.stat().st_size for path in weights),
         str(stored_dtype(directory)).removeprefix("torch."),
+        load_pretrain_recipe(pretraining) if pretraining.is_file() else None,
     )
 
 
@@ -341,6 +356,8 @@ def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
     """
     base = made.base
     path: Path | None = None
+    if base is None:
+        return {}
     if base.hub_id is not None:
         path = _hub_card(base.hub_id, base.revision, fetch=fetch)
     elif base.source.startswith(REFERENCE_PREFIX):
@@ -410,16 +427,19 @@ def make_card(
         A file in or above it is damaged.
     """
     made = read_made(directory)
-    scores = scores if scores is not None else scores_of_run(made.directory, made.plan)
-    bench = bench if bench is not None else bench_of_run(made.directory, made.plan)
+    if made.plan is not None:
+        scores = scores if scores is not None else scores_of_run(made.directory, made.plan)
+        bench = bench if bench is not None else bench_of_run(made.directory, made.plan)
     licence = licence if licence is not None else licence_of(made)
     name = repo_id or made.directory.resolve().name
+    base = made.base
+    how = "pretraining" if base is None or made.plan is None else made.plan.method
     data = ModelCardData(
-        base_model=made.base.hub_id,
+        base_model=None if base is None else base.hub_id,
         library_name="tscompress" if made.factored else "chronos-forecasting",
         pipeline_tag=TASK,
-        tags=["time-series", "forecasting", made.family, "compression", "tscompress",
-              made.plan.method],
+        tags=["time-series", "forecasting", made.family,
+              *([] if base is None else ["compression"]), "tscompress", how],
         model_name=name.rpartition("/")[2] if scores is not None else None,
         eval_results=_eval_results(scores) if scores is not None else None,
         **licence,  # type: ignore[arg-type]
@@ -431,7 +451,7 @@ def make_card(
         "bench": bench,
         "costs": [] if bench is None else _cost_rows(bench),
         "licence": licence.get("license_name") or licence.get("license"),
-        "recipe": None if made.recipe is None else _shown_recipe(made.recipe, made.base),
+        "recipe": _shown_recipe(made),
         "metrics": METRICS,
     }
     try:
@@ -505,10 +525,14 @@ def _eval_results(scores: CardScores) -> list[EvalResult]:
     ]
 
 
-def _shown_recipe(recipe: Recipe, base: BaseModel) -> str:
+def _shown_recipe(made: Made) -> str | None:
     """Without paths of this machine: they tell others nothing."""
-    changes = {"model": base.shown, "output": Path(recipe.output).name}
-    return recipe.model_copy(update=changes).to_yaml()
+    if made.pretraining is not None:
+        return (made.directory / PRETRAIN_FILE).read_text(encoding="utf-8")
+    if made.recipe is None or made.base is None:
+        return None
+    changes = {"model": made.base.shown, "output": Path(made.recipe.output).name}
+    return made.recipe.model_copy(update=changes).to_yaml()
 
 
 _COSTS = (
@@ -556,13 +580,22 @@ _TEMPLATE = """\
 # {{ name.rpartition("/")[2] }}
 
 {% set base = made.base %}
+{% set against = " --against " + base.shown if base else "" %}
+{% if not base %}
+Trained from scratch by tscompress {{ made.provenance.tscompress }}: \
+{{ "{:,}".format(made.parameters) }} parameters, {{ "%.1f"|format(made.bytes_on_disk / 1e6) }} MB \
+in {{ made.dtype }}.
+{% else %}
 `{{ base.shown }}`{% if base.revision %} at commit `{{ base.revision[:12] }}`{% endif %}, made \
 smaller by tscompress {{ made.provenance.tscompress }}: {{ "{:,}".format(made.parameters) }} \
 parameters, {{ "%.1f"|format(made.bytes_on_disk / 1e6) }} MB in {{ made.dtype }}.
+{% endif %}
+{% if made.plan %}
 
 ```text
 {{ made.plan.summary() }}
 ```
+{% endif %}
 
 ## How to load it
 
@@ -617,7 +650,7 @@ Geometric mean over the datasets of the ratio to the original\
 
 {% endfor %}
 {% else %}
-Not measured for this card. `tscompress evaluate {{ name }} --against {{ base.shown }}` does.
+Not measured for this card. `tscompress evaluate {{ name }}{{ against }}` does.
 {% endif %}
 
 ## Speed and memory
@@ -637,19 +670,25 @@ Not measured for this card. `tscompress evaluate {{ name }} --against {{ base.sh
 {% endif %} |
 {% endfor %}
 {% else %}
-Not measured for this card. `tscompress bench {{ name }} --against {{ base.shown }}` does.
+Not measured for this card. `tscompress bench {{ name }}{{ against }}` does.
 {% endif %}
 
 ## Limits
 
+{% if base %}
 - It is what the original is, with less of it: it inherits the original's limits and biases.
+{% else %}
+- It knows what the series below taught it{% if made.pretraining.embedding_from %}, and the \
+embedding it began with{% endif %}; nobody else has looked at it yet.
+{% endif %}
 {% if made.provenance.calibration %}
 - It was fitted to {{ made.provenance.calibration.series }} calibration series (source: \
 `{{ made.provenance.calibration.source }}`). On series unlike those it may lose more than above.
 {% endif %}
 {% if not scores %}
-- Nothing is said here about the forecast quality that the compression cost.
-{% elif not scores.ratios %}
+- Nothing is said here about {{ "the forecast quality that the compression cost" if base \
+else "its forecast quality" }}.
+{% elif base and not scores.ratios %}
 - Its scores stand alone here: the original was not evaluated beside it.
 {% endif %}
 {% if bench %}
@@ -658,7 +697,12 @@ Not measured for this card. `tscompress bench {{ name }} --against {{ base.shown
 
 ## How it was made
 
-{% if recipe %}
+{% if not base %}
+`tscompress pretrain pretrain.yaml --output DIR`, with:
+
+```yaml
+{{ recipe }}```
+{% elif recipe %}
 `tscompress compress {{ base.shown }} --recipe recipe.yaml --output DIR`, with:
 
 ```yaml
@@ -675,13 +719,15 @@ Afterwards it was distilled from the original; `provenance.json` says how.
 {% if made.provenance.libraries %}
 Versions: {% for library, version in made.provenance.libraries.items() %}{{ library }} \
 {{ version }}, {% endfor %}Python {{ made.provenance.python }}. `provenance.json` has the SHA-256 \
-of these files and of the original's weights.
+of these files{% if base %} and of the original's{% endif %}.
 {% endif %}
 
 ## Licence
 
 {% if licence %}
-{{ licence }}, that of `{{ base.shown }}`.
+{{ licence }}{% if base %}, that of `{{ base.shown }}`{% endif %}.
+{% elif not base %}
+None was chosen: name one in the metadata of this card.
 {% else %}
 Not known: the card of `{{ base.shown }}` could not be read when this one was written. The \
 original's licence applies.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
+from yaml import YAMLError
 
 from tscompress.card import (
     CARD_FILE,
@@ -49,13 +50,14 @@ from tscompress.network import (
     status_of,
     with_retries,
 )
+from tscompress.pretraining import PRETRAIN_FILE
 from tscompress.serialization import RECIPE_FILE
 
 CONFIG_FILE = "config.json"
 #: What may go up besides the weights; anything else in the directory stays at home.
 _RECORDS = (
-    CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PROVENANCE_FILE, "recovery.jsonl",
-    "recovery.png", INDEX_FILE,
+    CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PRETRAIN_FILE, PROVENANCE_FILE,
+    "recovery.jsonl", "recovery.png", INDEX_FILE,
 )  # fmt: skip
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -115,7 +117,7 @@ def push(
     Parameters
     ----------
     directory
-        What ``compress``, ``recover`` or ``run`` wrote.
+        What ``compress``, ``recover`` or ``run`` wrote, or the model that ``pretrain`` trained.
     repo_id
         ``owner/name``, or a name below the token's owner.
     private
@@ -150,7 +152,11 @@ def push(
     notes = [*_check_hashes(made), *_about_local_paths(made)]
     _check_forecast(made.directory)
     licence = licence_of(made, fetch=not dry_run)
-    if not licence:
+    if not licence and made.base is None:
+        notes.append(
+            f"a model trained from scratch has the licence that you give it in {CARD_FILE}"
+        )
+    elif not licence and made.base is not None:
         notes.append(f"the licence of {made.base.source!r} is not known here; the card has none")
     card, by_hand = _card(made, repo_id, scores, bench, licence, force)
     if by_hand:
@@ -168,7 +174,7 @@ def push(
     upload = _Upload(
         repo_id,
         {CARD_FILE: made.directory / CARD_FILE, **files},
-        message or f"Push {made.directory.resolve().name}, compressed by tscompress",
+        message or f"Push {made.directory.resolve().name}, made by tscompress",
         branch,
         create_pr,
         private,
@@ -231,9 +237,11 @@ def _check_hashes(made: Made) -> list[str]:
 
 def _about_local_paths(made: Made) -> list[str]:
     """Paths of this machine that recipe and provenance carry along."""
-    paths = [made.base.source, made.recipe.output if made.recipe is not None else ""]
+    paths = ["" if made.base is None else made.base.source]
+    paths += [] if made.recipe is None else [made.recipe.output]
+    paths += [(made.pretraining and made.pretraining.embedding_from) or ""]
     absolute = [path for path in paths if Path(path).is_absolute()]
-    return [f"recipe.yaml or {PROVENANCE_FILE} names {', '.join(absolute)}"] if absolute else []
+    return [f"a recipe or {PROVENANCE_FILE} names {', '.join(absolute)}"] if absolute else []
 
 
 def _check_forecast(directory: Path) -> None:
@@ -267,7 +275,7 @@ def _card(
         try:
             text = path.read_text(encoding="utf-8")
             ModelCard(text)
-        except Exception as error:  # YAML by hand can fail in any way
+        except (OSError, ValueError, TypeError, AttributeError, YAMLError) as error:
             raise UsageError(
                 f"{str(path)!r} is no model card: {one_line(error)}; mend it, or pass --force."
             ) from None

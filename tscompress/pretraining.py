@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
@@ -38,11 +39,12 @@ from tscompress.corpus import CorpusConfig, SyntheticCorpus
 from tscompress.data import training_series
 from tscompress.errors import DivergenceError, RecipeError, VerificationError
 from tscompress.factored import unique_tensors, write_factored
-from tscompress.files import new_directory
+from tscompress.files import new_directory, write_text_atomically
 from tscompress.heads import replace_heads_
 from tscompress.loading import build_empty, load
 from tscompress.plan import Plan
 from tscompress.planning import PowerLawSchedule, fold_plan_of
+from tscompress.provenance import write_provenance
 from tscompress.training import (
     Bucket,
     StopRequest,
@@ -54,6 +56,7 @@ from tscompress.training import (
     split_windows,
 )
 
+PRETRAIN_FILE = "pretrain.yaml"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 QUANTILE_LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
 #: Of a recipe: what a run that goes on must not change. Shapes are compared with the checkpoint's.
@@ -469,7 +472,8 @@ def pretrain(
     """Train and write ``output/model`` and ``output/log.jsonl``.
 
     The model is a plain checkpoint that stock chronos loads, or a factored one if the recipe's
-    schedule gives layers different head sizes. Stops after the current step on Ctrl-C or SIGTERM
+    schedule gives layers different head sizes; the recipe and ``provenance.json`` lie beside it,
+    so that it can be pushed. Stops after the current step on Ctrl-C or SIGTERM
     with everything saved, and returns None; ``resume`` goes on from there.
 
     Raises
@@ -562,7 +566,27 @@ def pretrain(
         return None
     with new_directory(output / "model", force=True) as directory:
         save_pretrained(model, directory, plan)
+        _record(recipe, directory)
     return output / "model"
+
+
+def _record(recipe: PretrainRecipe, directory: Path) -> None:
+    """The recipe, from which the same model can be trained again, and ``provenance.json``."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    write_text_atomically(directory / PRETRAIN_FILE, text)
+    write_provenance(
+        directory,
+        {"model": None, "revision": None, "family": recipe.family, "sha256": {}},
+        others=[directory / PRETRAIN_FILE],
+        dtype="bfloat16",
+        calibration={},
+        recovery=None,
+        pretraining={
+            "steps": recipe.total_steps,
+            "seed": recipe.seed,
+            "embedding_from": recipe.embedding_from,
+        },
+    )
 
 
 def _settled(recipe: PretrainRecipe) -> dict[str, str]:

@@ -19,7 +19,9 @@ _RECORDED_LIBRARIES = (
 )  # fmt: skip
 
 
-def write_provenance(directory: Path, source: dict[str, Any], **facts: Any) -> None:
+def write_provenance(
+    directory: Path, source: dict[str, Any], *, others: Iterable[Path] = (), **facts: Any
+) -> None:
     """Write it beside weights, configs and plan, which must be there already.
 
     Parameters
@@ -27,6 +29,8 @@ def write_provenance(directory: Path, source: dict[str, Any], **facts: Any) -> N
     source
         ``model``, ``revision``, ``family`` and ``sha256`` of what it was made from; of a model
         trained from scratch, ``model`` and ``revision`` are None.
+    others
+        More files whose hashes are to be kept.
     facts
         Whatever else is to be known; plain data.
     """
@@ -34,7 +38,7 @@ def write_provenance(directory: Path, source: dict[str, Any], **facts: Any) -> N
         "tscompress": __version__,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": source,
-        "sha256": hashes([*sorted(directory.glob("*.json")), *weight_files(directory)]),
+        "sha256": hashes([*sorted(directory.glob("*.json")), *weight_files(directory), *others]),
         **facts,
         "libraries": {name: importlib.metadata.version(name) for name in _RECORDED_LIBRARIES},
         "python": platform.python_version(),
