@@ -25,8 +25,8 @@ LAYERS = (
     "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks", "examples",
     "costs", "sensitivity", "budgets", "candidates", "training", "pretraining", "distillation",
     "recovery_config", "recovery", "recipe", "memory", "sizing", "serialization", "pipelines",
-    "api", "card", "hub", "runs", "report_content", "report_charts", "report_html", "report",
-    "cli",
+    "api", "card", "hub", "runs", "sweep", "report_content", "report_charts", "report_html",
+    "report", "cli",
 )  # fmt: skip
 
 

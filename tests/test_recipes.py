@@ -14,11 +14,13 @@ from tscompress.errors import RecipeError
 from tscompress.loading import REFERENCE_PREFIX
 from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.suites import find_suite
+from tscompress.sweep import load_sweep_recipe, points_of
 
 ROOT = Path(__file__).resolve().parent.parent / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")
 COMPRESSION = sorted([*ROOT.glob("*.yaml"), *(p for s in STRENGTHS for p in (ROOT / s).iterdir())])
 PRETRAINING = sorted((ROOT / "pretrain").glob("*.yaml"))
+SWEEPS = sorted((ROOT / "sweep").glob("*.yaml"))
 PUBLISHED = [
     *(f"amazon/chronos-t5-{size}" for size in ("tiny", "mini", "small", "base", "large")),
     *(f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")),
@@ -51,8 +53,16 @@ def test_pretraining_recipes_are_valid(path: Path) -> None:
     assert recipe.total_steps > 100
 
 
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_recipes_of_sweeps_are_valid(path: Path) -> None:
+    recipe = load_sweep_recipe(path)
+    assert path.read_text().startswith(f"# tscompress sweep recipes/sweep/{path.name}")
+    assert len(points_of(recipe)) > 5
+    find_suite(recipe.evaluation.suite).select(recipe.evaluation.datasets)
+
+
 def test_no_recipe_lies_elsewhere() -> None:
-    assert sorted(ROOT.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING])
+    assert sorted(ROOT.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING, *SWEEPS])
 
 
 @pytest.mark.parametrize("strength", STRENGTHS)

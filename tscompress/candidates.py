@@ -471,17 +471,22 @@ def latency_of(
     """
     dtype = next(loaded.model.parameters()).dtype
     model = _empty_model(loaded, candidate)
-    generator = torch.Generator(workload.device).manual_seed(0)
-    for name, parameter in list(model.named_parameters()):
-        weight = torch.empty(parameter.shape, dtype=dtype, device=workload.device)
-        parent, _, child = name.rpartition(".")
-        filled = nn.Parameter(weight.uniform_(-0.05, 0.05, generator=generator), False)
-        setattr(model.get_submodule(parent), child, filled)
-    model.tie_weights()  # type: ignore[operator]
+    fill_randomly_(model, dtype, workload.device)
     pipeline = wrap_pipeline(loaded.family, model.to(workload.device).eval())
     few = workload.model_copy(update={"repeats": repeats, "warmup": 1})
     models = {"original": loaded.forecaster, "candidate": pipeline}
     return bench(models, few, measure_macs=False).ratios("candidate")["latency_ms"]
+
+
+def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str) -> None:
+    """Give a model on the meta device random weights: enough to see how long it takes."""
+    generator = torch.Generator(device).manual_seed(0)
+    for name, parameter in list(model.named_parameters()):
+        weight = torch.empty(parameter.shape, dtype=dtype, device=device)
+        parent, _, child = name.rpartition(".")
+        filled = nn.Parameter(weight.uniform_(-0.05, 0.05, generator=generator), False)
+        setattr(model.get_submodule(parent), child, filled)
+    model.tie_weights()  # type: ignore[operator]
 
 
 def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:

@@ -389,6 +389,9 @@ def evaluate(
         bool,
         typer.Option("--fidelity", help="With --against: how forecasts changed, and the worst."),
     ] = False,
+    gift_eval: Annotated[
+        bool, typer.Option("--gift-eval", help="Into the output also all_results.csv, its layout.")
+    ] = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Forecast anew what an earlier run has scored.")
     ] = False,
@@ -464,11 +467,22 @@ def evaluate(
     averaged = None if seeds is None else _integers(seeds, "--seeds")
     pairs = PairedForecasts() if fidelity else None
 
+    layouts: list[GiftEvalResults] = []
+
+    def hooks(name: str, keep: Any, draws_samples: bool) -> Any:
+        wanted = [] if keep is None else [keep]
+        if gift_eval and not layouts:  # MODEL comes first
+            layouts.append(GiftEvalResults(name, draws_samples=draws_samples, dtype=dtype))
+            wanted += layouts
+        return (lambda *found: [hook(*found) for hook in wanted]) if wanted else None
+
     def scored(name: str, keep: Any = None) -> EvaluationResult:
         if name == SEASONAL_NAIVE:
+            keep = hooks(name, keep, False)
             return score(name, name, config, advance, cache=cache, on_forecasts=keep)
         here = processes.device(device)
         loaded = _load(name, here, dtype, revision if name == model else None)
+        keep = hooks(loaded.name, keep, loaded.family == "chronos-t5")
         return score(
             loaded.forecaster,
             loaded.name,
@@ -731,6 +745,65 @@ def run(
     _print(as_json, json.loads((path.parent / "report.json").read_text()), *report_tables(result))
     if not as_json:
         typer.echo(f"report: {path.with_suffix('.html')} (to read in a terminal: {path.name})")
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/sweep/.")],
+    output: Annotated[Path | None, typer.Option(help="Instead of the recipe's.")] = None,
+    processes: Annotated[
+        int, typer.Option(help="Points measured at the same time, with one thread each.", min=1)
+    ] = 1,
+    max_series: Annotated[
+        int | None, typer.Option(help="Evaluate on the first N series of each dataset.", min=1)
+    ] = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Many compressions of one model, and which of them nothing else beats: the Pareto fronts.
+
+    A sweep that was stopped goes on with the same command.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from tscompress.sweep import FIGURE_FILE, Measured, load_sweep_recipe, sweep_table
+    from tscompress.sweep import sweep as measure
+
+    if not _debug:
+        disable_progress_bar()
+    chosen = load_sweep_recipe(recipe)
+    if output is not None:
+        chosen = chosen.model_copy(update={"output": str(output)})
+    if max_series is not None:
+        evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
+        chosen = chosen.model_copy(update={"evaluation": evaluation})
+
+    def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
+        state = "failed: " if measured is None else ""
+        typer.echo(f"{done}/{total}  {state}{text}", err=True)
+
+    with _progress() as advance:
+        result = measure(
+            chosen,
+            processes=processes,
+            device=device,
+            force=force,
+            on_point=tell,
+            on_progress=advance,
+        )
+    content = {
+        "output": str(result.directory),
+        "points": json.loads(result.frame.to_json(orient="records")),
+        "failures": result.failures,
+    }
+    _print(as_json, content, sweep_table(result), f"figure: {result.directory / FIGURE_FILE}")
+    if result.failures:
+        label, reason = next(iter(result.failures.items()))
+        raise TscompressError(
+            f"{len(result.failures)} of {len(result.frame) - 1 + len(result.failures)} points "
+            f"could not be measured; {label}: {reason}"
+        )
 
 
 @app.command()

@@ -165,20 +165,21 @@ def load_recipe(path: str | Path) -> Recipe:
     RecipeError
         The file is missing, is not YAML, or has an unknown key or a value out of range.
     """
-    return _parse(Recipe, path)
+    return parse_recipe(Recipe, path)
 
 
 def load_pretrain_recipe(path: str | Path) -> PretrainRecipe:
     """Read a pretraining recipe; RecipeError as in :func:`load_recipe`."""
-    return _parse(PretrainRecipe, path)
+    return parse_recipe(PretrainRecipe, path)
 
 
 def load_recovery_config(path: str | Path) -> RecoveryConfig:
     """Read what a recipe has below ``recover``; RecipeError as in :func:`load_recipe`."""
-    return _parse(RecoveryConfig, path)
+    return parse_recipe(RecoveryConfig, path)
 
 
-def _parse(model: type[M], path: str | Path) -> M:
+def parse_recipe(model: type[M], path: str | Path) -> M:
+    """A YAML file as ``model``; RecipeError as in :func:`load_recipe`."""
     path = Path(path)
     try:
         content: Any = read_yaml(path)

@@ -1,0 +1,481 @@
+"""Sweeps: which points there are, that they go on where they stopped, and what is the front."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tscompress import cli
+from tscompress import sweep as sweeping
+from tscompress.errors import FactorizationError, OutputExistsError, RecipeError, TscompressError
+from tscompress.latency import MemoryUse, bytes_on_disk, parameter_count
+from tscompress.loading import load
+from tscompress.sweep import (
+    Measured,
+    SweepRecipe,
+    SweepResult,
+    load_sweep_recipe,
+    pareto_front,
+    points_of,
+    sweep,
+    sweep_table,
+)
+
+
+def settings(model: Path | str, output: Path | str, **changes: Any) -> dict[str, Any]:
+    """A recipe that takes seconds, but for the processes in which memory is measured."""
+    return {
+        "model": str(model),
+        "output": str(output),
+        "grid": [{"rank": [4, 2], "ff_ratio": [None, 0.5]}, {"method": "svd", "rank": [3]}],
+        "calibration": {"source": "synthetic", "num_series": 8, "context_length": 32},
+        "recover": {
+            "buckets": [{"context_length": 32, "horizon": 8, "batch_size": 4}],
+            "held_out_series": 4,
+        },
+        "evaluation": {"datasets": ["monash_m1_yearly"], "max_series": 4, "batch_size": 4},
+        "bench": {"batch_size": 2, "context_length": 32, "horizon": 8, "repeats": 5, "warmup": 0},
+        **changes,
+    }
+
+
+def recipe(model: Path | str = "m", output: Path | str = "o", **changes: Any) -> SweepRecipe:
+    return SweepRecipe.model_validate(settings(model, output, **changes))
+
+
+def labels(**changes: Any) -> list[str]:
+    return [point.label for point in points_of(recipe(**changes))]
+
+
+class Record:
+    """What ``sweep`` told of points."""
+
+    def __init__(self) -> None:
+        self.measured: list[str] = []
+        self.failed: list[str] = []
+
+    def __call__(self, found: Measured | None, text: str, done: int, total: int) -> None:
+        (self.failed if found is None else self.measured).append(text)
+
+
+# --- which points ---------------------------------------------------------------------------------
+
+
+def test_points_are_all_combinations() -> None:
+    assert labels() == [
+        "fold, d_kv 4",
+        "fold, d_kv 4, d_ff 50%",
+        "fold, d_kv 2",
+        "fold, d_kv 2, d_ff 50%",
+        "svd, rank 3",
+    ]
+
+
+def test_the_combination_that_changes_nothing_is_left_out() -> None:
+    assert labels(grid=[{"rank": [None, 4], "ff_ratio": [1.0, 0.5], "recover_steps": [0, 9]}]) == [
+        "fold, d_ff 50%",
+        "fold, d_ff 50%, 9 steps",
+        "fold, d_kv 4",
+        "fold, d_kv 4, 9 steps",
+        "fold, d_kv 4, d_ff 50%",
+        "fold, d_kv 4, d_ff 50%, 9 steps",
+    ]
+    with pytest.raises(RecipeError, match="no combination that changes the model"):
+        points_of(recipe(grid=[{"rank": [None]}]))
+
+
+def test_points_that_come_twice_count_once() -> None:
+    assert labels(grid=[{"rank": [4]}, {"rank": [8, 4]}]) == ["fold, d_kv 4", "fold, d_kv 8"]
+
+
+def test_every_option_of_a_grid_reaches_the_recipe() -> None:
+    (point,) = points_of(
+        recipe(grid=[{"budget": ["parameters=0.5"], "layout": "factored", "recover_steps": [7]}])
+    )
+    assert point.label == "fold, parameters=0.5, factored, 7 steps"
+    assert point.recipe.schedule is not None
+    assert point.recipe.schedule.model_dump()["layout"] == "factored"
+    assert point.recipe.recover is not None
+    assert (point.recipe.recover.steps, point.recipe.recover.held_out_series) == (7, 4)
+    found = points_of(
+        recipe(
+            grid=[
+                {"schedule": [[3, 0.27]]},
+                {"fit": [0.1]},
+                {"latent": [8]},
+                {"method": "activation-svd", "epsilon": [0.1]},
+                {"method": "svd", "energy": [0.9]},
+                {"method": "svd", "budget": [0.25]},
+            ]
+        )
+    )
+    kinds = [None if p.recipe.schedule is None else p.recipe.schedule.kind for p in found]
+    assert kinds == ["power-law", "fit", None, "epsilon", "energy", "budget"]
+    assert found[2].recipe.latent == 8
+    assert [p.label for p in found][:2] == ["fold, schedule 3.0, 0.27", "fold, fit 0.1"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "match"),
+    [
+        ([{"rank": [4], "epsilon": [0.1]}], "rank and epsilon were given"),
+        ([{"method": "svd", "ff_ratio": [0.5]}], "none was given"),
+        ([{"method": "svd", "rank": [4], "ff_ratio": [0.5]}], "ff_ratio is for fold"),
+        ([{"rank": [0]}], "rank"),
+        ([{"budget": ["parameters=2x"]}], "is no budget"),
+    ],
+)
+def test_combinations_that_compress_refuses(grid: list[Any], match: str) -> None:
+    with pytest.raises(RecipeError, match=match):
+        points_of(recipe(grid=grid))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"modle": "x"}, "unknown key 'modle'"),
+        ({"grid": [{"ranks": [4]}]}, "ranks"),
+        ({"grid": []}, "grid"),
+        ({"grid": [{"rank": []}]}, "rank"),
+        ({"grid": [{"rank": [4], "recover_steps": [-1]}]}, "recover_steps must be at least 0"),
+        ({"keep": "some"}, "keep"),
+    ],
+)
+def test_recipes_that_are_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(settings("m", "o", **change)))
+    with pytest.raises(RecipeError, match=match):
+        load_sweep_recipe(path)
+
+
+def test_identities_follow_what_points_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def identity(model_hash: str = "a", **changes: Any) -> str:
+        return points_of(recipe(**changes))[0].identity(model_hash)
+
+    base = identity()
+    # Where it lies, and how often latency is measured, has no say.
+    assert identity(output="other") == base
+    assert identity(bench={**settings("", "")["bench"], "repeats": 9, "warmup": 3}) == base
+    assert identity(keep="all") == base
+    file = tmp_path / "series.csv"
+    file.write_text("one")
+    calibrated = settings("", "")["calibration"] | {"source": str(file)}
+    different = {
+        base,
+        identity("b"),
+        identity(grid=[{"rank": [3]}]),
+        identity(grid=[{"rank": [4], "recover_steps": [5]}]),
+        identity(fold={"precision": "float32"}),
+        identity(calibration={"seed": 1}),
+        identity(calibration=calibrated),
+        identity(evaluation={"max_series": 5}),
+        identity(bench={"batch_size": 3}),
+        identity(bench=None),
+    }
+    assert len(different) == 10
+    before = identity(calibration=calibrated)
+    file.write_text("another")
+    assert identity(calibration=calibrated) != before
+    monkeypatch.setattr(sweeping, "versions", lambda: {"torch": "0"})
+    assert identity() != base
+
+
+# --- the front ------------------------------------------------------------------------------------
+
+
+def test_the_front_by_hand() -> None:
+    costs = np.array([1.0, 2.0, 2.0, 3.0, 4.0, 1.0])
+    scores = np.array([5.0, 3.0, 4.0, 3.0, 1.0, 5.0])
+    assert pareto_front(costs, scores).tolist() == [True, True, False, False, True, True]
+
+
+def test_nothing_beats_a_point_of_the_front() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        costs, scores = rng.integers(6, size=(2, 12)).astype(float)
+        front = pareto_front(costs, scores)
+        for index in range(12):
+            beaten = any(
+                costs[j] <= costs[index]
+                and scores[j] <= scores[index]
+                and (costs[j], scores[j]) != (costs[index], scores[index])
+                for j in range(12)
+            )
+            assert front[index] != beaten
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weighed() -> Iterator[None]:
+    """In place of a process for each point, which takes long to start, the size of its files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sweeping,
+            "process_memory",
+            lambda path, *_: MemoryUse(100, 100, 100 + bytes_on_disk(path)),
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(
+    weighed: None, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SweepResult, SweepRecipe]:
+    output = tmp_path_factory.mktemp("sweep") / "out"
+    grid = [{"rank": [4], "ff_ratio": [None, 0.5]}, {"method": "svd", "rank": [3]},
+            {"rank": [4], "recover_steps": [2]}]  # fmt: skip
+    chosen = recipe(checkpoints["chronos-bolt"], output, grid=grid)
+    return sweep(chosen), chosen
+
+
+def test_a_sweep_measures_every_point(
+    done: tuple[SweepResult, SweepRecipe], checkpoints: dict[str, Path]
+) -> None:
+    result, chosen = done
+    frame = result.frame
+    assert frame["label"].tolist() == ["original", *(p.label for p in points_of(chosen))]
+    assert frame["number"].tolist() == [0, 1, 2, 3, 4]
+    dense = load(checkpoints["chronos-bolt"])
+    assert frame["parameters"][0] == parameter_count(dense.model)
+    assert frame[["WQL_ratio", "MASE_ratio"]].iloc[0].tolist() == [1.0, 1.0]
+    assert (frame["parameters"][1:] < frame["parameters"][0]).all()
+    assert (frame["bytes_on_disk"][1:] < frame["bytes_on_disk"][0]).all()
+    assert (frame[["latency_ms", "peak_memory_bytes", "macs"]] > 0).all(axis=None)
+    assert frame["peak_memory_bytes"].tolist() == frame["bytes_on_disk"].tolist()
+    assert (frame["WQL_low"] <= frame["WQL_ratio"])[1:].all()
+    assert frame["kv_cache_bytes"][1] == frame["kv_cache_bytes"][0] / 2  # heads of 4, not 8
+    # Recovery changes numbers, not shapes: the same latency, other scores.
+    assert frame["latency_ms"][4] == frame["latency_ms"][1]
+    assert frame["recovered"].tolist() == [False] * 4 + [True]
+    assert not result.failures
+
+
+def test_fronts_are_those_of_the_table(done: tuple[SweepResult, SweepRecipe]) -> None:
+    frame = done[0].frame
+    for cost in ("latency_ms", "bytes_on_disk", "peak_memory_bytes"):
+        for metric in ("WQL", "MASE"):
+            expected = pareto_front(frame[cost].to_numpy(), frame[f"{metric}_ratio"].to_numpy())
+            assert frame[f"front_{cost}_{metric}"].tolist() == expected.tolist()
+
+
+def test_what_lies_in_the_output(done: tuple[SweepResult, SweepRecipe]) -> None:
+    result, chosen = done
+    written = pd.read_csv(result.directory / "sweep.csv")
+    assert written["label"].tolist() == result.frame["label"].tolist()
+    assert (result.directory / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert load_sweep_recipe(result.directory / "sweep.yaml") == chosen
+    assert not [path for path in result.directory.rglob("*") if path.name.startswith(".")]
+    fronts = result.frame.filter(like="front_").any(axis=1)
+    for identity, kept in zip(result.frame["id"][1:], fronts[1:], strict=True):
+        point = result.directory / "points" / identity
+        assert bool(list(point.rglob("*.safetensors"))) == kept
+        assert Measured.model_validate_json((point / "point.json").read_text()).id == identity
+
+
+def test_the_table_shows_every_point(done: tuple[SweepResult, SweepRecipe]) -> None:
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        console.print(sweep_table(done[0]))
+    shown = captured.get()
+    for label in done[0].frame["label"]:
+        assert label in shown
+    assert "WQL: " in shown
+
+
+def test_a_finished_sweep_measures_nothing_again(
+    done: tuple[SweepResult, SweepRecipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, chosen = done
+    for name in ("compress_loaded_", "bench", "score", "process_memory"):
+        monkeypatch.setattr(sweeping, name, None)
+    told = Record()
+    again = sweep(chosen, on_point=told)
+    assert told.measured == told.failed == []
+    pd.testing.assert_frame_equal(again.frame, result.frame)
+
+
+def test_a_sweep_grows(
+    done: tuple[SweepResult, SweepRecipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, chosen = done
+    grown = chosen.model_copy(
+        update={"grid": (*chosen.grid, sweeping.Grid(rank=(2,))), "bench": chosen.bench}
+    )
+    with pytest.raises(OutputExistsError, match="holds the sweep of another recipe"):
+        sweep(grown)
+    told = Record()
+    larger = sweep(grown, force=True, on_point=told)
+    assert told.measured == ["fold, d_kv 2"]
+    assert larger.frame["id"][:5].tolist() == result.frame["id"].tolist()
+    assert larger.bench is not None
+    assert len(larger.bench.models) == 5  # the shapes that were there take their turns again
+    sweep(chosen, force=True)
+
+
+def test_other_outputs_are_left_alone(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    for force in (False, True):
+        with pytest.raises(OutputExistsError, match="exists already"):
+            sweep(recipe(checkpoints["chronos-bolt"], tmp_path), force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+# --- stops and failures ---------------------------------------------------------------------------
+
+QUICK: dict[str, Any] = {"bench": None, "keep": "none"}
+
+
+def test_a_stopped_sweep_goes_on(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "out", **QUICK)
+    real = sweeping.save
+    saved: list[Path] = []
+
+    def stop_at_third(compressed: Any, path: Path, **options: Any) -> Path:
+        saved.append(path)
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+        return real(compressed, path, **options)
+
+    monkeypatch.setattr(sweeping, "save", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(chosen)
+    assert len(list((tmp_path / "out" / "points").iterdir())) == 2  # nothing half-written
+    told = Record()
+    resumed = sweep(chosen, on_point=told)
+    assert len(told.measured) == 3
+    assert len(resumed.frame) == 6
+    whole = sweep(chosen.model_copy(update={"output": str(tmp_path / "whole")}))
+    columns = ["id", "label", "parameters", "bytes_on_disk", "WQL_ratio", "MASE_ratio"]
+    pd.testing.assert_frame_equal(resumed.frame[columns], whole.frame[columns])
+    assert resumed.frame["latency_ms"].isna().all()
+    assert "front_latency_ms_WQL" not in resumed.frame
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"id": "other"}', "cut"])
+def test_a_damaged_point_is_measured_again(
+    checkpoints: dict[str, Path], tmp_path: Path, damage: str
+) -> None:
+    chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "o", grid=[{"rank": [4]}], **QUICK)
+    first = sweep(chosen)
+    path = tmp_path / "o" / "points" / first.frame["id"][1] / "point.json"
+    path.write_text(path.read_text()[:200] if damage == "cut" else damage)
+    told = Record()
+    again = sweep(chosen, on_point=told)
+    assert told.measured == ["fold, d_kv 4"]
+    assert again.frame["WQL_ratio"].tolist() == first.frame["WQL_ratio"].tolist()
+
+
+def test_a_point_that_fails_does_not_stop_the_others(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "o", **QUICK)
+    real = sweeping.compress_loaded_
+
+    def fail(loaded: Any, one: Any, **options: Any) -> Any:
+        if one.method == "svd":
+            raise FactorizationError("layer 3 does not converge")
+        return real(loaded, one, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeping, "compress_loaded_", fail)
+        told = Record()
+        result = sweep(chosen, on_point=told)
+        assert result.failures == {"svd, rank 3": "layer 3 does not converge"}
+        assert told.failed == ["svd, rank 3: layer 3 does not converge"]
+        assert len(result.frame) == 5
+        only = chosen.model_copy(update={"grid": chosen.grid[1:], "output": str(tmp_path / "only")})
+        with pytest.raises(TscompressError, match="none of 1 points could be measured; svd"):
+            sweep(only)
+    assert len(sweep(chosen).frame) == 6  # tried again
+
+
+# --- processes and the command --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_memory_is_measured(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    frame = sweep(recipe(checkpoints["chronos-bolt"], tmp_path / "o", grid=[{"rank": [4]}])).frame
+    assert (frame["peak_memory_bytes"] > frame["bytes_on_disk"]).all()
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    alone = recipe(checkpoints["chronos-bolt"], tmp_path / "one", **QUICK)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = sweep(alone)
+        told = Record()
+        both = sweep(
+            alone.model_copy(update={"output": str(tmp_path / "two")}), processes=2, on_point=told
+        )
+    finally:
+        torch.set_num_threads(threads)
+    assert sorted(told.measured) == sorted(one.frame["label"][1:])
+    columns = ["id", "label", "parameters", "bytes_on_disk", "WQL_ratio", "MASE_ratio"]
+    pd.testing.assert_frame_equal(both.frame[columns], one.frame[columns])
+
+
+@pytest.mark.slow
+def test_ctrl_c_with_processes_leaves_whole_points(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "sweep.yaml"
+    many = settings(checkpoints["chronos-bolt"], tmp_path / "out", **QUICK)
+    many["grid"] = [{"rank": [1, 2, 3, 4, 5, 6], "ff_ratio": [0.8, 0.5]}]
+    path.write_text(yaml.safe_dump(many))
+    command = [str(Path(sys.executable).with_name("tscompress")), "sweep", str(path)]
+    process = subprocess.Popen(
+        [*command, "--processes", "2"], stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("1/12")
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    time.sleep(0.5)
+    points = [p for p in (tmp_path / "out" / "points").iterdir() if not p.name.startswith("orig")]
+    finished = [p for p in points if (p / "point.json").is_file()]
+    assert 1 <= len(finished) < 12
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(finished) + 1}/12" in done.stderr
+
+
+def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(settings(checkpoints["chronos-bolt"], "unused", bench=None)))
+    command = ["sweep", str(path), "--output", str(tmp_path / "out"), "--max-series", "3"]
+    shown = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    assert "5 points, ratios to the original" in shown.stdout
+    assert str(tmp_path / "out" / "sweep.png") in shown.stdout
+    assert "5/5  svd, rank 3" in shown.stderr
+    again = CliRunner().invoke(cli.app, [*command, "--json"], catch_exceptions=False)
+    content = json.loads(again.stdout)
+    assert [point["number"] for point in content["points"]] == [0, 1, 2, 3, 4, 5]
+    assert content["failures"] == {}
+    assert again.stderr == ""  # nothing was measured again
