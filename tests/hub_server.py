@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,6 +85,8 @@ class HubServer:
         self.log: list[tuple[str, str, bool]] = []
         self.lock = threading.Lock()
         self.closing = threading.Event()
+        #: Called with "METHOD /path" twice: before a request is handled, and before it is answered.
+        self.on_step: Callable[[str], None] = lambda request: None
         hub = self
 
         class Bound(_Handler):
@@ -165,6 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.fault = self._fault()
         with self.hub.lock:
             self.hub.log.append((self.command, self.route, bool(given)))
+        self.hub.on_step(f"{self.command} {self.route}")
         if fault is not None and fault.kind in ("cut", "stall") and self.command != "GET":
             return self._vanish(stall=fault.kind == "stall")
         if fault is not None and fault.kind == "stall":
@@ -179,6 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json({"error": message}, 401, {"X-Error-Message": message})
         with self.hub.lock:
             answer = self._answer()
+        self.hub.on_step(f"{self.command} {self.route}")
         answer()
         return None
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import multiprocessing
 import os
 import random
@@ -13,9 +14,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -23,12 +26,15 @@ from typing import Any
 
 import pytest
 import torch
+from hub_server import HubServer
 from test_cli import Command, assert_refused, command  # noqa: F401
 
 from tscompress import cli, factored
+from tscompress.api import compress
 from tscompress.errors import OutputError
 from tscompress.files import new_directory, write_text_atomically
 from tscompress.loading import load
+from tscompress.serialization import save
 from tscompress.training import TrainingState, save_training_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")
@@ -239,6 +245,149 @@ def test_killed_at_random_times(works: dict[str, Work], name: str) -> None:
         state = work.check(old)
         go_on(work, old, state)
     print(f"{name}: killed {kills} times")
+
+
+# --------------------------------------------------------------------------------------------------
+# Killed on the way up
+# --------------------------------------------------------------------------------------------------
+
+#: Imports once, then a process for each push: its id, and how it ended.
+FORKER = """
+import os, sys
+from tscompress import card, cli, hub, loading
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        sys.argv = ["tscompress", "push", *line.split()]
+        os.dup2(2, 1)
+        try:
+            cli.main()
+        except SystemExit as stop:
+            os._exit(stop.code or 0)
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@dataclass
+class Pusher:
+    """Pushes one directory to a Hub on localhost, in processes that may be killed."""
+
+    hub: HubServer
+    directory: Path
+    process: subprocess.Popen[str]
+
+    def push(self, repo_id: str, *, step: int = 0, seconds: float | None = None) -> int:
+        """Push, kill it at a step of the server or after some time; the signal or exit code."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        started = threading.Event()
+        found: list[int] = []
+        count = itertools.count(1)
+
+        def kill() -> None:
+            started.wait(SECONDS)
+            with suppress(ProcessLookupError):
+                os.kill(found[0], signal.SIGKILL)
+
+        self.hub.on_step = lambda _: kill() if next(count) == step else None
+        timer = threading.Timer(seconds or 0, kill)
+        self.process.stdin.write(f"{self.directory} {repo_id}\n")
+        self.process.stdin.flush()
+        found.append(int(self.process.stdout.readline()))
+        started.set()
+        if seconds is not None:
+            timer.start()
+        status = int(self.process.stdout.readline())
+        timer.cancel()
+        self.hub.on_step = lambda _: None
+        return os.waitstatus_to_exitcode(status)
+
+    def check(self, repo_id: str, before: dict[str, str]) -> bool:
+        """Local files are as they were, commits are whole; whether there is one."""
+        card = self.directory / "README.md"
+        assert hashes(self.directory) | {"README.md": ""} == before | {"README.md": ""}
+        assert not card.exists() or card.read_text().endswith("\n")
+        whole = {path.name: path.read_bytes() for path in self.directory.iterdir()}
+        repository = self.hub.repositories.get(repo_id)
+        commits = [] if repository is None else list(repository.commits.values())[1:]
+        for files in commits:  # after the first, which creating it makes
+            assert {name: c for name, c in files.items() if name != ".gitattributes"} == whole
+        assert len(commits) <= 1
+        return bool(commits)
+
+
+@pytest.fixture(scope="module")
+def pusher(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pusher]:
+    root = tmp_path_factory.mktemp("pusher")
+    output = save(compress(checkpoints["chronos-bolt"], method="svd", rank=3), root / "small")
+    server = HubServer()
+    server.multipart_bytes = 20_000
+    server.tokens = {"hf_nobody": ("alice",)}
+    settings = {"HF_ENDPOINT": server.url, "HF_HOME": str(root / "home"), "HF_TOKEN": "hf_nobody",
+                "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    with server.running():
+        process = subprocess.Popen(
+            [sys.executable, "-c", FORKER], env={**os.environ, **settings}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        yield Pusher(server, output, process)
+        process.communicate()
+
+
+def push_again(pusher: Pusher, repo_id: str, before: dict[str, str]) -> None:
+    """What a killed push left does not hinder the next, which makes the one commit, or finds it."""
+    assert pusher.push(repo_id) == 0
+    assert pusher.check(repo_id, before)
+    assert len(pusher.hub.repositories[repo_id].commits) == 2
+    for path in pusher.directory.parent.iterdir():
+        assert path.name in ("small", "home")
+
+
+@pytest.mark.slow
+def test_pushes_killed_at_every_step_of_the_server(pusher: Pusher) -> None:
+    before = hashes(pusher.directory)
+    committed = []
+    for step in range(1, 200):
+        repo_id = f"alice/step-{step}"
+        pusher.hub.lfs.clear()
+        pusher.hub.parts.clear()
+        (pusher.directory / "README.md").unlink(missing_ok=True)
+        code = pusher.push(repo_id, step=step)
+        if code == 0:  # there is no such step
+            break
+        assert code == -signal.SIGKILL
+        committed.append(pusher.check(repo_id, before))
+        push_again(pusher, repo_id, before)
+    assert len(committed) >= 16
+    # The last step is before the answer to a commit that was made.
+    assert sorted(committed) == committed
+    assert (committed[0], committed[-1]) == (False, True)
+    print(f"push: killed {len(committed)} times, {sum(committed)} after the commit")
+
+
+@pytest.mark.slow
+def test_pushes_killed_at_random_times(pusher: Pusher) -> None:
+    before = hashes(pusher.directory)
+    (pusher.directory / "README.md").unlink(missing_ok=True)
+    pusher.hub.lfs.clear()
+    started = time.monotonic()
+    assert pusher.push("alice/whole") == 0
+    longest = time.monotonic() - started
+    rng = random.Random(0)
+    kills = 0
+    for trial in range(12):
+        pusher.hub.lfs.clear()
+        (pusher.directory / "README.md").unlink(missing_ok=True)
+        code = pusher.push(f"alice/time-{trial}", seconds=rng.uniform(0.1, 1.0) * longest)
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
+        pusher.check(f"alice/time-{trial}", before)
+        push_again(pusher, f"alice/time-{trial}", before)
+    print(f"push: killed {kills} times")
 
 
 # --------------------------------------------------------------------------------------------------
