@@ -22,11 +22,11 @@ LAYERS = (
     "configs", "plan", "heads", "factored", "tables", "wheels", "suites", "corpus", "data",
     "streams", "loading", "provenance", "calibration", "rank_profile", "profiling",
     "profile_tables", "figures", "planning", "layerwise", "folding", "surgery", "latency",
-    "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks", "examples",
-    "costs", "sensitivity", "budgets", "candidates", "training", "pretraining", "distillation",
-    "recovery_config", "recovery", "recipe", "memory", "sizing", "serialization", "pipelines",
-    "api", "card", "hub", "runs", "sweep", "report_content", "report_charts", "report_html",
-    "report", "cli",
+    "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks", "gift_eval",
+    "examples", "costs", "sensitivity", "budgets", "candidates", "training", "pretraining",
+    "distillation", "recovery_config", "recovery", "recipe", "memory", "sizing",
+    "serialization", "pipelines", "api", "card", "hub", "runs", "sweep", "report_content",
+    "report_charts", "report_html", "report", "cli",
 )  # fmt: skip
 
 

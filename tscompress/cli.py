@@ -56,7 +56,7 @@ _LONG_FORMAT_OPTIONS = (
 )  # fmt: skip
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
-    "fidelity", "no_cache",
+    "fidelity", "gift_eval", "no_cache",
 )  # fmt: skip
 #: ClickException; typer brings a click of its own, or not, depending on its version.
 _UsageMistake: Any = typer.BadParameter.__mro__[2]
@@ -414,6 +414,7 @@ def evaluate(
     from tscompress.evaluation import SEASONAL_NAIVE, evaluation_table, relative
     from tscompress.fidelity import PairedForecasts, fidelity_tables
     from tscompress.files import check_output
+    from tscompress.gift_eval import GiftEvalResults
     from tscompress.recipe import EvaluationConfig
     from tscompress.score_cache import ScoreCache
     from tscompress.statistics import compare, comparison_tables
@@ -439,6 +440,8 @@ def evaluate(
         check_output(output, force=force)
     if fidelity and against is None:
         raise UsageError("--fidelity compares with another model; give --against.")
+    if gift_eval and (output is None or output.suffix == ".json"):
+        raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
         _refuse(context, "--seeds says every seed", ("seed",))
     long_format = None
@@ -466,23 +469,13 @@ def evaluate(
     )
     averaged = None if seeds is None else _integers(seeds, "--seeds")
     pairs = PairedForecasts() if fidelity else None
-
-    layouts: list[GiftEvalResults] = []
-
-    def hooks(name: str, keep: Any, draws_samples: bool) -> Any:
-        wanted = [] if keep is None else [keep]
-        if gift_eval and not layouts:  # MODEL comes first
-            layouts.append(GiftEvalResults(name, draws_samples=draws_samples, dtype=dtype))
-            wanted += layouts
-        return (lambda *found: [hook(*found) for hook in wanted]) if wanted else None
+    layout = GiftEvalResults() if gift_eval else None
 
     def scored(name: str, keep: Any = None) -> EvaluationResult:
         if name == SEASONAL_NAIVE:
-            keep = hooks(name, keep, False)
             return score(name, name, config, advance, cache=cache, on_forecasts=keep)
         here = processes.device(device)
         loaded = _load(name, here, dtype, revision if name == model else None)
-        keep = hooks(loaded.name, keep, loaded.family == "chronos-t5")
         return score(
             loaded.forecaster,
             loaded.name,
@@ -496,7 +489,7 @@ def evaluate(
 
     with _progress() as advance:
         other = None if against is None else scored(against, pairs and pairs.original)
-        result = scored(model, pairs and pairs.compressed)
+        result = scored(model, _all_of(None if pairs is None else pairs.compressed, layout))
         naive = next(
             (r for r in (result, other) if r is not None and r.model == SEASONAL_NAIVE), None
         ) or scored(SEASONAL_NAIVE)
@@ -526,6 +519,8 @@ def evaluate(
         shown += fidelity_tables(changes)
     if output is not None:
         _write_scores(output, content, result, naive, other, changes, force=force)
+        if layout is not None:
+            layout.save(output, result, dtype)
     for key in ("result", "against"):  # every series is for files
         if key in content:
             _drop_series(content[key])
@@ -579,6 +574,17 @@ def _evaluate_fev(
             content = fev_tasks.summaries_csv(summaries)
             write_text_atomically(directory / fev_tasks.SUMMARIES_FILE, content)
     _print(as_json, {"summaries": summaries}, table)
+
+
+def _all_of(*hooks: Callable[..., None] | None) -> Callable[..., None] | None:
+    """One hook that calls those that are there; None if none is."""
+    given = [hook for hook in hooks if hook is not None]
+
+    def call(*values: object) -> None:
+        for hook in given:
+            hook(*values)
+
+    return call if given else None
 
 
 def _drop_series(result: dict[str, Any]) -> None:
