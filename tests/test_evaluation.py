@@ -49,7 +49,9 @@ from tscompress.evaluation import (
     forecast,
     quantile_array,
     relative,
+    sample_quantiles,
     score_forecasts,
+    seasonal_errors,
     series_contributions,
 )
 from tscompress.pretraining import (
@@ -257,6 +259,14 @@ def test_contributions_give_the_scores_of_gluonts(
     dataset = awkward_dataset()
     forecasts = forecast(request.getfixturevalue(family), dataset.contexts, dataset.horizon)
     scores = score_forecasts(forecasts, dataset)
+    own = evaluation.evaluate_forecasts(
+        forecasts,
+        test_data=evaluation._backtest(dataset),
+        metrics=[evaluation.MASE(), evaluation.MeanWeightedSumQuantileLoss(QUANTILE_LEVELS)],
+        seasonality=dataset.seasonality,
+    ).iloc[0]
+    assert scores["MASE"] == own["MASE[0.5]"]
+    assert scores["WQL"] == own["mean_weighted_sum_quantile_loss"]
     columns = series_contributions(quantile_array(forecasts), dataset)
     for metric in ("WQL", "MASE"):
         assert columns.score(metric) == pytest.approx(scores[metric], rel=1e-12)
@@ -285,6 +295,27 @@ def test_contributions_agree_with_fev(bolt: BaseChronosPipeline) -> None:
     }
     assert columns.score("MASE") == pytest.approx(metrics.MASE().compute(**arguments), rel=1e-6)
     assert columns.score("WQL") == pytest.approx(metrics.WQL().compute(**arguments), rel=1e-6)
+
+
+def test_seasonal_errors_are_those_of_gluonts() -> None:
+    dataset = awkward_dataset()
+    shorter = dataset_of([[1, 3, 9, 4], [2.0] * 15 + [1], list(range(16))], 3, freq="M")
+    for one in (dataset, shorter):  # a season is 12; contexts of 1, 12 and 13 steps are among them
+        expected = [
+            np.ma.filled(
+                evaluation.seasonal_error(np.ma.masked_invalid(c), one.seasonality, time_axis=-1), 0
+            )
+            for c in one.contexts
+        ]
+        np.testing.assert_allclose(seasonal_errors(one), np.ravel(expected), rtol=1e-14)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 9, 20, 21])
+def test_quantiles_of_samples_are_those_of_gluonts(num_samples: int) -> None:
+    samples = np.random.default_rng(0).normal(size=(3, num_samples, 5)).astype(np.float32)
+    start = pd.Period("2000-01-01", freq="D")
+    theirs = [evaluation.SampleForecast(samples=one, start_date=start) for one in samples]
+    np.testing.assert_array_equal(sample_quantiles(samples), quantile_array(theirs))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

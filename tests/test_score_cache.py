@@ -45,13 +45,13 @@ class Bench:
         self.directory = directory
         self.forecasts = 0
         self.options: dict[str, Any] = {"name": "tiny"}
-        real = evaluation.forecast
+        real = evaluation.predict
 
         def counted(*arguments: Any, **options: Any) -> Any:
             self.forecasts += 1
             return real(*arguments, **options)
 
-        monkeypatch.setattr(evaluation, "forecast", counted)
+        monkeypatch.setattr(evaluation, "predict", counted)
         monkeypatch.setattr(evaluation, "load_suite", lambda *_, **__: iter(self.datasets))
 
     def run(self, **options: Any) -> EvaluationResult:

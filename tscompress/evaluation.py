@@ -329,11 +329,38 @@ def forecast(
     NotEnoughMemoryError
         A single series does not fit.
     """
+    values = predict(
+        pipeline, contexts, horizon, seed, batch_size, num_samples=num_samples, stream=stream
+    )
+    if starts is None:
+        starts = [pd.Period("1970-01-01", freq="D")] * len(contexts)
+    return [
+        _to_gluonts(pipeline, of_series, start + np.size(context))
+        for of_series, start, context in zip(values, starts, contexts, strict=True)
+    ]
+
+
+def predict(
+    pipeline: BaseChronosPipeline,
+    contexts: Sequence[npt.ArrayLike],
+    horizon: int,
+    seed: int = 0,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    *,
+    num_samples: int | None = None,
+    stream: str = "",
+) -> npt.NDArray[np.float32]:
+    """What :func:`forecast` puts into gluonts' objects, as one array.
+
+    Returns
+    -------
+    ndarray
+        Samples ``[N, num_samples, horizon]`` of Chronos-T5, quantiles 0.1 … 0.9
+        ``[N, 9, horizon]`` of the others.
+    """
     _check_forecast_options(pipeline, batch_size, num_samples)
     tensors = [torch.as_tensor(np.asarray(values, dtype=np.float32)) for values in contexts]
     lengths = [len(values) for values in tensors]
-    if starts is None:
-        starts = [pd.Period("1970-01-01", freq="D")] * len(tensors)
     processes = Processes()
     size, at_once = processes.agree(
         lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples)
@@ -350,10 +377,7 @@ def forecast(
         )
         found |= dict(zip(indices, output, strict=True))
     found = processes.gather(found)
-    return [
-        _to_gluonts(pipeline, found[index], starts[index] + lengths[index])
-        for index in range(len(tensors))
-    ]
+    return np.stack([found[index] for index in range(len(tensors))])
 
 
 def _check_forecast_options(
@@ -558,20 +582,15 @@ class _Protocol(NamedTuple):
         seconds = 0.0
         for seed in self.seeds:
             started = time.perf_counter()
-            forecasts = self._forecast(dataset, seed)
+            quantiles, paths = self._forecast(dataset, seed)
             seconds += time.perf_counter() - started
-            quantiles = quantile_array(forecasts)
             if on_forecasts is not None and seed == self.seeds[0]:
                 on_forecasts(dataset, quantiles)
             contributions = series_contributions(quantiles, dataset, name=self.name)
-            runs.append((score_forecasts(forecasts, dataset), contributions))
+            runs.append((score_quantiles(quantiles, dataset), contributions))
         sampling = None
-        if self.draws:
-            sampling = Sampling(
-                seeds=self.seeds,
-                num_samples=forecasts[0].num_samples,
-                batch_size=self.drawn_together,
-            )
+        if paths is not None:
+            sampling = Sampling(seeds=self.seeds, num_samples=paths, batch_size=self.drawn_together)
         row = DatasetScore(
             dataset=dataset.name,
             model=self.name,
@@ -587,10 +606,11 @@ class _Protocol(NamedTuple):
         )
         return _Scored(row, sampling)
 
-    def _forecast(self, dataset: EvaluationDataset, seed: int) -> list[Forecast]:
+    def _forecast(self, dataset: EvaluationDataset, seed: int) -> tuple[Quantiles, int | None]:
+        """Quantiles, and of how many sample paths they are, if of any."""
         if isinstance(self.model, str):
-            return SeasonalNaive().forecast(dataset)
-        return forecast(
+            return quantile_array(SeasonalNaive().forecast(dataset)), None
+        values = predict(
             self.model,
             dataset.contexts,
             dataset.horizon,
@@ -598,8 +618,8 @@ class _Protocol(NamedTuple):
             self.batch_size,
             num_samples=self.num_samples,
             stream=dataset.name,
-            starts=dataset.starts,
         )
+        return (sample_quantiles(values), values.shape[1]) if self.draws else (values, None)
 
 
 def _draws(pipeline: BaseChronosPipeline) -> bool:
@@ -613,17 +633,25 @@ def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -> dict[str, float]:
-    """MASE and WQL of forecasts, over all series and steps of a dataset.
+    """MASE and WQL of forecasts of gluonts; see :func:`score_quantiles`."""
+    return score_quantiles(quantile_array(forecasts), dataset)
+
+
+def score_quantiles(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[str, float]:
+    """MASE and WQL of quantiles ``[N, 9, horizon]``, over all series and steps of a dataset.
 
     MASE is the mean absolute error of the median in units of the context's seasonal error
     (steps whose seasonal error is zero are left out); WQL is the mean over the levels of the
     quantile loss, summed over series and steps, relative to the sum of absolute labels. Missing
     labels are left out of both.
     """
+    # All that gluonts asks a forecast for is a level by its name; its own objects look each one up
+    # anew, which takes longer than a small model's forecast.
+    levels = [str(level) for level in QUANTILE_LEVELS]
     # gluonts opens a progress bar that cannot be switched off.
     with contextlib.redirect_stderr(io.StringIO()):
         scores = evaluate_forecasts(
-            forecasts,
+            [dict(zip(levels, of_series, strict=True)) for of_series in quantiles],
             test_data=_backtest(dataset),
             metrics=[MASE(), MeanWeightedSumQuantileLoss(QUANTILE_LEVELS)],
             seasonality=dataset.seasonality,
@@ -639,6 +667,13 @@ def quantile_array(forecasts: Iterable[Forecast]) -> Quantiles:
     """The quantiles 0.1 … 0.9 of forecasts, ``[N, 9, horizon]``; of samples, gluonts' way."""
     levels = [str(level) for level in QUANTILE_LEVELS]
     return np.stack([[item.quantile(level) for level in levels] for item in forecasts])
+
+
+def sample_quantiles(samples: npt.NDArray[np.float32]) -> Quantiles:
+    """The quantiles 0.1 … 0.9 of samples ``[N, num_samples, horizon]``, gluonts' way: no mean."""
+    places = np.round((samples.shape[1] - 1) * np.array(QUANTILE_LEVELS)).astype(int)
+    ordered: Quantiles = np.sort(samples, axis=1)[:, places]
+    return ordered
 
 
 def quantile_losses(quantiles: Quantiles, dataset: EvaluationDataset) -> Any:
@@ -665,11 +700,14 @@ def seasonal_errors(dataset: EvaluationDataset) -> npt.NDArray[np.float64]:
     gluonts' definition: steps that miss either value are left out, and a context shorter than a
     season is compared with the step before.
     """
-    errors = [
-        seasonal_error(np.ma.masked_invalid(context), dataset.seasonality, time_axis=-1)
-        for context in dataset.contexts
-    ]
-    return np.array([np.ma.filled(error, 0.0) for error in errors], dtype=np.float64).ravel()
+    season = dataset.seasonality
+    errors = []
+    for context in dataset.contexts:
+        # Masks take longer than all the rest; gaps need them, and contexts of a season or less.
+        whole = len(context) > season and bool(np.isfinite(context).all())
+        values = context if whole else np.ma.masked_invalid(context)
+        errors.append(np.ma.filled(seasonal_error(values, season, time_axis=-1), 0.0))
+    return np.array(errors, dtype=np.float64).ravel()
 
 
 def series_contributions(
