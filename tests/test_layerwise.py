@@ -21,7 +21,9 @@ from tscompress.calibration import (
 )
 from tscompress.folding import FoldConfig
 from tscompress.layerwise import (
+    Recording,
     Step,
+    _Lookup,
     multiplies_bfloat16,
     record,
     runs_of,
@@ -100,6 +102,31 @@ def test_rows_of_small_batches_side_by_side_lead_to_the_same_model(
     # Rounding differs, and a fit magnifies it.
     apart = sum(float((alone[row] - values).square().sum()) for row, values in together.items())
     assert apart < 1e-4 * sum(float(values.square().sum()) for values in together.values())
+
+
+@given(st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 9))
+def test_streams_that_repeat_rows_are_held_once(rows: int, lengths: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(rows, 4, generator=generator)
+    batches = [table[torch.randint(rows, (2, n), generator=generator)] for n in lengths]
+    held = _Lookup.of(batches)
+    entered = Recording(entries={"encoder": held}).entered("encoder")
+    assert all(map(torch.equal, entered, batches))
+    if 2 * sum(lengths) >= 2 * rows:
+        assert isinstance(held, _Lookup)
+        assert len(held.table) <= rows
+
+
+def test_streams_of_rows_of_their_own_are_held_as_they_are() -> None:
+    for batches in ([torch.randn(2, 8, 4)], [torch.full((2, 8, 4), torch.nan)]):
+        assert _Lookup.of(batches) is batches
+
+
+def test_embedded_tokens_are_held_once(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    entries = record(loaded, calibration_batches(loaded, CALIBRATION)).entries
+    if loaded.family == "chronos-t5":
+        assert all(isinstance(entry, _Lookup) for entry in entries.values())
 
 
 def steps_of(loaded: LoadedModel) -> dict[str, Step]:

@@ -29,6 +29,7 @@ from tscompress.layerwise import (
     multiplies_bfloat16,
     record,
     record_entry,
+    return_memory,
     returning_memory,
     runs_of,
     small_batches,
@@ -210,32 +211,45 @@ def fold_(
     )
     for step in steps:
         name = step.block.name
-        if isinstance(step.block, AttentionBlock) and heads[name].latent:
+        if not isinstance(step.block, AttentionBlock):
+            _fold_feed_forward_(loaded, step, hidden[name], config)
+        elif heads[name].latent:
             if latent is None:  # keys and values of all layers are still the original's
                 latent = _latent_of(loaded, plan, step)
             attention = _fold_latent_(loaded, heads[name], *latent)
             _refit_(step, attention, "o", config)
-            count()
-        elif isinstance(step.block, AttentionBlock):
-            attention = loaded.model.get_submodule(name)
-            if heads[name].parameters < heads[name].dense_parameters:
-                moments = attention_moments(loaded, step, config)
-                if config.frequencies == "free":
-                    heads[name] = _with_free_frequencies(attention, heads[name], moments)
-                attention = fold_attention_(loaded, step.block, heads[name], moments, config)
-            _refit_(step, attention, "o", config)
-            count()
         else:
-            feed_forward = loaded.model.get_submodule(name)
-            if hidden[name].kept < hidden[name].d_ff:
-                units = hidden_moments(loaded, step)
-                feed_forward = fold_hidden_(loaded, hidden[name], units, config)
-            _refit_(step, feed_forward, "wo", config)
-            count()
+            heads[name] = _fold_heads_(loaded, step, heads[name], config)
+        return_memory()
+        count()
     if PATCH_EMBEDDINGS[1] in hidden:
         fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
+
+
+def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldConfig) -> HeadPlan:
+    """Fold an attention block and fit its output; its plan, with the frequencies chosen."""
+    assert isinstance(step.block, AttentionBlock)
+    attention = loaded.model.get_submodule(plan.name)
+    if plan.parameters < plan.dense_parameters:
+        moments = attention_moments(loaded, step, config)
+        if config.frequencies == "free":
+            plan = _with_free_frequencies(attention, plan, moments)
+        attention = fold_attention_(loaded, step.block, plan, moments, config)
+        del moments
+    _refit_(step, attention, "o", config)
+    return plan
+
+
+def _fold_feed_forward_(
+    loaded: LoadedModel, step: Step, plan: HiddenPlan, config: FoldConfig
+) -> None:
+    """Fold a feed-forward and fit its output."""
+    feed_forward = loaded.model.get_submodule(plan.name)
+    if plan.kept < plan.d_ff:
+        feed_forward = fold_hidden_(loaded, plan, hidden_moments(loaded, step), config)
+    _refit_(step, feed_forward, "wo", config)
 
 
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:

@@ -40,15 +40,52 @@ class Recording:
         Sublayer to ``(args, kwargs)`` of each batch, without the residual stream; see
         :meth:`Step.call`.
     entries
-        Stack to the residual stream that enters it, ``[B, S, d_model]`` of each batch.
+        Stack to the residual stream that enters it, of each batch; see :meth:`entered`.
     encoder_valid, decoder_valid
         Positions of each batch that are real, bool ``[B, S]``; None: all are.
     """
 
     arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
-    entries: dict[str, list[Tensor]] = field(default_factory=dict)
+    entries: dict[str, list[Tensor] | _Lookup] = field(default_factory=dict)
     encoder_valid: list[Tensor | None] = field(default_factory=list)
     decoder_valid: list[Tensor | None] = field(default_factory=list)
+
+    def entered(self, stack: str) -> list[Tensor]:
+        """``[B, S, d_model]`` of each batch; handed over, and freed here."""
+        entry = self.entries.pop(stack)
+        return entry.batches() if isinstance(entry, _Lookup) else entry
+
+
+class _Lookup:
+    """Streams of batches whose positions are rows of one table, as embedded tokens are."""
+
+    def __init__(self, table: Tensor, places: list[Tensor]) -> None:
+        self.table, self.places = table, places
+
+    def batches(self) -> list[Tensor]:
+        return [self.table[place] for place in self.places]
+
+    @classmethod
+    def of(cls, batches: list[Tensor]) -> _Lookup | list[Tensor]:
+        """``batches`` ``[B, S, d]`` as a table, where many positions are alike to the last bit."""
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(batches[0].shape[-1], generator=generator, dtype=torch.float64)
+        marks = torch.cat([(b.to("cpu", torch.float64) @ direction).flatten() for b in batches])
+        _, place = torch.unique(marks, return_inverse=True)
+        count = int(place.max()) + 1
+        if 2 * count > len(place):
+            return batches
+        table = batches[0].new_empty(count, len(direction))
+        places = [
+            part.view(batch.shape[:2]).to(batch.device)
+            for part, batch in zip(
+                place.split([b.shape[:2].numel() for b in batches]), batches, strict=True
+            )
+        ]
+        for batch, own in zip(batches, places, strict=True):
+            table[own.flatten()] = batch.flatten(0, 1)
+        same = all(torch.equal(table[own], b) for own, b in zip(places, batches, strict=True))
+        return cls(table, places) if same else batches
 
 
 @dataclass
@@ -148,10 +185,12 @@ class _Recorded(Exception):
 def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recording:
     """Note how every sublayer is called, for each batch."""
     recording = Recording()
-    with _recorders(loaded, recording, entries_only=False), _first_blocks_only(loaded.model):
+    entries: dict[str, list[Tensor]] = {}
+    with _recorders(loaded, recording, entries), _first_blocks_only(loaded.model):
         for batch in batches:
             recording.decoder_valid.append(fed_positions(loaded, batch))
             run_teacher_forced(loaded, batch)
+    recording.entries = {name: _Lookup.of(entry) for name, entry in entries.items()}
     return recording
 
 
@@ -202,18 +241,24 @@ def _first_blocks_only(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> list[Tensor]:
     """The residual stream that enters the encoder, after a change to what embeds the input."""
-    recording = Recording()
-    with _recorders(loaded, recording, entries_only=True):
+    entries: dict[str, list[Tensor]] = {}
+    with _recorders(loaded, Recording(), entries, entries_only=True):
         for batch in batches:
             try:
                 run_teacher_forced(loaded, batch)
             except _Recorded:
                 continue
-    return recording.entries["encoder"]
+    return entries["encoder"]
 
 
 @contextmanager
-def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool) -> Iterator[None]:
+def _recorders(
+    loaded: LoadedModel,
+    recording: Recording,
+    entries: dict[str, list[Tensor]],
+    *,
+    entries_only: bool = False,
+) -> Iterator[None]:
     model: Any = loaded.model
     handles = []
     known: list[Tensor] = []
@@ -273,7 +318,7 @@ def _recorders(loaded: LoadedModel, recording: Recording, *, entries_only: bool)
             }
             calls.append((args[1:], kept))
             if entry is not None:
-                recording.entries.setdefault(entry, []).append(args[0].detach())
+                entries.setdefault(entry, []).append(args[0].detach())
                 if entries_only:
                     raise _Recorded
 
@@ -345,7 +390,7 @@ def walk(
                     "original": original if carry_original else None,
                     "changed": changed if on_compressed else None,
                 }
-            entered = recording.entries.pop(stack)  # a stream is freed once it has moved on
+            entered = recording.entered(stack)  # each stream is freed once it has moved on
             original = list(entered) if carry_original else []
             entry = encoder_entry if stack == "encoder" and encoder_entry else None
             changed = list(entry or entered) if on_compressed else []
@@ -414,9 +459,7 @@ def returning_memory() -> Iterator[None]:
     It would keep ever larger ones, up to 32 MiB, of which a walk frees thousands: as much memory
     again as the streams take. Afterwards those limits hold, to which glibc would have risen.
     """
-    mallopt = None
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_glibc("mallopt")
     if mallopt is None:
         yield
         return
@@ -426,6 +469,22 @@ def returning_memory() -> Iterator[None]:
     finally:
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+def return_memory() -> None:
+    """Hand the pages that glibc holds between blocks in use back to the system.
+
+    Weights were allocated before :func:`returning_memory` took effect, so that those of layers that
+    have shrunk lie among others.
+    """
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(function: str) -> Any:
+    """A function of the C library; None where it is another one."""
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
