@@ -22,6 +22,11 @@ from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import nn
 from transformers import AutoConfig, T5ForConditionalGeneration
 
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # transformers 4
+    from transformers.modeling_utils import no_init_weights
+
 from tscompress.architectures import FAMILIES, Architecture, describe, family_of
 from tscompress.configs import check_config
 from tscompress.errors import (
@@ -72,6 +77,12 @@ REFERENCE_PREFIX = "reference/"
 _LAYER_NORM = {"gamma": "weight", "beta": "bias"}
 #: Flipped bits make larger ones, and they make forecasts that are not finite.
 _LARGEST_WEIGHT = 1e8
+#: What from_pretrained calls it; chronos passes on what it does not know.
+_DTYPE_ARGUMENT = (
+    "dtype"
+    if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56)
+    else "torch_dtype"
+)
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -555,7 +566,7 @@ def _load_stock(
     _check_fits(empty, stored, source)
     kept_dtype = _most_common_dtype(stored)
     # A .bin file beside the weights is never an alternative.
-    options = {"dtype": dtype or kept_dtype, "use_safetensors": True}
+    options = {_DTYPE_ARGUMENT: dtype or kept_dtype, "use_safetensors": True}
     with _misfits(source):
         if FAMILIES[family].forecasts:
             pipeline = BaseChronosPipeline.from_pretrained(directory, **options)
@@ -685,7 +696,8 @@ def build_empty(family: str, config: Mapping[str, Any]) -> nn.Module:
     else:
         kind = "t5" if family in classes else config["model_type"]
         hf_config = AutoConfig.for_model(kind, **settings)
-    with init_empty_weights(include_buffers=False):
+    # Weights without memory are not drawn either: it took longer than the rest of a load.
+    with init_empty_weights(include_buffers=False), no_init_weights():
         if family in classes:
             model: nn.Module = classes[family](hf_config)
         else:

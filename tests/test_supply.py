@@ -1,0 +1,209 @@
+"""What is handed out, wheel and source archive, file by file and byte by byte; what it asks for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import tscompress
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "tscompress"
+#: 2024-01-01; what a release takes from the time of its commit.
+EPOCH = 1704067200
+NOT_SHIPPED = ("__pycache__", ".git", ".venv", "results", "dist", ".*_cache", ".hypothesis")
+
+
+def build(root: Path, output: Path, *, epoch: int = EPOCH) -> tuple[Path, Path]:
+    """Wheel and source archive, made by the backend that pyproject.toml names."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist"]
+    done = subprocess.run(
+        [*command, "-d", str(output)], cwd=root, capture_output=True, text=True, check=False,
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (wheel,), (archive,) = output.glob("*.whl"), output.glob("*.tar.gz")
+    return wheel, archive
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(ROOT, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, Path]) -> zipfile.ZipFile:
+    return zipfile.ZipFile(built[0])
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Any:
+    return message_from_string(wheel.read(f"{info(wheel)}METADATA").decode())
+
+
+def info(wheel: zipfile.ZipFile) -> str:
+    return f"tscompress-{tscompress.__version__}.dist-info/"
+
+
+def project() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    content: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return content
+
+
+# --------------------------------------------------------------------------------------------------
+# What is inside
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) -> None:
+    ours = {
+        f"tscompress/{path.relative_to(PACKAGE)}"
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    # Published suites lie beside the benchmarks, and are data of the package.
+    suites = {f"tscompress/eval/{path.name}" for path in (ROOT / "eval").glob("*.yaml")}
+    about = {
+        info(wheel) + name
+        for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    }
+    assert suites
+    assert set(wheel.namelist()) == ours | suites | about
+    assert {Path(name).suffix for name in ours} <= {
+        ".py", ".typed", ".md", ".json", ".safetensors", ".css", ".j2", ".js",
+    }  # fmt: skip
+
+
+def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    for reference in ("bolt", "t5"):
+        home = f"tscompress/reference/{reference}"
+        assert {f"{home}/{n}" for n in ("config.json", "model.safetensors", "README.md")} <= names
+    assert {"tscompress/eval/zero-shot.yaml", "tscompress/eval/in-domain.yaml"} <= names
+    assert {path.name for path in (PACKAGE / "templates").iterdir()} <= {
+        Path(name).name for name in names if name.startswith("tscompress/templates/")
+    }
+    assert wheel.read(f"{info(wheel)}entry_points.txt").decode().split() == [
+        "[console_scripts]", "tscompress", "=", "tscompress.cli:main",
+    ]  # fmt: skip
+
+
+def test_everything_in_the_wheel_is_what_its_record_says(wheel: zipfile.ZipFile) -> None:
+    rows = [line.split(",") for line in wheel.read(f"{info(wheel)}RECORD").decode().splitlines()]
+    recorded = {name: (digest, size) for name, digest, size in rows}
+    assert recorded.keys() == set(wheel.namelist())
+    for name, (digest, size) in recorded.items():
+        if name.endswith("RECORD"):
+            continue
+        content = wheel.read(name)
+        found = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        assert (digest, size) == (f"sha256={found}", str(len(content))), name
+
+
+def test_whoever_installs_it_may_read_it(wheel: zipfile.ZipFile) -> None:
+    for item in wheel.infolist():
+        assert stat.S_IMODE(item.external_attr >> 16) == 0o644, item.filename
+
+
+def test_the_source_archive_can_be_tested_and_holds_no_leftovers(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[1]) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    top = {name.split("/")[0] for name in names}
+    folders = {"tscompress", "recipes", "eval", "tests"}
+    files = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert top == folders | files
+    for name in names:
+        assert not re.search(r"__pycache__|\.pyc$|\.pt$|\.bin$|\.pkl$|\.env|_cache/", name), name
+    tests = {path.name for path in (ROOT / "tests").glob("*.py")}
+    assert tests <= {Path(name).name for name in names if name.startswith("tests/")}
+
+
+# --------------------------------------------------------------------------------------------------
+# The same bytes
+# --------------------------------------------------------------------------------------------------
+
+
+def copy_of_the_tree(target: Path, *, time: int, mode: int) -> Path:
+    """The tree elsewhere, with other times and permissions, and reference weights of no size."""
+    ignored = shutil.ignore_patterns(*NOT_SHIPPED, "*.safetensors")
+    shutil.copytree(ROOT, target, ignore=ignored)
+    for directory in (target / "tscompress" / "reference").iterdir():
+        (directory / "model.safetensors").write_bytes(b"\0" * 100)
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_file():
+            path.chmod(mode)
+        os.utime(path, (time, time))
+    return target
+
+
+def test_two_builds_are_equal_byte_for_byte(tmp_path: Path) -> None:
+    """Wherever and whenever the tree was checked out, and by whoever."""
+    first = copy_of_the_tree(tmp_path / "first", time=1_500_000_000, mode=0o644)
+    second = copy_of_the_tree(tmp_path / "elsewhere" / "second", time=1_700_000_000, mode=0o600)
+    pairs = zip(
+        build(first, tmp_path / "one"), build(second, tmp_path / "two"), strict=True
+    )  # fmt: skip
+    for ours, theirs in pairs:
+        assert ours.name == theirs.name
+        assert ours.read_bytes() == theirs.read_bytes(), ours.name
+    other, _ = build(first, tmp_path / "later", epoch=EPOCH + 86400)
+    assert other.read_bytes() != (tmp_path / "one" / other.name).read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------
+# What it asks for
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_asks_for_what_pyproject_says(metadata: Any) -> None:
+    content = project()["project"]
+    asked = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
+    named = {str(one) for one in asked if one.marker is None}
+    assert named == {str(Requirement(line)) for line in content["dependencies"]}
+    assert set(metadata.get_all("Provides-Extra")) == set(content["optional-dependencies"])
+    assert metadata["Requires-Python"] == content["requires-python"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_every_dependency_is_bounded_and_installed_within_its_bounds() -> None:
+    content = project()
+    lines = [*content["project"]["dependencies"], *content["build-system"]["requires"]]
+    lines += [line for extra in content["project"]["optional-dependencies"].values()
+              for line in extra if not line.startswith("tscompress")]  # fmt: skip
+    for line in lines:
+        requirement = Requirement(line)
+        operators = {one.operator for one in requirement.specifier}
+        assert operators == {">=", "<"}, line
+        assert not requirement.url, line
+        try:
+            version = Version(importlib.metadata.version(requirement.name)).public
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of an extra that is not installed here
+        assert requirement.specifier.contains(version), f"{line}: {version} is installed"
+
+
+def test_the_pythons_it_names_are_those_it_allows(metadata: Any) -> None:
+    named = [line.rpartition(" ")[2] for line in metadata.get_all("Classifier")
+             if re.search(r":: 3\.\d+$", line)]  # fmt: skip
+    allowed = SpecifierSet(metadata["Requires-Python"])
+    assert named
+    assert all(allowed.contains(version) for version in named)
+    assert allowed.contains(f"{sys.version_info[0]}.{sys.version_info[1]}")
