@@ -298,7 +298,14 @@ def test_the_table_shows_every_point(done: tuple[SweepResult, SweepRecipe]) -> N
     shown = captured.get()
     for label in done[0].frame["label"]:
         assert label in shown
-    assert "WQL: " in shown
+    assert "latency (L), size on disk (S), memory (M)" in shown
+    *_, mase, wql = sweep_table(done[0]).columns
+    frame = done[0].frame
+    initials = {"L": "latency_ms", "S": "bytes_on_disk", "M": "peak_memory_bytes"}
+    for column, metric in ((mase, "MASE"), (wql, "WQL")):
+        for index, cell in enumerate(column.cells):
+            on = {key for key, cost in initials.items() if frame[f"front_{cost}_{metric}"][index]}
+            assert set(str(cell)) == on
 
 
 def test_a_finished_sweep_measures_nothing_again(

@@ -44,7 +44,16 @@ from tscompress.errors import (
 )
 from tscompress.evaluation import METRICS, EvaluationResult
 from tscompress.factored import PLAN_FILE, apply_structure_, is_factored_config, read_plan
-from tscompress.figures import DPI, GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.figures import (
+    DPI,
+    GREY,
+    MARKERS,
+    PALETTE,
+    TICK_SIZE,
+    legend_beside,
+    new_figure,
+    style_axes,
+)
 from tscompress.files import check_output, sha256_of, write_text_atomically
 from tscompress.folding import FoldConfig
 from tscompress.latency import BenchResult, Workload, bench, bytes_on_disk, process_memory
@@ -248,7 +257,7 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
     names = {"rank": "d_kv" if grid.method == "fold" else "rank", "ff_ratio": "d_ff"}
     parts: list[str] = [grid.method]
     for name, value in sizes.items():
-        text = f"{value:.0%}" if name == "ff_ratio" else str(value).strip("()")
+        text = f"{100 * value:g}%" if name == "ff_ratio" else str(value).strip("()")
         parts.append(text if "=" in text else f"{names.get(name, name)} {text}")
     parts += [grid.layout] if grid.layout else []
     return ", ".join([*parts, *([f"{steps} steps"] if steps else [])])
@@ -641,6 +650,8 @@ def _frame(
         rows.append(_row(point, dense, quality, timed, _shape_name(output, point)))
     frame = pd.DataFrame(rows)
     frame.insert(0, "number", range(len(frame)))
+    # Models of one shape take the same memory; what differs is what else the process happened on.
+    frame["peak_memory_bytes"] = frame.groupby("shape")["peak_memory_bytes"].transform("min")
     for cost, metric in itertools.product(COSTS, METRICS):
         if frame[cost].notna().all():
             frame[f"front_{cost}_{metric}"] = pareto_front(
@@ -656,7 +667,7 @@ def _row(
     timed: BenchResult | None,
     shape: str,
 ) -> dict[str, Any]:
-    row = point.model_dump(exclude={"scores", "checkpoint"})
+    row = point.model_dump(exclude={"scores", "checkpoint"}) | {"shape": shape}
     for metric in METRICS:
         ratio = None if quality is None else getattr(quality, metric)
         row[f"{metric}_ratio"] = 1.0 if ratio is None else ratio.ratio
@@ -702,21 +713,29 @@ def _drop_weights(
 def sweep_table(result: SweepResult) -> Table:
     """One row a point, ratios to the original, and the fronts that it is on."""
     frame = result.frame
+    costs = _shown_costs(frame)
     table = Table(
         title=f"{result.recipe.model}: {len(frame) - 1} points, ratios to the original (95 %)",
         box=box.SIMPLE_HEAD,
-        caption="front: nothing else is as good at this or a lower cost",
+        caption="front: nothing else is as good at no more "
+        + ", ".join(f"{name} ({name[0].upper()})" for name in costs.values()),
     )
-    for name in ("#", "", "parameters", *_shown_costs(frame).values(), *METRICS, "front"):
-        table.add_column(name, justify="left" if name in ("", "front") else "right")
+    for name in ("#", "", "parameters", *costs.values()):
+        table.add_column(name, justify="right" if name else "left")
+    for metric in METRICS:
+        table.add_column(metric, justify="right", no_wrap=True, min_width=len("(1.000–1.000)"))
+    for metric in METRICS:
+        table.add_column(f"front\n{metric}")
     dense = frame.iloc[0]
     for row in frame.to_dict("records"):
-        cells = [str(row["number"]), row["label"], f"{row['parameters'] / dense['parameters']:.1%}"]
-        for cost in _shown_costs(frame):
-            text = f"{row[cost] / dense[cost]:.2f}"
-            cells.append(text + (_interval(row, "latency", 2) if cost == "latency_ms" else ""))
-        cells += [f"{row[f'{m}_ratio']:.4f}{_interval(row, m, 3)}" for m in METRICS]
-        table.add_row(*cells, _fronts(row))
+        table.add_row(
+            str(row["number"]),
+            row["label"],
+            f"{row['parameters'] / dense['parameters']:.1%}",
+            *(f"{row[cost] / dense[cost]:.2f}" for cost in costs),
+            *(f"{row[f'{metric}_ratio']:.4f}{_interval(row, metric)}" for metric in METRICS),
+            *(_fronts(row, metric) for metric in METRICS),
+        )
     return table
 
 
@@ -724,19 +743,16 @@ def _shown_costs(frame: pd.DataFrame) -> dict[str, str]:
     return {cost: name for cost, name in COSTS.items() if frame[cost].notna().all()}
 
 
-def _interval(row: Mapping[Any, Any], name: str, digits: int) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
+def _interval(row: Mapping[Any, Any], metric: str) -> str:
+    low, high = row[f"{metric}_low"], row[f"{metric}_high"]
     known = low is not None and high is not None and not np.isnan([low, high]).any()
-    return f" ({low:.{digits}f}–{high:.{digits}f})" if known else ""
+    return f"\n({low:.3f}–{high:.3f})" if known else ""
 
 
-def _fronts(row: Mapping[Any, Any]) -> str:
-    """Such as ``WQL: latency, memory; MASE: latency``."""
-    parts = []
-    for metric in METRICS:
-        costs = [name for cost, name in COSTS.items() if row.get(f"front_{cost}_{metric}")]
-        parts += [f"{metric}: {', '.join(costs)}"] if costs else []
-    return "; ".join(parts)
+def _fronts(row: Mapping[Any, Any], metric: str) -> str:
+    """Initials of the costs at which no other point is as good, such as ``LM``."""
+    names = [name for cost, name in COSTS.items() if row.get(f"front_{cost}_{metric}")]
+    return "".join(name[0].upper() for name in names)
 
 
 def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
@@ -774,9 +790,14 @@ def _draw_panel(axes: Any, frame: pd.DataFrame, cost: str, metric: str) -> None:
         color, marker = ("black", "*") if kind == ORIGINAL else next(styles)
         of_kind = kinds == kind
         axes.plot(x[of_kind], y[of_kind], marker, color=color, ms=5.5, label=kind)
-    for number, at_x, at_y, on_front in zip(frame["number"], x, y, front, strict=True):
-        if number and on_front:
-            axes.annotate(
-                str(number), (at_x, at_y), xytext=(4, 4), textcoords="offset points", fontsize=7
-            )
+    numbers = pd.DataFrame({"number": frame["number"], "x": x, "y": y})[front & (frame.index > 0)]
+    for place, (number, at_x, at_y) in enumerate(numbers.sort_values("x").to_numpy()):
+        # Above and below by turns: neighbours on a front lie close together.
+        axes.annotate(
+            f"{number:.0f}",
+            (at_x, at_y),
+            xytext=(4, 4 if place % 2 == 0 else -9),
+            textcoords="offset points",
+            fontsize=TICK_SIZE - 1,
+        )
     axes.set_xlim(left=0)
