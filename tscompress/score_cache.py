@@ -30,7 +30,7 @@ from tscompress.suites import EvaluationDataset
 _FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
 #: The modules that forecast and score; of a development version they change without a number.
-_CODE = ("batching", "evaluation", "heads", "low_rank")
+_CODE = ("batching", "evaluation", "heads", "low_rank", "suites")
 #: Where a model was read from or written by, not what it says.
 _NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
 _PLAIN = (int, float, str, bool, list, tuple, type(None))
