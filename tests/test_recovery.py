@@ -25,7 +25,7 @@ from test_cli import Command, command  # noqa: F401
 
 import tscompress
 from tscompress import recovery
-from tscompress.api import save_recovery_log
+from tscompress.api import finish_recovery
 from tscompress.calibration import CalibrationConfig
 from tscompress.distillation import (
     Distillation,
@@ -50,11 +50,11 @@ from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
-from tscompress.recovery import CHECKPOINT, RecoveryProgress, recover_
+from tscompress.recovery import CHECKPOINT, RecoveryProgress, can_resume, recover_
 from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes
 from tscompress.serialization import CompressedModel, save
 from tscompress.suites import load_suite
-from tscompress.training import STATE_FILE, Bucket
+from tscompress.training import STATE_FILE, Bucket, read_training_record
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
@@ -269,7 +269,8 @@ def test_what_was_lost_comes_back_and_the_form_stays(
     assert [json.loads(line) for line in logged] == [dataclasses.asdict(line) for line in lines]
     assert [line.step for line in lines if line.held_out is not None] == [0, 8, 16, 24]
     saved = save(recovered, tmp_path / "saved")
-    save_recovery_log(result.history, result.best_step, saved)
+    finish_recovery(recovered, saved, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
     assert (saved / "recovery.png").stat().st_size > 5000
     assert len((saved / "recovery.jsonl").read_text().splitlines()) == len(lines)
     provenance = json.loads((saved / "provenance.json").read_text())
@@ -600,6 +601,16 @@ def test_resuming_from_what_does_not_fit(bolt: Callable[[], Any], tmp_path: Path
     recover_(student, teacher, short(steps=1), directory=tmp_path)
     with pytest.raises(RecipeError, match="is of a run with steps 1, not 6"):
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
+    other, _ = bolt()
+    with torch.no_grad():
+        next(other.model.parameters()).add_(1)
+    for models, role in (((other, teacher), "student"), ((bolt()[0], other), "teacher")):
+        assert not can_resume(*models, short(steps=1), tmp_path)
+        with pytest.raises(RecipeError, match=f"is of a run with another {role}"):
+            recover_(*models, short(steps=1), directory=tmp_path, resume=True)
+    assert can_resume(*bolt(), short(steps=1), tmp_path)
+    assert not can_resume(*bolt(), short(), tmp_path)
+    assert not can_resume(*bolt(), short(steps=1), tmp_path / "elsewhere")
     state = tmp_path / "checkpoint" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CorruptCheckpointError, match="cannot be read"):
@@ -711,6 +722,42 @@ def test_a_recipe_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None
     assert (found / "recovery.png").is_file()
     assert json.loads((found / "provenance.json").read_text())["recovery"]["steps"] == 6
     assert not (tmp_path / "recovery").exists()
+
+
+def test_a_recipe_that_was_stopped_goes_on_when_it_is_run_again(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    def run(output: str, **options: Any) -> Path:
+        recipe = Recipe(
+            model=str(checkpoints["chronos-bolt"]),
+            output=str(tmp_path / output),
+            schedule=RankSchedule(rank=4),
+            calibration=CALIBRATION,
+            recover=short(checkpoint_steps=1),
+            profile=None,
+            evaluation=None,
+            bench=None,
+        )
+        return tscompress.run(recipe, **options).checkpoint
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "recover" and 0 < done < total:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", on_progress=stop)
+    assert can_be_resumed(tmp_path / "stopped" / "recovery")
+    done = run("stopped")
+    assert not (tmp_path / "stopped" / "recovery").exists()
+    assert_equal(weights(load(done)), weights(load(run("whole"))))
+    steps = [
+        json.loads(line)["step"] for line in (done / "recovery.jsonl").read_text().splitlines()
+    ]
+    assert steps == sorted(set(steps))
+
+
+def can_be_resumed(directory: Path) -> bool:
+    return 0 < int(read_training_record(directory / CHECKPOINT)["step"]) < SHORT["steps"]
 
 
 def test_the_command(

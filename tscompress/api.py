@@ -51,7 +51,7 @@ from tscompress.planning import (
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, load_recipe, validate
-from tscompress.recovery import OnRecovery, RecoveryProgress, recover_
+from tscompress.recovery import OnRecovery, can_resume, recover_
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
@@ -298,7 +298,8 @@ def compress_loaded_(
 ) -> CompressedModel:
     """Calibrate, plan, operate on and recover a model in memory, as ``recipe`` says.
 
-    Its weights change. ``directory`` is for the checkpoint and log of a recovery.
+    Its weights change. ``directory`` is for the checkpoint and log of a recovery; one that was
+    stopped goes on from there.
     """
     _ = loaded.forecaster  # families that do not forecast are for profiling only
     method = plan.method if plan is not None else recipe.method
@@ -321,12 +322,14 @@ def compress_loaded_(
         _factor_(loaded, recipe, plan, batches, on_progress)
     recovery = None
     if recipe.recover is not None:
+        stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
         recovery = recover_(
             loaded,
             original,
             recipe.recover,
             series=series,
             directory=directory,
+            resume=stopped,
             report=lambda line: on_progress("recover", round(1000 * line.share), 1000),
         )
         if not recovery.finished:
@@ -494,14 +497,22 @@ def _as_compressed(loaded: LoadedModel) -> CompressedModel:
     return CompressedModel(**known, recipe=recipe)
 
 
-def save_recovery_log(lines: Sequence[RecoveryProgress], best_step: int, directory: Path) -> None:
-    """Write ``recovery.jsonl`` and ``recovery.png`` into ``directory``, which must exist."""
-    records = [asdict(line) for line in lines]
+def finish_recovery(compressed: CompressedModel, target: Path, work: Path) -> None:
+    """Write the log of a recovery, if there was one, beside the checkpoint that was saved.
+
+    Into ``target`` go ``recovery.jsonl`` and ``recovery.png``; ``work``, what the run would have
+    been resumed from, is removed.
+    """
+    recovery = compressed.recovery
+    if recovery is None:
+        return
+    records = [asdict(line) for line in recovery.history]
     text = "".join(json.dumps(record) + "\n" for record in records)
-    write_text_atomically(directory / "recovery.jsonl", text)
-    temporary = directory / ".recovery.png.tmp"
-    loss_figure(records, best_step).savefig(temporary, dpi=DPI, format="png")
-    temporary.replace(directory / "recovery.png")
+    write_text_atomically(target / "recovery.jsonl", text)
+    temporary = target / ".recovery.png.tmp"
+    loss_figure(records, recovery.best_step).savefig(temporary, dpi=DPI, format="png")
+    temporary.replace(target / "recovery.png")
+    shutil.rmtree(work, ignore_errors=True)
 
 
 @dataclass
@@ -539,7 +550,8 @@ def run(
 
     The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
     chooses batch size and device by it, and asks for a GPU where the path contains
-    ``chronos-t5-small``, ``-base`` or ``-large``.
+    ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
+    recipe is run again.
 
     Raises
     ------
@@ -558,14 +570,10 @@ def run(
             calibration=recipe.calibration,
             on_progress=lambda *step: on_progress("profile", *_last_two(step)),
         )
-    compressed = compress_loaded_(
-        loaded, recipe, directory=output / "recovery", on_progress=on_progress
-    )
+    work = output / "recovery"
+    compressed = compress_loaded_(loaded, recipe, directory=work, on_progress=on_progress)
     save(compressed, target, force=force)
-    if compressed.recovery is not None:
-        recovery = compressed.recovery
-        save_recovery_log(recovery.history, recovery.best_step, target)
-        shutil.rmtree(output / "recovery", ignore_errors=True)
+    finish_recovery(compressed, target, work)
 
     original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
     again = load(target, device=device, dtype=torch.float32)

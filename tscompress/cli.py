@@ -322,9 +322,15 @@ def compress(
     chosen = chosen.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": str(output)}
     )
+    work = _recovery_directory(output)
     with _progress() as advance:
         compressed = api.compress_loaded_(
-            loaded, chosen, plan=edited, series=given, on_progress=advance
+            loaded,
+            chosen,
+            plan=edited,
+            series=given,
+            directory=None if dry_run else work,
+            on_progress=advance,
         )
     assert compressed.plan is not None
     summary = compressed.plan.summary()
@@ -332,6 +338,7 @@ def compress(
         _print(as_json, compressed.plan.model_dump(mode="json"), summary)
         return
     save(compressed, output, force=force, max_shard_size=largest)
+    api.finish_recovery(compressed, output, work)
     _print(
         as_json,
         {"output": str(output), "plan": compressed.plan.model_dump(mode="json")},
@@ -883,8 +890,6 @@ def recover(
 
     Several processes: accelerate launch --num_processes 2 $(which tscompress) recover ...
     """
-    import shutil
-
     import torch
     from accelerate import PartialState
 
@@ -908,7 +913,7 @@ def recover(
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
     check_output(output, force=force)
-    work = output.with_name(f"{output.name}.recovery")
+    work = _recovery_directory(output)
     # A run that was stopped before its first checkpoint left nothing to go on from.
     if (work / CHECKPOINT / STATE_FILE).exists() and not (resume or force):
         raise OutputExistsError(
@@ -941,8 +946,7 @@ def recover(
         )
     elif main:
         save(recovered, output, force=force)
-        api.save_recovery_log(result.history, result.best_step, output)
-        shutil.rmtree(work)
+        api.finish_recovery(recovered, output, work)
         _print(
             as_json,
             {"output": str(output), **result.record()},
@@ -952,6 +956,11 @@ def recover(
         )
     if processes > 1:
         PartialState().destroy_process_group()
+
+
+def _recovery_directory(output: Path) -> Path:
+    """Where the recovery of a checkpoint is resumed from."""
+    return output.with_name(f"{output.name}.recovery")
 
 
 def _say_memory(needed: Mapping[str, int]) -> None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from tscompress.allocator import return_memory, returning_memory
 from tscompress.architectures import AttentionBlock
 from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
 from tscompress.errors import FactorizationError
@@ -29,8 +30,6 @@ from tscompress.layerwise import (
     multiplies_bfloat16,
     record,
     record_entry,
-    return_memory,
-    returning_memory,
     runs_of,
     small_batches,
     walk,

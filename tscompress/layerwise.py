@@ -9,8 +9,6 @@ set of weights is in memory, and nothing is computed twice however deep the mode
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +25,6 @@ Block = AttentionBlock | FeedForward
 _STEPS_PER_BATCH = 1024
 #: Hidden units of all positions that a feed-forward is run on side by side.
 _UNITS_AT_ONCE = 1 << 22
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 @dataclass
@@ -450,41 +447,6 @@ def runs_of(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         total += size
     if group:
         yield group
-
-
-@contextmanager
-def returning_memory() -> Iterator[None]:
-    """Let glibc hand freed blocks of a megabyte and more back to the system at once.
-
-    It would keep ever larger ones, up to 32 MiB, of which a walk frees thousands: as much memory
-    again as the streams take. Afterwards those limits hold, to which glibc would have risen.
-    """
-    mallopt = _of_glibc("mallopt")
-    if mallopt is None:
-        yield
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-    try:
-        yield
-    finally:
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-
-
-def return_memory() -> None:
-    """Hand the pages that glibc holds between blocks in use back to the system.
-
-    Weights were allocated before :func:`returning_memory` took effect, so that those of layers that
-    have shrunk lie among others.
-    """
-    trim = _of_glibc("malloc_trim")
-    if trim is not None:
-        trim(0)
-
-
-def _of_glibc(function: str) -> Any:
-    """A function of the C library; None where it is another one."""
-    return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

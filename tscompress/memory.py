@@ -7,9 +7,7 @@ in memory and as it was loaded back.
 
 from __future__ import annotations
 
-import ctypes
 import re
-import sys
 from collections.abc import Mapping
 
 import psutil
@@ -45,13 +43,6 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
         "weights": weights * (2 if recipe.recover is not None else 1),
         "work": max(checkpoint.bytes_on_disk, method_bytes(checkpoint, recipe)),
     }
-
-
-def return_freed_memory() -> None:
-    """Give back to the system what glibc keeps of freed weights: as much as a whole model."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _factor_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:

@@ -33,7 +33,9 @@ from tscompress.distillation import (
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.loading import LoadedModel, cast_parameters_
 from tscompress.recovery_config import GROUP_SIZE, Batches, RecoveryConfig
+from tscompress.score_cache import model_digest
 from tscompress.training import (
+    STATE_FILE,
     StopRequest,
     TrainingState,
     load_training_state,
@@ -128,6 +130,24 @@ def _silent(_: object) -> None:
     pass
 
 
+def can_resume(
+    student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, directory: Path
+) -> bool:
+    """Whether ``directory`` holds a checkpoint of this very run: models and settings are the same.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        The checkpoint is damaged.
+    """
+    checkpoint = directory / CHECKPOINT
+    if not (checkpoint / STATE_FILE).exists():
+        return False
+    record = read_training_record(checkpoint)
+    models = _digests(student, teacher)
+    return not _differences(record, config.resolved(student)) and models == _models_in(record)
+
+
 # --------------------------------------------------------------------------------------------------
 # The loop
 # --------------------------------------------------------------------------------------------------
@@ -191,6 +211,7 @@ class _Run:
     ) -> None:
         self.config, self.directory, self.report = config, directory, report
         self.student, self.teacher = student, teacher
+        self._models = _digests(student, teacher) if directory is not None else {}
         self._teacher_dtype = next(teacher.model.parameters()).dtype
         for loaded in (student, teacher):
             cast_parameters_(loaded.model, torch.float32)
@@ -452,6 +473,7 @@ class _Run:
         assert self.directory is not None
         record = {
             "config": self.config.model_dump_json(),
+            "models": json.dumps(self._models),
             "seconds": repr(self.seconds),
             "held_out": json.dumps(self.state),
         }
@@ -462,15 +484,18 @@ class _Run:
         if self.directory is None:
             raise UsageError("resume needs the directory of the run.")
         checkpoint = self.directory / CHECKPOINT
-        stored = json.loads(read_training_record(checkpoint).get("config", "{}"))
-        ours = self.config.model_dump(mode="json")
-        different = [n for n in ours if ours[n] != stored.get(n) and n not in _FREE_ON_RESUME]
-        if different:
-            name = different[0]
+        record = read_training_record(checkpoint)
+        for name, (stored, ours) in _differences(record, self.config).items():
             raise RecipeError(
-                f"{checkpoint} is of a run with {name} {stored.get(name)}, not {ours[name]}; "
+                f"{checkpoint} is of a run with {name} {stored}, not {ours}; "
                 "resume with the same options, or start afresh."
             )
+        for role, digest in _models_in(record).items():
+            if digest != self._models[role]:
+                raise RecipeError(
+                    f"{checkpoint} is of a run with another {role}; resume with the same models, "
+                    "or start afresh."
+                )
         state = load_training_state(checkpoint, self.student.model, self.optimizer)
         self.step, self.best = state.step, state.kept
         self.seconds = float(state.record["seconds"])
@@ -520,6 +545,27 @@ class _Clock:
 
     def seconds(self) -> float:
         return time.monotonic() - self._start
+
+
+def _digests(student: LoadedModel, teacher: LoadedModel) -> dict[str, str]:
+    """What tells the models of a run from others, before it has changed them."""
+    models = {"student": student, "teacher": teacher}
+    return {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
+
+
+def _models_in(record: dict[str, str]) -> dict[str, str]:
+    found: dict[str, str] = json.loads(record.get("models", "{}"))
+    return found
+
+
+def _differences(record: dict[str, str], config: RecoveryConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings in which a checkpoint's run differs from ``config``, and both their values."""
+    stored, ours = json.loads(record.get("config", "{}")), config.model_dump(mode="json")
+    return {
+        name: (stored.get(name), value)
+        for name, value in ours.items()
+        if value != stored.get(name) and name not in _FREE_ON_RESUME
+    }
 
 
 def read_log(directory: Path) -> list[RecoveryProgress]:

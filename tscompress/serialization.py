@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from tscompress.allocator import return_memory
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
 from tscompress.factored import MAX_SHARD_SIZE, unique_tensors, write_factored, write_folded
 from tscompress.files import new_directory, write_text_atomically
 from tscompress.loading import GENERATION_FILE, LoadedModel, load, source_files
-from tscompress.memory import return_freed_memory
 from tscompress.plan import Plan
 from tscompress.provenance import hashes, write_provenance
 from tscompress.recipe import Recipe
@@ -71,7 +71,7 @@ def save(
             "ask for a lower rank, a larger epsilon or a smaller budget."
         )
     output = Path(output)
-    return_freed_memory()  # of the float32 weights, before the result is loaded beside itself
+    return_memory()  # of the float32 weights, before the result is loaded beside itself
     with new_directory(output, force=force) as directory:
         _write_model(compressed, plan, directory, max_shard_size)
         if compressed.recipe is not None:
