@@ -19,12 +19,12 @@ PACKAGE = ROOT / "tscompress"
 #: A module imports only from those before it.
 LAYERS = (
     "errors", "_version", "allocator", "files", "readers", "network", "linalg", "low_rank",
-    "architectures", "configs", "plan", "heads", "factored", "tables", "wheels",
-    "suites", "corpus", "data", "streams", "loading", "provenance", "calibration", "rank_profile", "profiling",
-    "profile_tables", "figures", "planning", "layerwise", "folding", "surgery", "latency",
-    "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks", "gift_eval",
-    "examples", "costs", "sensitivity", "budgets", "candidates", "training", "pretraining",
-    "distillation", "recovery_config", "recovery", "recipe", "memory", "sizing",
+    "architectures", "configs", "plan", "heads", "factored", "tables", "wheels", "suites",
+    "corpus", "data", "streams", "loading", "provenance", "calibration", "rank_profile",
+    "profiling", "profile_tables", "figures", "planning", "layerwise", "folding", "surgery",
+    "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks",
+    "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates", "training",
+    "pretraining", "distillation", "recovery_config", "recovery", "recipe", "memory", "sizing",
     "serialization", "pipelines", "api", "card", "hub", "runs", "sweep", "report_content",
     "report_charts", "report_html", "report", "cli",
 )  # fmt: skip
