@@ -6,7 +6,7 @@
 
 The peers (``peer_methods.py`` has them):
 
-- the paper's SVD of q, k, v and o, multiplied back to dense layers as in its own code;
+- the paper's SVD of q, k, v and o by its schedules, multiplied back to dense as in its own code;
 - SVD-LLM: whitening by Cholesky of every Linear in attention and feed-forwards, without and with
   its sequential closed-form update, at the parameters of folded models;
 - ASVD: columns scaled by mean |input|^0.5, at the same parameters, without its search for ranks;
@@ -77,12 +77,10 @@ from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.surgery import keep_layers_
 
-#: Shares of attention that the paper's SVD keeps, before it is multiplied back.
-PAPER = (0.25, 0.125)
-#: Head sizes and shares of hidden units of folded models; SVD-LLM and ASVD get as many parameters
-#: as the first of them.
+#: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
+PAPER = ((5, 0.35), (3, 0.27))
+#: Head sizes and shares of hidden units of folded models; SVD-LLM and ASVD get as many parameters.
 FOLDED = ((8, 1.0), (16, 0.5), (8, 0.25), (4, 0.25))
-MATCHED = FOLDED[:3]
 #: The folded model whose weights get fewer bits as well.
 COMPOSED = (8, 0.25)
 #: One batch in so many is enough to choose layers by.
@@ -148,8 +146,9 @@ class Peer:
     build: Callable[[Bed], LoadedModel]
 
 
-def paper_svd(share: float, bed: Bed) -> LoadedModel:
-    loaded = tscompress.compress(bed.dense(), method="svd", budget=share)
+def paper_svd(schedule: tuple[int, float], bed: Bed) -> LoadedModel:
+    loaded = tscompress.compress(bed.dense(), method="svd", schedule=schedule, powers_of_two=True)
+    cast_parameters_(loaded.model, torch.float32)
     multiply_back_(loaded)
     return as_stored(loaded)
 
@@ -222,7 +221,7 @@ def peers(trained: Sequence[Path]) -> list[Peer]:
         return f"d_kv {size[0]}, d_ff {size[1]:.0%}"
 
     found = [Peer("fold", label(size), partial(folded, size)) for size in FOLDED]
-    for size in reversed(MATCHED):
+    for size in reversed(FOLDED):
         at = f"parameters of {label(size)}"
         found.append(Peer("SVD-LLM, updated", at, partial(svd_llm, size, True)))
         found.append(Peer("ASVD", at, partial(asvd, size)))
@@ -233,10 +232,10 @@ def peers(trained: Sequence[Path]) -> list[Peer]:
         name = path.parent.name if path.name == "model" else path.name
         found.append(Peer("next smaller size", name, partial(smaller, path)))
     found.append(Peer("half the layers", "every second", partial(half_the_layers, False)))
-    for share in PAPER:
-        attention = f"{share:.1%} of attention"
-        found.append(Peer("SVD, multiplied back", attention, partial(paper_svd, share)))
-    for size in reversed(MATCHED):
+    for first, power in PAPER:
+        build = partial(paper_svd, (first, power))
+        found.append(Peer("SVD, multiplied back", f"schedule {first}, {power}", build))
+    for size in reversed(FOLDED):
         at = f"parameters of {label(size)}"
         found.append(Peer("SVD-LLM", at, partial(svd_llm, size, False)))
     return found
@@ -347,46 +346,63 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: Kind to colour, marker and whether it is filled: what belongs together has one colour.
+@dataclass(frozen=True)
+class Style:
+    """How one kind is drawn: what belongs together has one colour, and sizes of one have a line."""
+
+    color: str
+    marker: str
+    filled: bool = True
+    line: str = "none"
+
+
 STYLES = {
-    "fold": (PALETTE[0], "o", True),
-    "fold, fewer bits": (PALETTE[0], "o", False),
-    "fewer bits": (PALETTE[1], "s", False),
-    "SVD-LLM, updated": (PALETTE[2], "^", True),
-    "SVD-LLM": (PALETTE[2], "^", False),
-    "ASVD": (PALETTE[3], "D", True),
-    "SVD, multiplied back": (GREY, "X", True),
-    "half the layers": (PALETTE[4], "v", True),
-    "next smaller size": (PALETTE[5], "P", True),
+    "SVD, multiplied back": Style(GREY, "X"),
+    "SVD-LLM": Style(PALETTE[2], "^", filled=False, line=":"),
+    "SVD-LLM, updated": Style(PALETTE[2], "^", line="-"),
+    "ASVD": Style(PALETTE[3], "D", line="-"),
+    "half the layers": Style(PALETTE[4], "v"),
+    "next smaller size": Style(PALETTE[5], "P"),
+    "fewer bits": Style(PALETTE[1], "s", filled=False),
+    "fold": Style(PALETTE[0], "o", line="-"),
+    "fold, fewer bits": Style(PALETTE[0], "o", filled=False),
 }
 PANELS = (("latency", "WQL"), ("latency", "MASE"), ("on disk", "WQL"))
+TICKS = (-30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100)
 
 
 def draw(frame: pd.DataFrame, path: Path) -> None:
-    """Time against both metrics, and bytes against WQL."""
-    figure = new_figure(11.6, 3.8)
+    """Time against what it costs in both metrics, and bytes against WQL."""
+    figure = new_figure(12, 4)
     panels = figure.subplots(1, len(PANELS))
     for axes, (cost, metric) in zip(panels, PANELS, strict=True):
-        style_axes(axes, xlabel=f"{cost}, ratio to dense", ylabel=f"{metric}, ratio to dense")
-        axes.axhline(1, color=GREY, linewidth=0.8)
-        axes.plot([1], [1], "*", color="black", ms=10, label="dense", zorder=3)
-        for kind, (color, marker, filled) in STYLES.items():
-            rows = frame[frame["kind"] == kind]
+        style_axes(axes, xlabel=f"{cost}, ratio to dense", ylabel=f"{metric}, % above dense")
+        axes.axhline(0, color=GREY, linewidth=0.8)
+        axes.plot([1], [0], "*", color="black", ms=11, label="dense", zorder=4)
+        for kind, style in STYLES.items():
+            rows = frame[frame["kind"] == kind].sort_values(cost)
             if len(rows):
-                _points(axes, rows, cost, metric, kind, color, marker, filled)
+                _points(axes, rows, cost, metric, kind, style)
+        # Costs run from a tenth of a per cent to tens of them, on either side of zero.
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_yticks(TICKS, labels=[f"{tick:+g}" if tick else "0" for tick in TICKS])
+        shown = 100 * (frame[[f"{metric} low", f"{metric} high"]].to_numpy() - 1)
+        axes.set_ylim(min(-0.3, 1.3 * shown.min()), max(0.5, 1.3 * shown.max()))
         axes.set_xlim(left=0)
     legend_beside(figure, panels[-1])
     figure.savefig(path, dpi=160)
 
 
 def _points(
-    axes: Axes, rows: pd.DataFrame, cost: str, metric: str,
-    kind: str, color: str, marker: str, filled: bool,
-) -> None:  # fmt: skip
-    x, y, low, high = rows[[cost, metric, f"{metric} low", f"{metric} high"]].to_numpy().T
+    axes: Axes, rows: pd.DataFrame, cost: str, metric: str, kind: str, style: Style
+) -> None:
+    """Points, their 95 % intervals, and faintly the line through them."""
+    x, *of_metric = rows[[cost, metric, f"{metric} low", f"{metric} high"]].to_numpy().T
+    y, low, high = (100 * (values - 1) for values in of_metric)
+    axes.plot(x, y, color=style.color, linestyle=style.line, linewidth=0.9, alpha=0.6)
     axes.errorbar(
-        x, y, yerr=[y - low, high - y], fmt=marker, color=color, ms=6,
-        mfc=color if filled else "white", elinewidth=0.8, label=kind,
+        x, y, yerr=[y - low, high - y], fmt=style.marker, color=style.color, ms=6,
+        mfc=style.color if style.filled else "white", elinewidth=0.7, label=kind,
     )  # fmt: skip
 
 
