@@ -332,6 +332,18 @@ KINDS = (
 )  # fmt: skip
 
 
+def setting(name: str, max_series: int | None, workload: Workload) -> str:
+    """What a table is of, in a line."""
+    series = "all series" if max_series is None else f"the first {max_series} series"
+    paths = f" × {workload.num_samples} paths" if workload.num_samples else ""
+    return (
+        f"{name}: WQL and MASE on {series} of each dataset of the offline suite. Latency, peak and "
+        f"KV cache of {workload.batch_size} series × {workload.context_length} steps{paths}, horizon "
+        f"{workload.horizon}; threads: {workload.threads}, {workload.repeats} rounds, "
+        f"torch {torch.__version__}.\n\n"
+    )
+
+
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it, kind by kind and the largest first; ratios to the dense."""
     frame = frame.sort_values("parameters", ascending=False, kind="stable")
@@ -437,9 +449,10 @@ def main() -> None:
     workload = WORKLOADS[bed.original.family].model_copy(update={"threads": arguments.threads})
     frame = with_costs(arguments.model, frame, found, workload)
     write_text_atomically(path, frame.to_csv(index=False))
-    write_text_atomically(Path(f"{stem}.md"), markdown(frame))
+    table = setting(arguments.model, arguments.max_series, workload) + markdown(frame)
+    write_text_atomically(Path(f"{stem}.md"), table)
     draw(frame, Path(f"{stem}.png"))
-    console.print(markdown(frame), markup=False)
+    console.print(table, markup=False)
 
 
 if __name__ == "__main__":

@@ -296,6 +296,9 @@ def test_rows_are_kept_and_costs_added(
     assert rows["in memory MiB"]["fewer bits"] == rows["in memory MiB"]["dense"] / 2
     assert (rows["peak MiB"] > rows["in memory MiB"]).all()
     assert "| fold | small |" in peers.markdown(rows.reset_index())
+    said = peers.setting("reference/bolt", 2, workload)
+    assert "the first 2 series of each dataset" in said
+    assert "2 series × 32 steps, horizon 4" in said
 
 
 def test_table_and_figure(peers: ModuleType, tmp_path: Path) -> None:
