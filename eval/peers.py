@@ -338,8 +338,8 @@ def setting(name: str, max_series: int | None, workload: Workload) -> str:
     paths = f" × {workload.num_samples} paths" if workload.num_samples else ""
     return (
         f"{name}: WQL and MASE on {series} of each dataset of the offline suite. Latency, peak and "
-        f"KV cache of {workload.batch_size} series × {workload.context_length} steps{paths}, horizon "
-        f"{workload.horizon}; threads: {workload.threads}, {workload.repeats} rounds, "
+        f"KV cache of {workload.batch_size} series × {workload.context_length} steps{paths}, "
+        f"horizon {workload.horizon}; threads: {workload.threads}, {workload.repeats} rounds, "
         f"torch {torch.__version__}.\n\n"
     )
 
