@@ -33,7 +33,9 @@ from tscompress.report import rewrite_report, write_report
 from tscompress.report_charts import Chart, forecast_chart, ticks
 from tscompress.report_content import make_report
 from tscompress.report_html import render_page
+from tscompress.report_points import Point, front, table_points
 from tscompress.runs import load_run, save_run
+from tscompress.statistics import Ratio
 from tscompress.suites import EvaluationDataset
 
 DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
@@ -480,6 +482,82 @@ def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -
     )
     with pytest.raises(UsageError, match="other series"):
         rewrite_report(directory, output, compare=[other], force=True)
+
+
+PEERS = """model,kind,label,WQL,WQL low,WQL high,MASE,MASE low,MASE high,parameters,on disk,latency
+M,dense,,1,1,1,1,1,1,1,1,1
+M,fold,small,0.998,0.99,1.01,1.002,1.001,1.003,0.2,0.2,0.3
+M,half the layers,by loss,1.25,1.2,1.3,1.26,1.2,1.3,0.5,0.5,0.5
+"""
+SWEEP = (
+    "number,label,method,WQL_ratio,WQL_low,WQL_high,MASE_ratio,MASE_low,MASE_high,parameters,"
+    "bytes_on_disk,peak_memory_bytes,latency_ms\n"
+    "0,original,original,1,,,1,,,1000,2000,5000,8.0\n"
+    '1,"fold, d_kv 8",fold,1.01,1.0,1.02,1.0,0.99,1.01,250,500,,2.0\n'
+)
+
+
+def test_a_table_of_models_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -> None:
+    _, recipe = walked
+    peers, sweep = tmp_path / "peers.csv", tmp_path / "sweep.csv"
+    peers.write_text(PEERS.replace("M,", f"{recipe.model},"))
+    sweep.write_text(SWEEP)
+    (swept,) = table_points(sweep, recipe.model)
+    assert swept.name == "fold, d_kv 8"
+    assert swept.costs == {"parameters": 0.25, "latency_ms": 0.25, "bytes_on_disk": 0.25}
+    assert swept.quality["WQL"] == Ratio(ratio=1.01, low=1.0, high=1.02)
+    fold, half = table_points(peers, recipe.model)
+    assert (fold.name, half.name) == ("fold: small", "half the layers: by loss")
+    assert fold.costs == {"parameters": 0.2, "latency_ms": 0.3, "bytes_on_disk": 0.2}
+
+    text = rewrite_report(directory, tmp_path / "a.html", compare=[peers, sweep]).read_text()
+    assert text.count(">fold: small</text>") > 0
+    # Too far to be drawn beside the rest: in the table alone, and the caption says so.
+    assert "half the layers: by loss</text>" not in text
+    page = Page(text)
+    assert "half the layers: by loss" in page.prose
+    assert "1 of them lose more than 10 %" in page.prose
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("", DataError, "no table of models"),
+        ("label,WQL\nx,1\n", DataError, "no column 'method' or 'kind'"),
+        (PEERS.replace("M,dense", "M,dance"), DataError, "has 0 rows with original or dense"),
+        (PEERS, UsageError, "is of 'M', this run of 'ours'"),
+        (PEERS.replace("M,", "ours,").replace("0.998", "-1"), DataError, "has '-1.0' in column"),
+        (PEERS.replace("M,", "ours,").replace("0.998", "much"), DataError, "'much' in column"),
+        (PEERS.replace("M,", "ours,").replace("MASE,", "mase,"), DataError, "no column 'MASE'"),
+    ],
+)
+def test_a_table_that_is_none(tmp_path: Path, text: str, error: type[Exception], says: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(error, match=says) as caught:
+        table_points(path, "ours")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="no table of models"):
+        table_points(tmp_path / "none.csv", "ours")
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1), st.floats(0.9, 1.1)), min_size=1, max_size=12))
+def test_what_is_on_the_front_is_beaten_by_nothing(pairs: list[tuple[float, float]]) -> None:
+    points = [
+        Point(str(i), "other", {"c": cost}, {"WQL": Ratio(ratio=ratio)})
+        for i, (cost, ratio) in enumerate(pairs)
+    ]
+    best = front(points, "WQL", "c")
+    for point in points:
+        cost, ratio = point.costs["c"], point.quality["WQL"].ratio
+        beaten = any(
+            p.costs["c"] <= cost
+            and p.quality["WQL"].ratio <= ratio
+            and (p.costs["c"], p.quality["WQL"].ratio) != (cost, ratio)
+            for p in points
+        )
+        assert not (beaten and point.name in best)
+    assert min(points, key=lambda p: (p.quality["WQL"].ratio, p.costs["c"])).name in best
 
 
 # --------------------------------------------------------------------------------------------------

@@ -827,7 +827,9 @@ def report(
     ] = None,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(help="Another run of the same original, for the figure; repeatable."),
+        typer.Option(
+            help="Another run of the same original, or a CSV of sweep, for the figure; repeatable."
+        ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

@@ -56,7 +56,8 @@ def rewrite_report(
     output
         The page alone, elsewhere; by default ``report.html`` and ``report.md`` in the directory.
     compare
-        Directories of more runs with the same original, for the figure of quality against cost.
+        Directories of more runs with the same original, or CSV files of ``sweep`` or
+        ``eval/peers.py``, for the figure of quality against cost.
     force
         Replace a page that exists.
 

@@ -18,7 +18,8 @@ from tscompress.examples import ForecastExample
 from tscompress.fidelity import DatasetFidelity, Fidelity, WorstSeries
 from tscompress.plan import Plan
 from tscompress.rank_profile import RankProfile
-from tscompress.report_content import Point, cost_label
+from tscompress.report_content import cost_label
+from tscompress.report_points import Point, front
 from tscompress.statistics import ModelComparison, Ratio
 
 WIDTH, HEIGHT = 360, 220
@@ -26,6 +27,14 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 12, 36
 _COLORS = 6
 _MAX_NAME = 30
 _LEAST_CONTEXT = 12
+#: Of names in figures, about.
+_LETTER_WIDTH, _LINE_HEIGHT = 6.0, 12.0
+#: Where a name may stand from its point, the first free place is taken.
+_BELOW, _ABOVE = (16.0, -8.0, 30.0, -22.0), (-8.0, 16.0, -22.0, 30.0)
+#: With more models than this, only those that nothing beats have their names drawn.
+_MAX_NAMED = 6
+#: A model that is worse by more is in the table alone: it would press all others onto one line.
+FAR = 0.1
 
 Value = float | None
 
@@ -196,7 +205,7 @@ def number(value: Value) -> str:
 
 def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
     """Every model's cost and score relative to the original's; whiskers are 95 % intervals."""
-    shown = [point for point in points if cost in point.costs]
+    shown = [point for point in points if cost in point.costs and not is_far(point, metric)]
     bounds = [
         bound
         for point in shown
@@ -216,9 +225,17 @@ def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
     )
     chart.axes()
     chart.level(1.0)
-    for point in shown:
+    for point in reversed(shown):  # the run's own models on top
         _add_point(chart, point, metric, cost)
+    best = front(shown, metric, cost)
+    named = [p for p in shown if p.kind != "other" or len(shown) <= _MAX_NAMED or p.name in best]
+    _add_names(chart, named, metric, cost)
     return chart
+
+
+def is_far(point: Point, metric: str) -> bool:
+    """Whether another's model is too much worse than the original to be drawn beside the rest."""
+    return point.kind == "other" and point.quality[metric].ratio > 1 + FAR
 
 
 def _bounds(ratio: Ratio) -> tuple[Value, Value]:
@@ -238,16 +255,28 @@ def _add_point(chart: Chart, point: Point, metric: str, cost: str) -> None:
         f"{metric} × {ratio.ratio:.4f}{interval}"
     )
     chart.add("circle", f"point {point.kind}", cx=x, cy=y, r=5.5, data_tip=tip)
-    right = point.costs[cost] > 0.5 * chart.x_range[1]
-    # Away from the line at 1, which would strike the name through.
-    beside = 16.0 if ratio.ratio < 1 else -8.0
-    chart.add(
-        "text",
-        f"name {'end' if right else 'start'}",
-        _short(point.name),
-        x=x - 9 if right else x + 9,
-        y=y + beside,
-    )
+
+
+def _add_names(chart: Chart, points: Sequence[Point], metric: str, cost: str) -> None:
+    """Names beside their points; one that would lie on another before it is left out."""
+    taken: list[tuple[float, float, float]] = []  # left, right and baseline
+    for point in points:
+        ratio = point.quality[metric].ratio
+        name = _short(point.name)
+        width = _LETTER_WIDTH * len(name)
+        right = point.costs[cost] > 0.5 * chart.x_range[1]
+        x = chart.x(point.costs[cost]) + (-9 if right else 9)
+        left = x - width if right else x
+        # Away from the line at 1, which would strike the name through.
+        for beside in _BELOW if ratio < 1 else _ABOVE:
+            y = chart.y(ratio) + beside
+            if all(
+                left > end or left + width < start or abs(y - line) > _LINE_HEIGHT
+                for start, end, line in taken
+            ):
+                taken.append((left, left + width, y))
+                chart.add("text", f"name {'end' if right else 'start'}", name, x=x, y=y)
+                break
 
 
 # --------------------------------------------------------------------------------------------------

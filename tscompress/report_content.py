@@ -16,6 +16,7 @@ from tscompress.latency import BenchResult
 from tscompress.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe
+from tscompress.report_points import TABLE_SUFFIX, Point, table_points
 from tscompress.runs import load_run, read_provenance
 from tscompress.statistics import Comparison, Ratio, compare
 
@@ -49,15 +50,6 @@ class Tile(NamedTuple):
     ratio: float
     change: str
     note: str = ""
-
-
-class Point(NamedTuple):
-    """A model in the plane of cost and quality; ratios are to the original."""
-
-    name: str
-    kind: str
-    costs: dict[str, float]
-    quality: dict[str, Ratio]
 
 
 class RankRow(NamedTuple):
@@ -116,7 +108,8 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
     Parameters
     ----------
     others
-        Directories of more runs with the same original, for the Pareto figure.
+        Directories of more runs with the same original, or tables of models that ``sweep`` or
+        ``eval/peers.py`` wrote, for the Pareto figure.
 
     Raises
     ------
@@ -326,8 +319,11 @@ def _points(
     same = dict.fromkeys(METRICS, Ratio(ratio=1.0, low=1.0, high=1.0))
     yield Point("original", "original", dict.fromkeys(ours.costs, 1.0), same)
     yield ours
-    for other in others:
-        yield _other_point(Path(other), result, recipe)
+    for path in map(Path, others):
+        if path.suffix == TABLE_SUFFIX:
+            yield from table_points(path, recipe.model)
+        else:
+            yield _other_point(path, result, recipe)
 
 
 def _point(name: str, kind: str, result: RunResult, comparison: Comparison | None) -> Point | None:

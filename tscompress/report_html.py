@@ -15,6 +15,7 @@ from tscompress.fidelity import WorstSeries
 from tscompress.files import write_text_atomically
 from tscompress.linalg import even_picks
 from tscompress.report_charts import (
+    FAR,
     calibration_chart,
     drift_chart,
     fidelity_row,
@@ -22,6 +23,7 @@ from tscompress.report_charts import (
     forecast_chart,
     forest,
     head_charts,
+    is_far,
     pareto_chart,
     shift_chart,
 )
@@ -94,6 +96,8 @@ def _quality(report: Report) -> dict[str, Any]:
     return {
         "pareto": charts,
         "costs": [(key, cost_label(key)) for key in costs],
+        "far": sum(any(is_far(p, metric) for metric in METRICS) for p in report.points),
+        "far_percent": f"{100 * FAR:g}",
         "forests": forests,
         "metrics": [(metric, metric) for metric, _ in forests],
     }
