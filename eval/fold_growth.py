@@ -99,14 +99,24 @@ def measure(size: str, threads: int) -> dict[str, Any]:
 
 
 def estimate_large(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The power law through the two largest shapes that were measured."""
+    """The power laws through the two largest shapes that were measured.
+
+    Of memory what comes on top of the weights, which are known.
+    """
     last = rows[-2:]
-    row: dict[str, Any] = {"size": "large", "estimated": True, "parameters": LARGE}
-    for key in ("load_s", "fold_s", "save_s", "total_s", "peak_bytes"):
-        x, y = (np.log([r[name] for r in last]) for name in ("parameters", key))
+
+    def power_law(values: list[float]) -> float:
+        x, y = np.log([row["parameters"] for row in last]), np.log(values)
         slope = (y[1] - y[0]) / (x[1] - x[0])
-        row[key] = float(np.exp(y[1] + slope * (np.log(LARGE) - x[1])))
-    return row | {"peak / weights": row["peak_bytes"] / (4 * LARGE)}
+        return float(np.exp(y[1] + slope * (np.log(LARGE) - x[1])))
+
+    times = {key: power_law([row[key] for row in last]) for key in ("load_s", "fold_s", "save_s")}
+    work = power_law([row["peak_bytes"] - 4 * row["parameters"] for row in last])
+    peak = 4 * LARGE + work
+    row = {"size": "large", "estimated": True, "parameters": LARGE, **times}
+    return row | {
+        "total_s": sum(times.values()), "peak_bytes": peak, "peak / weights": peak / (4 * LARGE)
+    }  # fmt: skip
 
 
 def markdown(frame: pd.DataFrame) -> str:
