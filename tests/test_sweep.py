@@ -25,12 +25,12 @@ from tscompress import sweep as sweeping
 from tscompress.errors import FactorizationError, OutputExistsError, RecipeError, TscompressError
 from tscompress.latency import MemoryUse, bytes_on_disk, parameter_count
 from tscompress.loading import load
+from tscompress.statistics import pareto_front
 from tscompress.sweep import (
     Measured,
     SweepRecipe,
     SweepResult,
     load_sweep_recipe,
-    pareto_front,
     points_of,
     sweep,
     sweep_table,

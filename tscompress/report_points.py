@@ -16,7 +16,7 @@ import pandas as pd
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import METRICS
 from tscompress.readers import single_line
-from tscompress.statistics import Ratio
+from tscompress.statistics import Ratio, pareto_front
 
 TABLE_SUFFIX = ".csv"
 #: Cost to the names that its column may have.
@@ -87,13 +87,10 @@ def table_points(path: Path, model: str) -> list[Point]:
 
 def front(points: Sequence[Point], metric: str, cost: str) -> set[str]:
     """Names of the points that no other beats in both; all have the cost."""
-    found: set[str] = set()
-    best = float("inf")
-    for point in sorted(points, key=lambda p: (p.costs[cost], p.quality[metric].ratio)):
-        if point.quality[metric].ratio < best:
-            best = point.quality[metric].ratio
-            found.add(point.name)
-    return found
+    costs = np.array([point.costs[cost] for point in points])
+    scores = np.array([point.quality[metric].ratio for point in points])
+    best = pareto_front(costs, scores)
+    return {point.name for point, on_front in zip(points, best, strict=True) if on_front}
 
 
 def _name(kind: str, label: str) -> str:

@@ -411,6 +411,16 @@ def effective_series(columns: SeriesContributions, metric: str) -> float:
     return float(values.sum() ** 2 / max(float(np.square(values).sum()), np.finfo(float).tiny))
 
 
+def pareto_front(costs: Values, scores: Values) -> npt.NDArray[np.bool_]:
+    """Which of ``[N]`` points no other beats: none is as good in both and better in one.
+
+    Smaller is better in ``costs`` and ``scores``; of two that are equal both are on the front.
+    """
+    as_cheap, as_good = costs[:, None] <= costs, scores[:, None] <= scores  # [other, point]
+    better = (costs[:, None] < costs) | (scores[:, None] < scores)
+    return np.logical_not((as_cheap & as_good & better).any(axis=0))
+
+
 def series_frame(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     """What every series contributes, one row for each model, dataset and series."""
     columns = list(SeriesContributions.model_fields)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
@@ -70,7 +69,7 @@ from tscompress.recipe import EvaluationConfig, Recipe, parse_recipe, validate
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache, hardware, model_digest, versions
 from tscompress.serialization import save
-from tscompress.statistics import ModelComparison, compare
+from tscompress.statistics import ModelComparison, compare, pareto_front
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -682,18 +681,6 @@ def _row(
     if speed is not None and speed.peak_memory_bytes is not None:
         row["peak_memory_bytes"] = speed.peak_memory_bytes
     return row
-
-
-def pareto_front(
-    costs: npt.NDArray[np.float64], scores: npt.NDArray[np.float64]
-) -> npt.NDArray[np.bool_]:
-    """Which of ``[N]`` points no other beats: none is as good in both and better in one.
-
-    Smaller is better in ``costs`` and ``scores``; of two that are equal both are on the front.
-    """
-    as_cheap, as_good = costs[:, None] <= costs, scores[:, None] <= scores  # [other, point]
-    better = (costs[:, None] < costs) | (scores[:, None] < scores)
-    return np.logical_not((as_cheap & as_good & better).any(axis=0))
 
 
 def _drop_weights(
