@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from tscompress import latency
+from tscompress.allocator import return_memory
 from tscompress.budgets import parse_budget
 from tscompress.calibration import (
     OWN_SOURCES,
@@ -302,6 +303,7 @@ def compress_loaded_(
     stopped goes on from there.
     """
     _ = loaded.forecaster  # families that do not forecast are for profiling only
+    return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     if method == "svd" and series is not None:
         raise UsageError("svd does not calibrate; give no series, or use another method.")
