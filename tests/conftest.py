@@ -9,6 +9,7 @@ import pytest
 import torch
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
+from transformers.utils.logging import disable_progress_bar
 
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 
@@ -21,6 +22,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TSCOMPRESS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_bars() -> None:
+    """A command says so before it imports transformers; here that has happened already."""
+    disable_progress_bar()
 
 
 def tiny_recipe(family: str, **changes: object) -> PretrainRecipe:

@@ -26,7 +26,7 @@ LAYERS = (
     "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates", "training",
     "pretraining", "distillation", "recovery_config", "recovery", "recipe", "memory", "sizing",
     "serialization", "pipelines", "api", "card", "hub", "runs", "sweep", "report_points",
-    "report_content", "report_charts", "report_html", "report", "cli",
+    "report_content", "report_charts", "report_html", "report", "console", "cli", "__main__",
 )  # fmt: skip
 
 
@@ -150,3 +150,11 @@ def test_every_third_party_import_is_a_dependency() -> None:
                 top = module.split(".")[0]
                 package = names.get(top, top).replace("_", "-")
                 assert top in allowed or package in packages, f"{path.name} imports {module}"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tscompress", "--version"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, f"tscompress {tscompress.__version__}")

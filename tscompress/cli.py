@@ -6,21 +6,26 @@ Nothing heavy is imported until a command runs, so that ``--help`` is instant.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tscompress._version import __version__
+from tscompress.console import (
+    integers,
+    pair,
+    progress_bars,
+    quiet_libraries,
+    refuse,
+    say_memory,
+    show,
+    training_progress,
+)
 from tscompress.errors import TscompressError, UsageError
 
 if TYPE_CHECKING:
@@ -94,45 +99,19 @@ def _options(
         typer.echo(f"tscompress {__version__}")
         raise typer.Exit
     if not debug:
-        _quiet_libraries()
-
-
-def _quiet_libraries() -> None:
-    """Libraries log and draw bars for developers; a command shows its own progress."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    logging.getLogger("chronos").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+        quiet_libraries()
 
 
 def _load(
     model: str | Checkpoint, device: str, dtype: str, revision: str | None = None
 ) -> LoadedModel:
-    from transformers.utils.logging import disable_progress_bar
-
     from tscompress.loading import load
 
-    if not _debug:
-        disable_progress_bar()
     return load(model, device=device, dtype=None if dtype == "stored" else dtype, revision=revision)
 
 
 def _distinct(name: str, other: str) -> str:
     return name if name != other else f"{name} (2)"
-
-
-def _print(as_json: bool, content: dict[str, Any], *shown: object) -> None:
-    if as_json:
-        typer.echo(json.dumps(content, indent=2, allow_nan=False, default=str))
-        return
-    console = Console()
-    if not console.is_terminal:  # a pipe has no width; tables need about this much
-        console = Console(width=110)
-    for item in shown:
-        # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
-        plain = isinstance(item, str)
-        console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -169,7 +148,7 @@ def profile(
         check_output(output, force=force)
     given = None if series is None else read_series(series)
     loaded = _load(model, device, "float32", revision)
-    with _progress() as advance:
+    with progress_bars() as advance:
         result = measure(
             loaded,
             epsilons=tuple(epsilon or DEFAULT_EPSILONS),
@@ -182,7 +161,7 @@ def profile(
             result.save(directory)
             save_profile_figures(result, directory)
     findings = "\n".join(result.findings())
-    _print(as_json, result.to_dict(), *profile_table(result), findings)
+    show(as_json, result.to_dict(), *profile_table(result), findings)
 
 
 @app.command()
@@ -275,12 +254,12 @@ def compress(
     given = None if series is None else read_series(series)
     edited = None if plan is None else Plan.load(plan)
     if edited is not None:
-        _refuse(context, "--plan says every size", _PLANNING_OPTIONS)
+        refuse(context, "--plan says every size", _PLANNING_OPTIONS)
     if recipe is None and (method if edited is None else edited.method) == "svd":
-        _refuse(context, "svd does not calibrate", ("series", "calibration_series"))
+        refuse(context, "svd does not calibrate", ("series", "calibration_series"))
     if recipe is not None:
         others = ("plan", "calibration_series", *_PLANNING_OPTIONS)
-        _refuse(context, "--recipe says everything", others)
+        refuse(context, "--recipe says everything", others)
         chosen = load_recipe(recipe)
     else:
         fields: dict[str, Any] = {
@@ -305,7 +284,7 @@ def compress(
                 rank=rank,
                 epsilon=epsilon,
                 energy=energy,
-                schedule=None if schedule is None else _pair(schedule),
+                schedule=None if schedule is None else pair(schedule),
                 fit=fit,
                 budget=budget,
                 powers_of_two=powers_of_two,
@@ -317,13 +296,13 @@ def compress(
             fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")
     found = find(model, revision=revision or chosen.revision)
-    _say_memory(compression_memory_bytes(found, chosen))
+    say_memory(compression_memory_bytes(found, chosen))
     loaded = _load(found, device, "float32")
     chosen = chosen.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": str(output)}
     )
     work = _recovery_directory(output)
-    with _progress() as advance:
+    with progress_bars() as advance:
         compressed = api.compress_loaded_(
             loaded,
             chosen,
@@ -335,11 +314,11 @@ def compress(
     assert compressed.plan is not None
     summary = compressed.plan.summary()
     if dry_run:
-        _print(as_json, compressed.plan.model_dump(mode="json"), summary)
+        show(as_json, compressed.plan.model_dump(mode="json"), summary)
         return
     save(compressed, output, force=force, max_shard_size=largest)
     api.finish_recovery(compressed, output, work)
-    _print(
+    show(
         as_json,
         {"output": str(output), "plan": compressed.plan.model_dump(mode="json")},
         summary,
@@ -428,7 +407,7 @@ def evaluate(
     from tscompress.suites import LongFormat, find_suite
 
     if suite.startswith("fev:"):
-        _refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
+        refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
         _evaluate_fev(
             suite.removeprefix("fev:"),
             [model] if against is None else [model, against],
@@ -450,7 +429,7 @@ def evaluate(
     if gift_eval and (output is None or output.suffix == ".json"):
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
-        _refuse(context, "--seeds says every seed", ("seed",))
+        refuse(context, "--seeds says every seed", ("seed",))
     long_format = None
     if horizon is not None:
         long_format = LongFormat(
@@ -463,7 +442,7 @@ def evaluate(
             target_column=target_column,
         )
     else:
-        _refuse(context, "without --horizon there is no file of series", _LONG_FORMAT_OPTIONS)
+        refuse(context, "without --horizon there is no file of series", _LONG_FORMAT_OPTIONS)
     find_suite(suite, long_format)  # what is wrong with it is said before a model is loaded
     config = EvaluationConfig(
         suite=suite,
@@ -474,7 +453,7 @@ def evaluate(
         seed=seed,
         root=None if root is None else str(root),
     )
-    averaged = None if seeds is None else _integers(seeds, "--seeds")
+    averaged = None if seeds is None else integers(seeds, "--seeds")
     pairs = PairedForecasts() if fidelity else None
     layout = GiftEvalResults() if gift_eval else None
 
@@ -494,7 +473,7 @@ def evaluate(
             on_forecasts=keep,
         )
 
-    with _progress() as advance:
+    with progress_bars() as advance:
         other = None if against is None else scored(against, pairs and pairs.original)
         result = scored(model, _all_of(None if pairs is None else pairs.compressed, layout))
         naive = next(
@@ -531,7 +510,7 @@ def evaluate(
     for key in ("result", "against"):  # every series is for files
         if key in content:
             _drop_series(content[key])
-    _print(as_json, content, *shown)
+    show(as_json, content, *shown)
 
 
 def _evaluate_fev(
@@ -555,7 +534,7 @@ def _evaluate_fev(
         check_output(output, force=force)
     tasks = fev_tasks.load_tasks(path)
     summaries: list[dict[str, Any]] = []
-    with _progress() as advance:
+    with progress_bars() as advance:
         for name in dict.fromkeys([*models, SEASONAL_NAIVE]):
             loaded = None if name == SEASONAL_NAIVE else load(name)
             shown = fev_tasks.model_name(name if loaded is None else loaded.name)
@@ -580,7 +559,7 @@ def _evaluate_fev(
         with new_directory(output, force=force, keep=True) as directory:
             content = fev_tasks.summaries_csv(summaries)
             write_text_atomically(directory / fev_tasks.SUMMARIES_FILE, content)
-    _print(as_json, {"summaries": summaries}, table)
+    show(as_json, {"summaries": summaries}, table)
 
 
 def _all_of(*hooks: Callable[..., None] | None) -> Callable[..., None] | None:
@@ -670,7 +649,7 @@ def compare(
                 ("series.csv", series_frame(found)),
             ):
                 write_text_atomically(directory / name, frame.to_csv(index=False))
-    _print(
+    show(
         as_json,
         comparison.to_dict(),
         *comparison_tables(comparison),
@@ -719,7 +698,7 @@ def bench(
     labels = [one.name for one in loaded]
     if len(labels) == 2:
         labels[1] = _distinct(labels[1], labels[0])
-    with _progress() as advance:
+    with progress_bars() as advance:
         result = latency.bench(
             [(label, one.forecaster) for label, one in zip(labels, loaded, strict=True)],
             workload,
@@ -727,7 +706,7 @@ def bench(
             measure_memory=memory,
             on_run=lambda run: advance("bench", run.round + 1, repeats),
         )
-    _print(as_json, result.to_dict(), latency.bench_table(result))
+    show(as_json, result.to_dict(), latency.bench_table(result))
 
 
 @app.command()
@@ -752,10 +731,10 @@ def run(
     if max_series is not None and chosen.evaluation is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
-    with _progress() as advance:
+    with progress_bars() as advance:
         result = api.run(chosen, force=force, device=device, on_progress=advance)
     path = write_report(result, chosen)
-    _print(as_json, json.loads((path.parent / "report.json").read_text()), *report_tables(result))
+    show(as_json, json.loads((path.parent / "report.json").read_text()), *report_tables(result))
     if not as_json:
         typer.echo(f"report: {path.with_suffix('.html')} (to read in a terminal: {path.name})")
 
@@ -778,13 +757,9 @@ def sweep(
 
     A sweep that was stopped goes on with the same command.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from tscompress.sweep import FIGURE_FILE, Measured, load_sweep_recipe, sweep_table
     from tscompress.sweep import sweep as measure
 
-    if not _debug:
-        disable_progress_bar()
     chosen = load_sweep_recipe(recipe)
     if output is not None:
         chosen = chosen.model_copy(update={"output": str(output)})
@@ -796,7 +771,7 @@ def sweep(
         state = "failed: " if measured is None else ""
         typer.echo(f"{done}/{total}  {state}{text}", err=True)
 
-    with _progress() as advance:
+    with progress_bars() as advance:
         result = measure(
             chosen,
             processes=processes,
@@ -810,7 +785,7 @@ def sweep(
         "points": json.loads(result.frame.to_json(orient="records")),
         "failures": result.failures,
     }
-    _print(as_json, content, sweep_table(result), f"figure: {result.directory / FIGURE_FILE}")
+    show(as_json, content, sweep_table(result), f"figure: {result.directory / FIGURE_FILE}")
     if result.failures:
         label, reason = next(iter(result.failures.items()))
         raise TscompressError(
@@ -838,7 +813,7 @@ def report(
     from tscompress.report import rewrite_report
 
     page = rewrite_report(directory, output, compare=compare or (), force=force)
-    _print(as_json, {"page": str(page), "bytes": page.stat().st_size}, f"report: {page}")
+    show(as_json, {"page": str(page), "bytes": page.stat().st_size}, f"report: {page}")
 
 
 @app.command()
@@ -910,7 +885,7 @@ def recover(
         if (value := context.params.get(name)) is not None and value is not False
     }
     if config is not None:
-        _refuse(context, "--config says everything", tuple(given))
+        refuse(context, "--config says everything", tuple(given))
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
@@ -928,8 +903,8 @@ def recover(
     needed = memory_bytes(ours, theirs, chosen, processes)
     main = os.environ.get("RANK", "0") == "0"
     if main:
-        _say_memory(needed)
-    with _training_progress(main) as report:
+        say_memory(needed)
+    with training_progress(main) as report:
         recovered = api.recover(
             ours,
             theirs,
@@ -941,7 +916,7 @@ def recover(
     result = recovered.recovery
     assert result is not None
     if main and not result.finished:
-        _print(
+        show(
             as_json,
             {"output": None, "step": result.steps},
             f"stopped at step {result.steps}; everything is saved. Run again with --resume",
@@ -949,7 +924,7 @@ def recover(
     elif main:
         save(recovered, output, force=force)
         api.finish_recovery(recovered, output, work)
-        _print(
+        show(
             as_json,
             {"output": str(output), **result.record()},
             f"loss on held-out series: {result.before:.4f} -> {result.after:.4f} "
@@ -963,22 +938,6 @@ def recover(
 def _recovery_directory(output: Path) -> Path:
     """Where the recovery of a checkpoint is resumed from."""
     return output.with_name(f"{output.name}.recovery")
-
-
-def _say_memory(needed: Mapping[str, int]) -> None:
-    """Before it is taken, by part in bytes; and a note if there is not so much."""
-    import psutil
-
-    total = sum(needed.values())
-    parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
-    typer.echo(f"memory, about: {_size(total)} ({parts})", err=True)
-    free = psutil.virtual_memory().available
-    if total - needed.get("process", 0) > free:
-        typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 @app.command()
@@ -1009,7 +968,7 @@ def pretrain(
     if threads is not None:
         torch.set_num_threads(threads)
 
-    def show(progress: Trained) -> None:
+    def tell(progress: Trained) -> None:
         if not as_json:
             left = time.strftime("%H:%M:%S", time.gmtime(progress.eta_seconds))
             typer.echo(
@@ -1018,8 +977,8 @@ def pretrain(
                 f"left {left}"
             )
 
-    final = train(chosen, output, resume=resume, report=show)
-    _print(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
+    final = train(chosen, output, resume=resume, report=tell)
+    show(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
 
 
 def _trained(final: Path | None, output: Path) -> str:
@@ -1044,7 +1003,7 @@ def diff(
     lines = first.diff(second)
     ratios = [plan.attention_parameter_ratio for plan in (first, second)]
     text = "\n".join(lines) if lines else "the plans give every layer the same size"
-    _print(
+    show(
         as_json,
         {"changes": lines, "attention_parameter_ratio": ratios},
         text,
@@ -1083,13 +1042,9 @@ def push(
 
     The token is the one of `hf auth login`, or HF_TOKEN.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from tscompress import hub
     from tscompress.card import read_bench, read_scores
 
-    if not _debug:
-        disable_progress_bar()
     done = hub.push(
         directory,
         repo_id,
@@ -1113,104 +1068,7 @@ def push(
     else:
         where = done.pull_request or done.url
         lines = [*lines, f"pushed to {done.repo_id}: {where}"]
-    _print(as_json, done.to_dict(), "\n".join(lines))
-
-
-# --------------------------------------------------------------------------------------------------
-# Helpers
-# --------------------------------------------------------------------------------------------------
-
-
-def _refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
-    """Refuse options that would be ignored.
-
-    Raises
-    ------
-    UsageError
-    """
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{reason}; --{name.replace('_', '-')} cannot go with it.")
-
-
-def _integers(text: str, option: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
-
-
-def _pair(text: str) -> tuple[float, float]:
-    try:
-        d_0, alpha = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"schedule {text!r} is not D0,ALPHA such as 5,0.35.") from None
-    return d_0, alpha
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    from tscompress.files import write_text_atomically
-
-    write_text_atomically(path, json.dumps(content, indent=2, default=str) + "\n")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        tasks: dict[str, Any] = {}
-
-        def advance(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield advance
-
-
-@contextmanager
-def _training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
-    """One bar with loss, learning rate and time left on stderr; lines where it is no terminal."""
-    console = Console(stderr=True)
-    live = console.is_terminal
-    with Progress(
-        TextColumn("recover"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        console=console,
-        transient=True,
-        disable=not (live and shown),
-    ) as bars:
-        task = bars.add_task("recover", total=1.0, text="")
-        held_out = ""
-
-        def report(line: Any) -> None:
-            nonlocal held_out
-            if line.held_out is not None:
-                held_out = f"  held out {line.held_out:.4f}"
-            steps = f"/{line.total_steps}" if line.total_steps else ""
-            left = time.strftime("%H:%M:%S", time.gmtime(line.eta_seconds))
-            loss = "" if line.loss is None else (
-                f"  loss {line.loss:.4f}  lr {line.learning_rate:.2e}  "
-                f"{line.series_per_second:.0f} series/s"
-            )  # fmt: skip
-            text = f"step {line.step}{steps}{loss}{held_out}  left {left}"
-            if live:
-                bars.update(task, completed=line.share, text=text)
-            elif shown and line.held_out is not None:
-                typer.echo(text, err=True)
-
-        yield report
+    show(as_json, done.to_dict(), "\n".join(lines))
 
 
 def main() -> None:

@@ -552,10 +552,7 @@ def _in_processes(
 
 def _start_worker() -> None:
     """One thread each: several at a time would share the cores badly. And no bars on stderr."""
-    from transformers.utils.logging import disable_progress_bar
-
     torch.set_num_threads(1)
-    disable_progress_bar()
     logging.getLogger("chronos").setLevel(logging.ERROR)
 
 

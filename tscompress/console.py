@@ -1,0 +1,152 @@
+"""Between the commands and the person: results, progress, memory and doubtful options.
+
+Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tscompress.errors import UsageError
+
+#: A pipe has no width; tables need about this much.
+_WIDTH = 110
+
+
+def quiet_libraries() -> None:
+    """Libraries log and draw bars for developers; a command shows its own progress."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("chronos").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
+    """Print a result: ``content`` as JSON, or what is ``shown``, texts and tables of rich."""
+    if as_json:
+        typer.echo(json.dumps(content, indent=2, allow_nan=False, default=str))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    for item in shown:
+        # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
+        plain = isinstance(item, str)
+        console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
+
+
+def say_memory(needed: Mapping[str, int]) -> None:
+    """Before it is taken, by part in bytes; and a note if there is not so much."""
+    import psutil
+
+    total = sum(needed.values())
+    parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
+    typer.echo(f"memory, about: {_size(total)} ({parts})", err=True)
+    free = psutil.virtual_memory().available
+    if total - needed.get("process", 0) > free:
+        typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
+    """Refuse options that were given and would be ignored.
+
+    Raises
+    ------
+    UsageError
+        One of ``names`` was given on the command line; ``reason`` says why it cannot be.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{reason}; --{name.replace('_', '-')} cannot go with it.")
+
+
+def integers(text: str, option: str) -> list[int]:
+    """``0,1,2`` as a list; anything else is a UsageError that names the option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
+
+
+def pair(text: str) -> tuple[float, float]:
+    """``D0,ALPHA`` of a power law (paper, section 5); anything else is a UsageError."""
+    try:
+        d_0, alpha = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"schedule {text!r} is not D0,ALPHA such as 5,0.35.") from None
+    return d_0, alpha
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield advance
+
+
+@contextmanager
+def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
+    """One bar with loss, learning rate and time left on stderr; lines where it is no terminal."""
+    console = Console(stderr=True)
+    live = console.is_terminal
+    with Progress(
+        TextColumn("recover"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        transient=True,
+        disable=not (live and shown),
+    ) as bars:
+        task = bars.add_task("recover", total=1.0, text="")
+        held_out = ""
+
+        def report(line: Any) -> None:
+            nonlocal held_out
+            if line.held_out is not None:
+                held_out = f"  held out {line.held_out:.4f}"
+            steps = f"/{line.total_steps}" if line.total_steps else ""
+            left = time.strftime("%H:%M:%S", time.gmtime(line.eta_seconds))
+            loss = "" if line.loss is None else (
+                f"  loss {line.loss:.4f}  lr {line.learning_rate:.2e}  "
+                f"{line.series_per_second:.0f} series/s"
+            )  # fmt: skip
+            text = f"step {line.step}{steps}{loss}{held_out}  left {left}"
+            if live:
+                bars.update(task, completed=line.share, text=text)
+            elif shown and line.held_out is not None:
+                typer.echo(text, err=True)
+
+        yield report
