@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from tscompress.api import finish_recovery
 from tscompress.calibration import CalibrationConfig
 from tscompress.distillation import (
     Distillation,
+    HiddenAt,
     TrainingBatch,
     draw_paths,
     hidden_distance,
@@ -185,13 +186,14 @@ def test_hidden_distance_is_relative_and_masked() -> None:
     assert hidden_distance(ours, theirs, valid).tolist() == [0.5]
 
 
+@pytest.mark.parametrize("match", ["layers", "attention", "both"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_is_at_no_distance_from_itself(
-    family: str, checkpoints: dict[str, Path], students: dict[str, Path]
+    family: str, match: HiddenAt, checkpoints: dict[str, Path], students: dict[str, Path]
 ) -> None:
     teacher, same = load(checkpoints[family]), load(checkpoints[family])
     batch = batch_of(family)
-    distillation = Distillation(teacher, same, match_hidden=True)
+    distillation = Distillation(teacher, same, match=match)
     losses = distillation(same.model, batch)
     assert losses.teacher.shape == losses.truth.shape == losses.hidden.shape == (8,)
     assert float(losses.teacher.detach().abs().max()) < 1e-6
@@ -199,9 +201,35 @@ def test_a_model_is_at_no_distance_from_itself(
     distillation.close()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in same.model.modules())
     student = load(students[family])
-    other = Distillation(teacher, student, match_hidden=True)(student.model, batch)
+    other = Distillation(teacher, student, match=match)(student.model, batch)
     assert float(other.teacher.detach().min()) > 0
     assert float(other.hidden.detach().min()) > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_is_matched_by_what_it_adds(family: str, checkpoints: dict[str, Path]) -> None:
+    teacher, other = load(checkpoints[family]), load(checkpoints[family])
+    batch = batch_of(family)
+    inner: Any = other.model
+    with torch.no_grad():  # a feed-forward changes streams, and no attention before it
+        last = inner.decoder if family != "chronos-2" else inner.encoder
+        for name, parameter in last.block[-1].layer[-1].named_parameters():
+            if "layer_norm" not in name:
+                parameter.mul_(3)
+    distances = {
+        match: Distillation(teacher, other, match=match)(other.model, batch).hidden.detach()
+        for match in get_args(HiddenAt)
+    }
+    assert float(distances["attention"].abs().max()) < 1e-6
+    assert float(distances["layers"].min()) > 1e-4
+    assert torch.all(distances["both"] < distances["layers"])
+    with torch.no_grad():  # the output of an attention doubled is its own size away
+        block = inner.encoder.block[0].layer[0]
+        attention = getattr(block, "SelfAttention", None) or block.self_attention
+        attention.o.weight.mul_(2)
+    far = Distillation(teacher, other, match="attention")(other.model, batch).hidden.detach()
+    places = sum(name.endswith(".o") for name, _ in other.model.named_modules())
+    assert torch.all(far > 0.99 / places)
 
 
 def test_layers_that_were_dropped() -> None:
@@ -527,6 +555,8 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-bolt", {"truth_weight": 3.0}),
         ("chronos-bolt", {"hidden_weight": 1.0}),
         ("chronos-bolt", {"hidden_weight": 1.0, "hidden_share": 0.3}),
+        ("chronos-bolt", {"hidden_weight": 1.0, "hidden_at": "attention"}),
+        ("chronos-bolt", {"hidden_weight": 1.0, "hidden_first": True}),
         ("chronos-bolt", {"distance": "squared"}),
         ("chronos-bolt", {"corpus": {"kernel_weight": 0}}),
         ("chronos-bolt", {"real_series": ("aus_production",)}),
@@ -557,7 +587,7 @@ def test_options_change_what_they_name(
     base = {"sampled_share": 0.0, "steps": 2, "truth_weight": 0.5, "evaluate_every": 2}
     trained = []
     others = [{k: v for k, v in change.items() if k == "series"} if len(change) > 1 else {}, change]
-    if "hidden_share" in change:
+    if "hidden_weight" in change and len(change) > 1:
         others[0] = {"hidden_weight": 1.0}
     for more in others:
         student, teacher = pair(students, checkpoints, family)
@@ -566,6 +596,18 @@ def test_options_change_what_they_name(
         assert result.steps == 2
         trained.append(seen[-1].held_out)
     assert trained[0] != trained[1]
+
+
+def test_layers_first_and_then_forecasts(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    config = short(
+        steps=4, truth_weight=0.0, hidden_weight=2.0, hidden_share=0.5, hidden_first=True,
+        gradient_checkpointing=True, hidden_at="both", evaluate_every=1,
+    )  # fmt: skip
+    lines = recover_(student, teacher, config).history[1:]
+    told = [(line.loss, line.teacher, 2 * (line.hidden or 0)) for line in lines]
+    assert [loss == pytest.approx(hidden) for loss, _, hidden in told] == [True, True, False, False]
+    assert [loss == pytest.approx(ours) for loss, ours, _ in told] == [False, False, True, True]
 
 
 def test_frozen_embeddings_stay(bolt: Callable[[], Any], tmp_path: Path) -> None:
@@ -586,6 +628,8 @@ def test_unknown_keys_and_bad_values(tmp_path: Path) -> None:
             short(**wrong)
     with pytest.raises(ValidationError, match="nothing to learn"):
         short(teacher_weight=0, truth_weight=0)
+    with pytest.raises(ValidationError, match="hidden_first needs a hidden_weight"):
+        short(hidden_first=True)
     path = tmp_path / "config.yaml"
     path.write_text("steps: 3\nrate: 1\n")
     with pytest.raises(RecipeError, match="unknown key 'rate'"):

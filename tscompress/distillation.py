@@ -1,4 +1,4 @@
-"""How far a student is from its teacher: forecasts, truth, and the residual stream between.
+"""How far a student is from its teacher: forecasts, truth, and what layers put out between.
 
 Every loss is a mean within each series, ``[B]``, so that the loss of a batch does not depend on how
 its series are spread over processes. Chronos-Bolt and Chronos-2 are compared by their quantiles in
@@ -21,6 +21,7 @@ from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 
 Distance = Literal["absolute", "squared"]
+HiddenAt = Literal["layers", "attention", "both"]
 STACKS = ("encoder", "decoder")
 
 
@@ -59,7 +60,7 @@ class Losses:
     truth
         Twice the pinball loss of scaled quantiles, or cross-entropy in nats a token.
     hidden
-        Squared distance of the residual streams after each layer, relative to the teacher's.
+        Squared distance of what is matched within, relative to the teacher's; mean over places.
     """
 
     teacher: Tensor
@@ -114,7 +115,7 @@ def token_losses(
 
 
 def hidden_distance(student: Tensor, teacher: Tensor, valid: Tensor | None) -> Tensor:
-    """Squared distance of two residual streams ``[B, S, d]`` over the teacher's square, ``[B]``.
+    """Squared distance of two outputs of layers ``[B, S, d]`` over the teacher's square, ``[B]``.
 
     ``valid`` ``[B, S]`` says which positions count; None: all.
     """
@@ -157,8 +158,9 @@ class Distillation:
         Of the divergence of token distributions, Chronos-T5.
     distance
         Of quantiles, the other families.
-    match_hidden
-        Compare residual streams too, which costs some memory.
+    match
+        Compare the residual streams after each of the ``layers`` too, or what each ``attention``
+        adds to its stream, or both; costs some memory.
 
     Raises
     ------
@@ -173,12 +175,12 @@ class Distillation:
         *,
         temperature: float = 1.0,
         distance: Distance = "absolute",
-        match_hidden: bool = False,
+        match: HiddenAt | None = None,
     ) -> None:
         check_comparable(teacher, student)
         self.teacher, self.student = teacher, student
         self.temperature, self.distance = temperature, distance
-        self._pairs = _layer_pairs(teacher, student) if match_hidden else []
+        self._pairs = [] if match is None else _places(teacher, student, match)
         head = [] if teacher.family == "chronos-t5" else ["output_patch_embedding"]
         self._of_teacher = _Watch(teacher.model, [*head, *(name for name, _ in self._pairs)])
         self._of_student = _Watch(student.model, [*head, *(name for _, name in self._pairs)])
@@ -338,22 +340,37 @@ def _scaled_quantiles(patches: Tensor, levels: int) -> Tensor:
     return patches.view(rows, count, levels, -1).transpose(1, 2).reshape(rows, levels, -1)
 
 
-def _layer_pairs(teacher: LoadedModel, student: LoadedModel) -> list[tuple[str, str]]:
+def _places(teacher: LoadedModel, student: LoadedModel, match: HiddenAt) -> list[tuple[str, str]]:
+    """Names of modules of both models whose outputs should be alike."""
     kept = (student.plan.kept_layers if student.plan is not None else None) or {}
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for stack in STACKS:
         blocks, teacher_blocks = (
             getattr(getattr(loaded.model, stack, None), "block", ())
             for loaded in (student, teacher)
         )
-        if len(blocks):
-            targets = layer_targets(kept.get(stack), len(blocks), len(teacher_blocks))
+        if not len(blocks):
+            continue
+        targets = layer_targets(kept.get(stack), len(blocks), len(teacher_blocks))
+        if match in ("layers", "both"):
             pairs += [(f"{stack}.block.{t}", f"{stack}.block.{i}") for i, t in enumerate(targets)]
+        if match in ("attention", "both"):
+            # An attention has its own of the teacher, whatever layers were dropped behind it.
+            known = kept.get(stack)
+            sources = targets if known is None or len(known) != len(blocks) else known
+            pairs += [
+                (f"{stack}.block.{t}.layer.{j}", f"{stack}.block.{i}.layer.{j}")
+                for i, t in enumerate(sources)
+                for j in range(len(blocks[i].layer) - 1)  # the last is the feed-forward
+            ]
     return pairs
 
 
 class _Watch:
-    """Keeps what modules last put out, and the mask that the encoder was given."""
+    """Keeps what modules last put out, and the mask that the encoder was given.
+
+    Of a sublayer, such as ``encoder.block.0.layer.0``, it keeps what that adds to its input.
+    """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self.seen: dict[str, Tensor] = {}
@@ -370,8 +387,11 @@ class _Watch:
         self.seen.clear()
 
     def _keep(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        adds = ".layer." in name
+
         def hook(_: nn.Module, args: Any, output: Any) -> None:
-            self.seen[name] = output if isinstance(output, Tensor) else output[0]
+            found = output if isinstance(output, Tensor) else output[0]
+            self.seen[name] = found - args[0] if adds else found
 
         return hook
 

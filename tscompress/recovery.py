@@ -235,7 +235,7 @@ class _Run:
             student,
             temperature=config.temperature,
             distance=config.distance,
-            match_hidden=config.hidden_weight > 0,
+            match=config.hidden_at if config.hidden_weight > 0 else None,
         )
         self._recomputed = (
             recomputed_layers(student.model) if config.gradient_checkpointing else nullcontext()
@@ -278,7 +278,7 @@ class _Run:
             self._log(self._evaluated(held_out))
         clock = _Clock(self.seconds)
         saved_at = time.monotonic()
-        sums, counted, trained = np.zeros(3), 0, 0.0
+        sums, counted, trained = np.zeros(4), 0, 0.0
         stopped = False
         with StopRequest() as stop:
             while not self._is_done and not stopped:
@@ -296,7 +296,7 @@ class _Run:
                     if evaluates:
                         line = self._evaluated(held_out, line)
                     self._log(line)
-                    sums, counted, trained = np.zeros(3), 0, 0.0
+                    sums, counted, trained = np.zeros(4), 0, 0.0
                 if self._is_due(saved_at) or stopped:
                     self._save()
                     saved_at = time.monotonic()
@@ -322,7 +322,10 @@ class _Run:
     def _step(
         self, batch: TrainingBatch, rate: float, stop: StopRequest, clock: _Clock
     ) -> tuple[np.ndarray[Any, Any], bool, float]:
-        """Sums of the losses over the batch, whether to stop, and seconds; alike everywhere."""
+        """Losses summed over the batch, whether to stop, and seconds; alike in all processes.
+
+        The losses are distances to teacher, truth and hidden outputs, and their weighted sum.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         parts = self._parts(batch)
@@ -339,7 +342,8 @@ class _Run:
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         main = self.accelerator.is_main_process
         flags = [float(stop.requested), clock.seconds() if main else 0.0]
-        told = torch.cat([sums.double(), sums.new_tensor(flags, dtype=torch.float64)])
+        losses = torch.cat([sums, (weights @ sums)[None]])
+        told = torch.cat([losses.double(), sums.new_tensor(flags, dtype=torch.float64)])
         *totals, stopped, seconds = self.accelerator.reduce(told, "sum").tolist()
         if not (math.isfinite(sum(totals)) and math.isfinite(float(norm))):
             self._diverged(f"the loss or its gradient is not finite at step {self.step + 1}")
@@ -366,9 +370,13 @@ class _Run:
                 )
 
     def _weights(self) -> Tensor:
-        hidden = self.config.hidden_weight if self._done() < self.config.hidden_share else 0.0
-        weights = [self.config.teacher_weight, self.config.truth_weight or 0.0, hidden]
-        return torch.tensor(weights, device=self.accelerator.device)
+        """Of the distances to teacher, truth and hidden outputs at this point of the run."""
+        config = self.config
+        forecast = [config.teacher_weight, config.truth_weight or 0.0]
+        hidden = config.hidden_weight if self._done() < config.hidden_share else 0.0
+        if hidden and config.hidden_first:
+            forecast = [0.0, 0.0]
+        return torch.tensor([*forecast, hidden], device=self.accelerator.device)
 
     def _done(self) -> float:
         """Share of the budget that is used."""
@@ -419,7 +427,7 @@ class _Run:
             sums += torch.cat([losses.sum(1), counts]).double()
         teacher, truth, hidden, count, true = self.accelerator.reduce(sums, "sum").tolist()
         truth = truth / true if true else 0.0
-        # The streams between are a means; what a student is judged by is its forecasts.
+        # What is matched within is a means; what a student is judged by is its forecasts.
         weights = (self.config.teacher_weight, self.config.truth_weight or 0.0)
         total = weights[0] * teacher / count + weights[1] * truth
         if not any(weights):
@@ -522,8 +530,7 @@ class _Run:
         )
         if losses is None:
             return line
-        teacher, truth, hidden = losses.tolist()
-        loss = float(np.dot(self._weights().tolist(), losses))
+        teacher, truth, hidden, loss = losses.tolist()
         parts = {"loss": loss, "teacher": teacher, "truth": truth, "hidden": hidden}
         return RecoveryProgress(**{**asdict(line), **parts})
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import training_series
-from tscompress.distillation import Distance, TrainingBatch
+from tscompress.distillation import Distance, HiddenAt, TrainingBatch
 from tscompress.loading import LoadedModel
 from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
@@ -80,10 +80,16 @@ class RecoveryConfig(BaseModel):
         default=None, ge=0, description="of the loss on what truly came"
     )
     hidden_weight: float = Field(
-        default=0.0, ge=0, description="of the distance of residual streams, layer by layer"
+        default=0.0, ge=0, description="of the distance of what layers put out, one by one"
+    )
+    hidden_at: HiddenAt = Field(
+        default="layers", description="residual streams after layers, outputs of attention, or both"
     )
     hidden_share: float = Field(
         default=1.0, gt=0, le=1, description="first share of the run in which that counts"
+    )
+    hidden_first: bool = Field(
+        default=False, description="in that share nothing else counts: layers first, then forecasts"
     )
     distance: Distance = Field(default="absolute", description="of quantiles; not for T5")
     temperature: float = Field(default=1.0, gt=0, description="of token distributions; T5 only")
@@ -123,6 +129,8 @@ class RecoveryConfig(BaseModel):
     def _something_to_learn(self) -> RecoveryConfig:
         if self.teacher_weight == self.hidden_weight == self.truth_weight == 0:
             raise ValueError("every weight is 0, so there is nothing to learn")
+        if self.hidden_first and not self.hidden_weight:
+            raise ValueError("hidden_first needs a hidden_weight above 0")
         return self
 
     def resolved(self, loaded: LoadedModel) -> RecoveryConfig:
