@@ -22,6 +22,7 @@ from conftest import FAMILIES
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from test_cli import Command, command  # noqa: F401
+from torch import Tensor
 
 import tscompress
 from tscompress import recovery
@@ -184,6 +185,7 @@ def test_hidden_distance_is_relative_and_masked() -> None:
     ours[0, 0] = 2.0
     valid = torch.tensor([[True, True, False]])
     assert hidden_distance(ours, theirs, valid).tolist() == [0.5]
+    assert hidden_distance(ours, theirs, valid, 10 * theirs).tolist() == [pytest.approx(0.005)]
 
 
 @pytest.mark.parametrize("match", ["layers", "attention", "both"])
@@ -223,13 +225,24 @@ def test_attention_is_matched_by_what_it_adds(family: str, checkpoints: dict[str
     assert float(distances["attention"].abs().max()) < 1e-6
     assert float(distances["layers"].min()) > 1e-4
     assert torch.all(distances["both"] < distances["layers"])
-    with torch.no_grad():  # the output of an attention doubled is its own size away
-        block = inner.encoder.block[0].layer[0]
-        attention = getattr(block, "SelfAttention", None) or block.self_attention
-        attention.o.weight.mul_(2)
-    far = Distillation(teacher, other, match="attention")(other.model, batch).hidden.detach()
-    places = sum(name.endswith(".o") for name, _ in other.model.named_modules())
-    assert torch.all(far > 0.99 / places)
+    with torch.no_grad():  # twice what the last attention adds
+        block = last.block[-1].layer[-2]
+        (output,) = (module for name, module in block.named_modules() if name.endswith(".o"))
+        output.weight.mul_(2)
+    streams: list[Tensor] = []
+    name = next(name for name, module in inner.named_modules() if module is block)
+    handle = teacher.model.get_submodule(name).register_forward_hook(
+        lambda _, given, out: streams.extend((given[0], out[0]))
+    )
+    distillation = Distillation(teacher, other, match="attention")
+    far = distillation(other.model, batch).hidden.detach()
+    handle.remove()
+    before, after = streams
+    if family == "chronos-bolt":  # the others leave positions out
+        places = sum(name.endswith(".o") for name, _ in inner.named_modules())
+        expected = hidden_distance(2 * after - before, after, None) / places
+        torch.testing.assert_close(far, expected)
+    assert torch.all(far > 0)
 
 
 def test_layers_that_were_dropped() -> None:

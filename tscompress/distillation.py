@@ -60,7 +60,8 @@ class Losses:
     truth
         Twice the pinball loss of scaled quantiles, or cross-entropy in nats a token.
     hidden
-        Squared distance of what is matched within, relative to the teacher's; mean over places.
+        Squared distance of what is matched within, relative to the teacher's residual stream;
+        mean over places.
     """
 
     teacher: Tensor
@@ -114,13 +115,16 @@ def token_losses(
     )
 
 
-def hidden_distance(student: Tensor, teacher: Tensor, valid: Tensor | None) -> Tensor:
-    """Squared distance of two outputs of layers ``[B, S, d]`` over the teacher's square, ``[B]``.
+def hidden_distance(
+    student: Tensor, teacher: Tensor, valid: Tensor | None, stream: Tensor | None = None
+) -> Tensor:
+    """Squared distance of two outputs ``[B, S, d]`` over the square of ``stream``, ``[B]``.
 
+    ``stream`` ``[B, S, d]`` is what the teacher's output is a part of; None: it is the whole.
     ``valid`` ``[B, S]`` says which positions count; None: all.
     """
     error = (student.float() - teacher.float()).square().sum(-1)  # [B, S]
-    size = teacher.float().square().sum(-1)
+    size = (teacher if stream is None else stream).float().square().sum(-1)
     if valid is not None:
         error, size = error.where(valid, 0.0), size.where(valid, 0.0)
     return error.sum(1) / size.sum(1).clamp_min(1e-12)
@@ -194,8 +198,8 @@ class Distillation:
         """Losses of ``model``, the student or a wrapper around it, on ``batch``."""
         tokens = self.teacher.family == "chronos-t5"
         losses = (self._token_losses if tokens else self._quantile_losses)(model, batch)
-        self._of_teacher.seen.clear()
-        self._of_student.seen.clear()
+        self._of_teacher.forget()
+        self._of_student.forget()
         return losses
 
     def _quantile_losses(self, model: nn.Module, batch: TrainingBatch) -> Losses:
@@ -265,6 +269,7 @@ class Distillation:
                 self._of_student.seen[ours],
                 self._of_teacher.seen[theirs],
                 encoded if ours.startswith("encoder") else fed,
+                self._of_teacher.streams.get(theirs),
             )
             for theirs, ours in self._pairs
         ]
@@ -369,11 +374,14 @@ def _places(teacher: LoadedModel, student: LoadedModel, match: HiddenAt) -> list
 class _Watch:
     """Keeps what modules last put out, and the mask that the encoder was given.
 
-    Of a sublayer, such as ``encoder.block.0.layer.0``, it keeps what that adds to its input.
+    Of a sublayer, such as ``encoder.block.0.layer.0``, it keeps what that adds to its input, and
+    beside it the sum, the residual stream. An attention may add next to nothing, as that of
+    Chronos-Bolt's decoder to its one position does, and be no measure of itself.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self.seen: dict[str, Tensor] = {}
+        self.streams: dict[str, Tensor] = {}
         self.encoder_mask: Tensor | None = None
         self._handles = [
             model.get_submodule(name).register_forward_hook(self._keep(name)) for name in set(names)
@@ -384,14 +392,20 @@ class _Watch:
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self.forget()
+
+    def forget(self) -> None:
         self.seen.clear()
+        self.streams.clear()
 
     def _keep(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         adds = ".layer." in name
 
         def hook(_: nn.Module, args: Any, output: Any) -> None:
             found = output if isinstance(output, Tensor) else output[0]
-            self.seen[name] = found - args[0] if adds else found
+            self.seen[name] = found
+            if adds:
+                self.seen[name], self.streams[name] = found - args[0], found.detach()
 
         return hook
 
