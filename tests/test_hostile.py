@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from test_cli import Command, command  # noqa: F401
 from tscompress import data
 from tscompress.api import compress
 from tscompress.calibration import CalibrationConfig
+from tscompress.configs import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -470,6 +472,91 @@ def test_absurd_configs(
                 inner[name] = value
         (directory / "config.json").write_text(json.dumps(config))
         attempt(lambda: load_and_forecast(directory))
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.nan, math.inf])
+@pytest.mark.parametrize("name", sorted({*_NUMBERS, *_FORECAST_NUMBERS}))
+def test_numbers_out_of_bounds(name: str, value: float) -> None:
+    config = {"num_layers": 1, "chronos_config": {}}
+    (config["chronos_config"] if name in _FORECAST_NUMBERS else config)[name] = value  # type: ignore[index]
+    error = attempt(lambda: check_config(config, "it", tensors=9))
+    assert isinstance(error, CorruptCheckpointError)
+    assert f"config.json has {name} " in str(error)
+
+
+GENERATION = {
+    "_from_model_config": True, "decoder_start_token_id": 0, "eos_token_id": [1],
+    "pad_token_id": 0, "transformers_version": "4.49.0", "use_cache": True, "max_length": 20,
+    "do_sample": True, "num_beams": 1, "output_attentions": False, "suppress_tokens": None,
+    "repetition_penalty": 1.0, "temperature": 0.7, "num_assistant_tokens": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["chronos-t5", "factored"])
+def test_settings_of_generation_that_do_nothing(originals: dict[str, Path], kind: str) -> None:
+    with broken(originals[kind]) as directory:
+        (directory / "generation_config.json").write_text(json.dumps(GENERATION))
+        load_and_forecast(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"num_beams": 1_000_000}, "has 'num_beams': 1000000, which Chronos does not draw"),
+        ({"num_beam_groups": 3}, "has 'num_beam_groups': 3"),
+        ({"dola_layers": "low"}, "has 'dola_layers': 'low'"),
+        ({"custom_generate": "somebody/code"}, "has 'custom_generate': 'somebody/code'"),
+        ({"prompt_lookup_num_tokens": 2}, "has 'prompt_lookup_num_tokens': 2"),
+        ({"stop_strings": ["x"]}, "has 'stop_strings': ['x']"),
+        ({"suppress_tokens": ["all"]}, "has 'suppress_tokens': ['all']"),
+        ({"repetition_penalty": 2.0}, "has 'repetition_penalty': 2.0"),
+        ({"forced_eos_token_id": 10**9}, "has 'forced_eos_token_id': 1000000000"),
+        ({"eos_token_id": 10**9}, "generation_config.json has eos_token_id 1000000000; it must be"),
+        ({"eos_token_id": [1, 2]}, "generation_config.json has eos_token_id [1, 2]; it must be"),
+        ({"decoder_start_token_id": "0"}, "generation_config.json has decoder_start_token_id '0'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["chronos-t5", "factored"])
+def test_settings_of_generation_that_do_something(
+    originals: dict[str, Path], kind: str, change: dict[str, Any], text: str
+) -> None:
+    with broken(originals[kind]) as directory:
+        (directory / "generation_config.json").write_text(json.dumps(GENERATION | change))
+        assert text in str(attempt(lambda: load(directory)))
+        (directory / "generation_config.json").unlink()
+        if kind == "chronos-t5" and next(iter(change)) in _NEUTRAL:  # where transformers 4 had them
+            config = json.loads((directory / "config.json").read_text())
+            (directory / "config.json").write_text(json.dumps(config | change))
+            assert text in str(attempt(lambda: load(directory)))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "7"])
+def test_settings_of_generation_that_are_none(copy: Path, text: str) -> None:
+    (copy / "generation_config.json").write_text(text)
+    assert "generation_config.json is n" in str(attempt(lambda: load(copy)))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_files_that_may_not_be_read(copy: Path, name: str) -> None:
+    (copy / name).chmod(0)
+    assert f"{name} may not be read (permission denied)" in str(attempt(lambda: load(copy)))
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_files_that_the_system_refuses(
+    copy: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, also for root."""
+    before = Path.stat
+
+    def refuse(path: Path, **options: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return before(path, **options)
+
+    monkeypatch.setattr("tscompress.readers.Path.stat", refuse)
+    assert f"{name} may not be read (permission denied)" in str(attempt(lambda: load(copy)))
 
 
 SETTINGS = (

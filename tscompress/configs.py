@@ -1,13 +1,13 @@
-"""Whether a ``config.json`` is one that a model may be built from.
+"""Whether a ``config.json`` is one that a model may be built from, and forecasts be drawn with.
 
 Sizes are held against bounds before anything is built: a config of a billion layers would take the
 machine down long before its weights were found not to fit. Keys that make transformers fetch or run
-something else than the checkpoint's weights are refused.
+something else than the checkpoint's weights are refused, and so are settings of generation that
+have no part in how Chronos draws: a million beams need no large file.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +55,49 @@ _FORECAST_NUMBERS: dict[str, tuple[float, float]] = {
     "top_p": (1e-6, 1),
 }
 _MAX_QUANTILES = 1000
+
+#: Settings of generation that chronos gives itself, with every forecast.
+_OVERRULED = (
+    "do_sample", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
+    "num_return_sequences", "temperature", "top_k", "top_p",
+)  # fmt: skip
+_BOOKKEEPING = ("_from_model_config", "transformers_version", "use_cache")
+#: What the others of transformers 4 and 5 are where they do nothing, besides null and false.
+_NEUTRAL: dict[str, Any] = {
+    "assistant_confidence_threshold": 0.4,
+    "assistant_lookbehind": 10,
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "generation_kwargs": {},
+    "guidance_scale": None,
+    "length_penalty": 1.0,
+    "min_p": None,
+    "no_repeat_ngram_size": 0,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "prompt_lookup_num_tokens": None,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "target_lookbehind": 10,
+    "typical_p": 1.0,
+    "watermarking_config": None,
+}
 #: The Hub's kernels, which these are not, are code.
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2")
 
@@ -93,6 +136,41 @@ def check_config(config: Mapping[str, Any], source: str, tensors: int) -> None:
                 raise _bad(name, settings[name], "true or false", source)
     if isinstance(forecast, Mapping):
         _check_forecast(forecast, vocab_size, source)
+    # transformers 4 kept settings of generation here, and still reads them.
+    _check_neutral({key: config[key] for key in _NEUTRAL if key in config}, source, "config.json")
+
+
+def check_generation(settings: Any, source: str, vocab_size: int) -> None:
+    """Refuse a ``generation_config.json`` that changes how forecasts are drawn.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        It is no object, or a token is none of ``vocab_size``.
+    UnsupportedModelError
+        It has a setting that Chronos does not draw with.
+    """
+    file = "generation_config.json"
+    if not isinstance(settings, Mapping):
+        raise CorruptCheckpointError(f"{source!r}: {file} is not an object.")
+    rest = dict(settings)
+    for name in (*_BOOKKEEPING, *_OVERRULED):
+        rest.pop(name, None)
+    for name in _TOKENS:
+        value = rest.pop(name, None)
+        for token in value if isinstance(value, list) and len(value) == 1 else [value]:
+            if token is not None:
+                _check_whole({name: token}, name, vocab_size - 1, source, lowest=0, file=file)
+    _check_neutral(rest, source, file)
+
+
+def _check_neutral(settings: Mapping[str, Any], source: str, file: str) -> None:
+    for name, value in settings.items():
+        if value not in (None, False) and value != _NEUTRAL.get(name):
+            raise UnsupportedModelError(
+                f"{source!r}: {file} has {shown(name)}: {shown(value)}, which Chronos does not "
+                "draw forecasts with; remove the key."
+            )
 
 
 def _check_redirections(config: Mapping[str, Any], source: str) -> None:
@@ -149,14 +227,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_whole(
-    settings: Mapping[str, Any], name: str, highest: int, source: str, *, lowest: int = 1
+    settings: Mapping[str, Any],
+    name: str,
+    highest: int,
+    source: str,
+    *,
+    lowest: int = 1,
+    file: str = "config.json",
 ) -> None:
     if name not in settings:
         return
     value = settings[name]
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not lowest <= value <= highest:
-        raise _bad(name, value, f"a whole number from {lowest} to {highest:,}", source)
+        raise _bad(name, value, f"a whole number from {lowest} to {highest:,}", source, file)
 
 
 def _check_number(
@@ -166,12 +250,14 @@ def _check_number(
         return
     value = settings[name]
     low, high = bounds
-    if not _is_number(value) or math.isnan(value) or not low <= value <= high:
+    if not _is_number(value) or not low <= value <= high:  # NaN is in no bounds
         raise _bad(name, value, f"a number from {low:g} to {high:g}", source)
 
 
-def _bad(name: str, value: Any, allowed: str, source: str) -> CorruptCheckpointError:
+def _bad(
+    name: str, value: Any, allowed: str, source: str, file: str = "config.json"
+) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        f"{source!r}: config.json has {name} {shown(value)}; it must be {allowed}. "
+        f"{source!r}: {file} has {name} {shown(value)}; it must be {allowed}. "
         "Fetch the checkpoint again."
     )

@@ -28,7 +28,7 @@ except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
 from tscompress.architectures import FAMILIES, Architecture, describe, family_of
-from tscompress.configs import check_config
+from tscompress.configs import check_config, check_generation
 from tscompress.errors import (
     CorruptCheckpointError,
     GatedModelError,
@@ -186,9 +186,15 @@ def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
     """
     source = str(model)
     directory, commit = _locate(source, revision)
-    _check_files(directory, source)
-    config = read_config(directory, source)
-    return Checkpoint(source, directory, commit, config, stored_tensors(directory, source))
+    try:
+        _check_files(directory, source)
+        config = read_config(directory, source)
+        stored = stored_tensors(directory, source)
+    except PermissionError as error:
+        raise ModelLoadError(
+            f"{source!r}: {error.filename} may not be read (permission denied)."
+        ) from None
+    return Checkpoint(source, directory, commit, config, stored)
 
 
 def load(
@@ -251,11 +257,16 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str | None]:
     """The directory of a checkpoint and, of a Hub id, the commit."""
     if not source.strip():  # Path("") is the current directory
         raise ModelNotFoundError(f"there is no directory {source!r}.")
-    path = Path(source).expanduser()
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:  # ~somebody
+        raise ModelNotFoundError(f"there is no directory {source!r}: no such user.") from None
     if path.is_dir():
         if revision is not None:
             raise UsageError(f"{source!r} is a directory; a revision goes with a Hub id only.")
         return path, None
+    if revision is not None and not revision.strip():
+        raise UsageError(f"{revision!r} is no revision; give a branch, tag or commit, or none.")
     if path.is_file():
         raise ModelNotFoundError(f"{source!r} is a file; give the directory that holds it.")
     if source.startswith(REFERENCE_PREFIX):
@@ -284,9 +295,17 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
 
     with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), _answers(source, revision):
         directory = with_retries(fetch, retry_on=_worth_another_look)
-        if _remove_damaged_files(directory):
-            directory = fetch()
-            if damaged := _remove_damaged_files(directory):
+        if damaged := _remove_damaged_files(directory, source):
+            try:
+                directory = fetch()
+            except network_errors() as error:
+                if not (is_network(error) or isinstance(error, FileNotFoundError)):
+                    raise
+                raise OfflineError(
+                    f"{source!r}: {damaged[0]} in the local cache was damaged and is removed, and "
+                    "the Hub cannot be reached for another one; connect, or give a directory."
+                ) from None
+            if damaged := _remove_damaged_files(directory, source):
                 raise CorruptCheckpointError(
                     f"{source!r}: {damaged[0]} arrived twice with another hash than the Hub "
                     "announced; nothing of it was kept: try again."
@@ -303,23 +322,47 @@ def _worth_another_look(error: BaseException) -> bool:
     return is_passing(error) and not (isinstance(error, HfHubHTTPError) and status_of(error) == 429)
 
 
-def _remove_damaged_files(directory: Path) -> list[str]:
-    """Remove from the cache what has another hash than the one that it is stored under.
+def _remove_damaged_files(directory: Path, source: str) -> list[str]:
+    """Remove from the cache what has another hash than the Hub announced, and name it.
 
-    huggingface_hub names a file by the hash that the Hub announced, SHA-256 of large files and
-    git's of others, and compares only its size.
+    huggingface_hub compares only sizes.
     """
+    hash_by_length = {64: sha256_of, 40: git_hash_of}  # of large files, of others
+    announced = _announced_hashes(directory, source)
     damaged = []
     for path in sorted(directory.iterdir()):
-        stored = path.resolve()
-        hash_of = {64: sha256_of, 40: git_hash_of}.get(len(stored.name))
-        if hash_of is None or not re.fullmatch("[0-9a-f]+", stored.name) or not stored.is_file():
+        expected = announced.get(path.name, "")
+        hash_of = hash_by_length.get(len(expected))
+        if hash_of is None or not path.is_file() or hash_of(path) == expected:
             continue
-        if hash_of(stored) != stored.name:
-            path.unlink()
-            stored.unlink()
-            damaged.append(path.name)
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        damaged.append(path.name)
     return damaged
+
+
+def _announced_hashes(directory: Path, source: str) -> dict[str, str]:
+    """File name to the hash that the Hub announced: SHA-256 of large files, git's of others.
+
+    A cache of links has them as the names of what they lead to. One without, where the system has
+    none, does not keep them, and the Hub is asked again; without a network nothing is known there.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    paths = list(directory.iterdir())
+    known = {path.name: path.resolve().name for path in paths if path.is_symlink()}
+    if len(known) < len(paths):
+        try:
+            listed = list(HfApi().list_repo_tree(source, revision=directory.name))
+        except network_errors() as error:
+            if not is_network(error):
+                raise
+            return known
+        for entry in listed:
+            if isinstance(entry, RepoFile):
+                known[entry.path] = entry.lfs.sha256 if entry.lfs else entry.blob_id
+    return {name: value for name, value in known.items() if re.fullmatch("[0-9a-f]+", value)}
 
 
 def _check_recorded_files(directory: Path, source: str) -> None:
@@ -419,6 +462,18 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CorruptCheckpointError(f"{source!r}: config.json is not an object.")
     return config
+
+
+def _check_generation_file(directory: Path, config: Mapping[str, Any], source: str) -> None:
+    try:
+        settings = read_json(directory / GENERATION_FILE)
+    except FileNotFoundError:
+        return
+    except UnreadableFileError as error:
+        raise CorruptCheckpointError(
+            f"{source!r}: {GENERATION_FILE} is not JSON: {error}."
+        ) from None
+    check_generation(settings, source, int(config.get("vocab_size", 0)))
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -560,6 +615,7 @@ def _load_stock(
 ) -> LoadedModel:
     family = _family(config, source)
     check_config(config, source, len(stored))
+    _check_generation_file(directory, config, source)
     with _misfits(source):
         empty = build_empty(family, config)
         empty.tie_weights()  # type: ignore[operator]
@@ -662,6 +718,7 @@ def _load_factored(
     if not FAMILIES[family].forecasts:
         raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
     check_config(base_config, source, len(stored))
+    _check_generation_file(directory, base_config, source)
     kept_dtype = _most_common_dtype(stored)
     with _misfits(source):
         model = build_empty(family, base_config)

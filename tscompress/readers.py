@@ -74,12 +74,12 @@ def regular_file(path: Path, limit: int | None = None) -> int:
 
     Raises
     ------
-    FileNotFoundError
+    FileNotFoundError, PermissionError
     UnreadableFileError
     """
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise
     except (OSError, ValueError) as error:  # a loop of links, a NUL in the name
         raise UnreadableFileError(single_line(error)) from None
@@ -95,6 +95,8 @@ def read_text(path: Path, limit: int) -> str:
     regular_file(path, limit)
     try:
         return path.read_text(encoding="utf-8")
+    except PermissionError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableFileError(single_line(error)) from None
 
@@ -104,7 +106,7 @@ def read_json(path: Path) -> Any:
 
     Raises
     ------
-    FileNotFoundError
+    FileNotFoundError, PermissionError
     UnreadableFileError
         It is not a regular file, too large, not UTF-8, not JSON, or nested too deeply.
     """
@@ -125,7 +127,7 @@ def read_yaml(path: Path) -> Any:
 
     Raises
     ------
-    FileNotFoundError
+    FileNotFoundError, PermissionError
     UnreadableFileError
         As :func:`read_json`; or it has aliases, or tags that are not plain data.
     """
@@ -162,7 +164,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
     Raises
     ------
-    FileNotFoundError
+    FileNotFoundError, PermissionError
     UnreadableFileError
         It is truncated, its header lies about offsets, shapes or dtypes, or is too long.
     """
@@ -183,6 +185,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 name: StoredTensor(str(part.get_dtype()), tuple(part.get_shape()))
                 for name, part in slices.items()
             }
+    except PermissionError:
+        raise
     except (SafetensorError, OSError, OverflowError) as error:
         raise UnreadableFileError(single_line(error)) from None
     for name, tensor in found.items():
