@@ -390,7 +390,7 @@ class _Handler(BaseHTTPRequestHandler):
         if refusal := self._refused(repo_id, write=True):
             return refusal
         repository = self.hub.repositories[repo_id]
-        if branch.startswith("refs/"):
+        if not takes_branch(branch):
             return self._no(400, "InvalidBranch")
         if branch in repository.branches:
             return self._no(409, "BranchExists")
@@ -453,6 +453,16 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
             content, status = content[first : last + 1], 206
         return lambda: self._send(content, status, headers)
+
+
+def takes_branch(name: str) -> bool:
+    """Whether the Hub creates such a branch: git's rules, and none below refs/."""
+    forbidden = set(" ~^:?*[\\\x7f") | set(map(chr, range(32)))
+    if forbidden & set(name) or ".." in name or "@{" in name or name == "HEAD":
+        return False
+    if name.startswith(("refs/", "-")) or name.endswith(".") or len(name) > 250:
+        return False
+    return all(part and part[0] != "." and not part.endswith(".lock") for part in name.split("/"))
 
 
 def git_id(content: bytes) -> str:

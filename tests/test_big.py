@@ -110,7 +110,7 @@ def test_every_shard_is_recorded_and_pushed(
     output = tscompress.save(compressed, tmp_path / "small", max_shard_size=BYTES)
     shards = weight_files(output)
     record = json.loads((output / "provenance.json").read_text())["sha256"]
-    named = [*source_files(output), output / "plan.json"]
+    named = [*source_files(output), output / "plan.json", output / "recipe.yaml"]
     assert {path.name: sha256_of(path) for path in named} == record
     assert {INDEX, *(path.name for path in shards)} <= record.keys()
     planned = hub.push(output, "someone/small", dry_run=True)

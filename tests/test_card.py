@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import tiny_recipe
 from hub_server import card_problems
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
@@ -19,7 +21,9 @@ from tscompress.api import run
 from tscompress.calibration import CalibrationConfig
 from tscompress.card import (
     CardScores,
+    about_measurements,
     bench_of_run,
+    card_by_hand,
     is_own_card,
     licence_of,
     make_card,
@@ -29,11 +33,20 @@ from tscompress.card import (
     scores_of_run,
     write_card,
 )
-from tscompress.errors import CorruptCheckpointError, DataError, OutputExistsError, UsageError
+from tscompress.errors import (
+    CorruptCheckpointError,
+    DataError,
+    OutputExistsError,
+    UsageError,
+    VerificationError,
+)
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.latency import Workload
+from tscompress.latency import Workload, parameter_count
+from tscompress.loading import load
 from tscompress.planning import RankSchedule
+from tscompress.pretraining import pretrain
 from tscompress.recipe import EvaluationConfig, Recipe
+from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import write_report
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=32, batch_size=4)
@@ -102,6 +115,11 @@ def edit_provenance(directory: Path, **source: object) -> None:
     path.write_text(json.dumps(content))
 
 
+def edit_recipe(directory: Path, **changes: object) -> None:
+    path = directory / "recipe.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+
+
 # --------------------------------------------------------------------------------------------------
 # What it says
 # --------------------------------------------------------------------------------------------------
@@ -164,6 +182,70 @@ def test_what_is_not_known_to_be_on_the_hub_is_no_base_model(
     (fold / "recipe.yaml").unlink()
     edit_provenance(fold, model=model, revision=revision)
     assert "base_model" not in metadata(make_card(fold))
+
+
+@pytest.mark.parametrize("model", ["m/chronos-bolt", "../client-x/chronos-bolt"])
+def test_a_local_original_is_not_shown_as_if_it_were_on_the_hub(fold: Path, model: str) -> None:
+    edit_recipe(fold, model=model)
+    edit_provenance(fold, model=model)
+    text = make_card(fold).text
+    assert "`chronos-bolt`, a local model, made smaller by tscompress" in text
+    assert "--against chronos-bolt`" in text
+    assert "client-x" not in text
+    assert "m/chronos-bolt" not in text
+    assert model in read_made(fold).local_paths
+    edit_recipe(fold, model="reference/bolt")
+    edit_provenance(fold, model="reference/bolt")
+    assert "`reference/bolt`, made smaller by tscompress" in make_card(fold).text
+
+
+def test_paths_of_the_users_data_stay_out_of_the_card(
+    original: Path, fold: Path, tmp_path: Path
+) -> None:
+    series = tmp_path / "clients" / "acme.csv"
+    recover = RecoveryConfig(series=("./more/beta.parquet", str(series), "owner/on-hub:daily"))
+    evaluation = EvaluationConfig(suite="suites/gamma.yaml", root="/data/delta")
+    edit_recipe(
+        fold,
+        calibration=CALIBRATION.model_copy(update={"source": str(series)}).model_dump(),
+        recover=recover.model_dump(mode="json"),
+        evaluation=evaluation.model_dump(mode="json"),
+    )
+    record = json.loads((fold / "provenance.json").read_text())
+    record["calibration"]["source"] = str(series)
+    (fold / "provenance.json").write_text(json.dumps(record))
+    text = make_card(fold).text
+    for shown in ("(source: `acme.csv`)", "source: acme.csv\n", "- beta.parquet\n", "- acme.csv\n",
+                  "- owner/on-hub:daily\n", "suite: gamma.yaml\n", "root: delta\n"):  # fmt: skip
+        assert shown in text
+    for hidden in (str(tmp_path), "clients", "more/", "suites/", "/data"):
+        assert hidden not in text
+    assert read_made(fold).local_paths == sorted(
+        {str(series), "./more/beta.parquet", "suites/gamma.yaml", "/data/delta", str(original),
+         read_made(fold).recipe.output}
+    )  # fmt: skip
+
+
+def test_the_model_that_an_embedding_is_from_is_shown_by_name(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    theirs = str(checkpoints["chronos-bolt"])
+    made = pretrain(tiny_recipe("chronos-bolt", embedding_from=theirs), tmp_path / "run")
+    assert made is not None
+    text = make_card(made).text
+    assert "embedding_from: chronos-bolt\n" in text
+    assert theirs not in text
+    assert read_made(made).local_paths == [theirs]
+
+
+def test_the_original_is_the_one_that_both_records_name(fold: Path) -> None:
+    edit_recipe(fold, model="someone/else", revision=COMMIT)
+    with pytest.raises(VerificationError, match=r"recipe\.yaml in .* names 'someone/else' as"):
+        make_card(fold)
+    # What was recovered has the student as its source; the recipe knows the student's original.
+    record = json.loads((fold / "provenance.json").read_text())
+    (fold / "provenance.json").write_text(json.dumps(record | {"recovery": {"steps": 1}}))
+    assert metadata(make_card(fold))["base_model"] == "someone/else"
 
 
 def test_the_licence_is_that_of_the_very_weights(
@@ -242,28 +324,92 @@ def test_other_files_are_no_measurements(tmp_path: Path, content: str) -> None:
         read_bench(path)
 
 
-def test_latencies_come_with_their_hardware(saved: dict[str, Path], tmp_path: Path) -> None:
-    models = [
+def bench_content(made: Path) -> dict[str, Any]:
+    models: list[dict[str, Any]] = [
         {"name": "large", "latency_ms": 120.0, "parameters": 8_000_000, "ratios": {}},
         {
-            "name": "small", "latency_ms": 60.0, "parameters": 2_000_000,
+            "name": made.name, "latency_ms": 60.0, "parameters": read_made(made).parameters,
             "ratios": {"latency_ms": 0.5, "parameters": 0.25},
             "latency_ratio_interval": [0.48, 0.53],
         },
     ]  # fmt: skip
-    content = {
+    return {
         "workload": {"batch_size": 32, "context_length": 512, "horizon": 64, "device": "cpu"},
         "threads": 2, "device_name": "x86_64", "torch_version": "2.13.0", "models": models,
     }  # fmt: skip
+
+
+def test_latencies_come_with_their_hardware(saved: dict[str, Path], tmp_path: Path) -> None:
+    content = bench_content(saved["fold"])
     (tmp_path / "bench.json").write_text(json.dumps(content))
     text = make_card(saved["fold"], bench=read_bench(tmp_path / "bench.json")).text
     assert "32 series × 512 steps, horizon 64, on cpu (x86_64, 2 threads), torch 2.13.0" in text
     assert "| latency, median (ms) | 120 | 60 | 0.500 (0.480–0.530) |" in text
-    assert "| parameters (M) | 8 | 2 | 0.250 |" in text
+    assert "| parameters (M) | 8 | 0.03109 | 0.250 |" in text
     assert "Latencies hold for the hardware" in text
-    alone = {**content, "models": models[1:]}
+    alone = {**content, "models": content["models"][1:]}
     text = make_card(saved["fold"], bench=alone).text
     assert "| latency, median (ms) | – | 60 | – |" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("workload", "x", "workload: "),
+        ("torch_version", None, "torch_version: "),
+        ("models", [], "models: "),
+        ("ratios", [1], "models.1.ratios: "),
+        ("parameters", "8M", "models.1.parameters: "),
+        ("latency_ms", float("inf"), "models.1.latency_ms: "),
+        ("latency_ratio_interval", [0.5], "models.1.latency_ratio_interval"),
+    ],
+)
+def test_a_bench_that_makes_no_sense_is_named(
+    saved: dict[str, Path], tmp_path: Path, key: str, value: object, where: str
+) -> None:
+    content = bench_content(saved["fold"])
+    (content if key in content else content["models"][1])[key] = value
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError) as caught:
+        read_bench(path)
+    expected = f"{str(path)!r} is not what `tscompress bench --json` prints: {where}"
+    assert str(caught.value).startswith(expected)
+    with pytest.raises(DataError, match="the bench is not what"):
+        make_card(saved["fold"], bench=content)
+
+
+def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> None:
+    made = read_made(saved["fold"])
+    content = bench_content(saved["fold"])
+    swapped = {**content, "models": content["models"][::-1]}
+    with pytest.raises(UsageError, match="of 'large' against 'chronos-bolt-fold', the wrong way"):
+        make_card(saved["fold"], bench=swapped)
+    with pytest.raises(UsageError, match=f"has {made.parameters:,} parameters; this model has"):
+        make_card(saved["svd"], bench=content)
+    backwards = CardScores.of(result("large", 1.0), result("small", 1.1))
+    with pytest.raises(UsageError, match="of 'large' against 'small', the wrong way round"):
+        make_card(saved["fold"], "me/small", scores=backwards)
+    # A name alone proves nothing, but it is told.
+    scores = CardScores.of(result("small", 1.1), result("large", 1.0))
+    assert about_measurements(made, "me/small", scores, content) == []
+    content["models"][1]["name"] = "other"
+    assert about_measurements(made, "me/fold", scores, content) == [
+        "the scores are of a model called 'small'; see that it is this one",
+        "the latencies are of a model called 'other'; see that it is this one",
+    ]
+
+
+@pytest.mark.parametrize("options", [{"rank": 4}, {"method": "svd", "rank": 3}], ids=str)
+def test_parameters_are_counted_as_bench_counts_them(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    calibration = CALIBRATION if "method" not in options else None
+    small = tscompress.compress(checkpoint, **options, calibration=calibration)
+    directory = tscompress.save(small, tmp_path / "small")
+    assert read_made(directory).parameters == parameter_count(
+        load(directory).forecaster.inner_model
+    )
 
 
 @pytest.mark.slow
@@ -304,7 +450,7 @@ def test_a_run_leaves_its_measurements_for_the_card(original: Path, tmp_path: Pa
 
 def test_a_card_by_hand_is_kept(fold: Path) -> None:
     path = write_card(fold)
-    assert is_own_card(path)
+    assert is_own_card(path.read_text())
     first = path.read_text()
     assert write_card(fold, "me/elsewhere").read_text() != first
     for by_hand in ("# mine\n", path.read_text() + "\nOne line by hand.\n", ""):
@@ -313,16 +459,42 @@ def test_a_card_by_hand_is_kept(fold: Path) -> None:
             write_card(fold)
         assert path.read_text() == by_hand
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(OutputExistsError, match="by hand"):
+    with pytest.raises(OutputExistsError, match="cannot be read as a card: 'utf-8'"):
         write_card(fold)
     write_card(fold, force=True)
     assert path.read_text() == first
     assert {p.name for p in fold.iterdir() if p.name.startswith(".")} == set()
 
 
+def test_what_is_no_file_is_no_card(fold: Path) -> None:
+    path = fold / "README.md"
+    os.mkfifo(path)  # whose reader would wait for ever
+    with pytest.raises(OutputExistsError, match="it is not a regular file; mend it, or pass"):
+        write_card(fold)
+    path.unlink()
+    path.symlink_to("/dev/zero")  # which has no end
+    with pytest.raises(OutputExistsError, match="is a link; put the file itself there"):
+        write_card(fold)
+    write_card(fold, force=True)
+    assert not path.is_symlink()
+    path.write_bytes(b"x" * (2**20 + 1))
+    with pytest.raises(OutputExistsError, match="at most 1,048,576 are read"):
+        write_card(fold)
+    path.unlink()
+    path.mkdir()
+    for force in (False, True):
+        with pytest.raises(OutputExistsError, match=r"is a directory, .* belongs; move it away"):
+            write_card(fold, force=force)
+
+
+def test_a_card_by_hand_keeps_its_line_ends(fold: Path) -> None:
+    (fold / "README.md").write_bytes(b"# mine\r\n")
+    assert card_by_hand(fold / "README.md") == "# mine\r\n"
+
+
 def test_a_loaded_card_is_the_one_that_was_written(fold: Path) -> None:
     path = write_card(fold, scores=CardScores.of(result("a", 1.1), result("b", 1.0)))
-    assert is_own_card(path)
+    assert is_own_card(path.read_text())
     loaded = ModelCard.load(path)
     assert len(loaded.data.eval_results) == 4
     assert loaded.data.pipeline_tag == "time-series-forecasting"
@@ -332,6 +504,7 @@ def test_other_directories_have_no_card(original: Path, fold: Path, tmp_path: Pa
     for directory in (original, tmp_path / "nowhere"):
         with pytest.raises(UsageError):
             make_card(directory)
+    (fold / "recipe.yaml").unlink()
     (fold / "provenance.json").write_text('{"source": {"model": 1, "revision": 2, "family": 3}}')
     with pytest.raises(CorruptCheckpointError, match="is incomplete"):
         make_card(fold)

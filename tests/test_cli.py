@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,12 @@ from safetensors import safe_open
 
 from tscompress import api, cli
 from tscompress._version import __version__
-from tscompress.errors import PlanError
+from tscompress.errors import OutputExistsError, PlanError
 from tscompress.latency import parameter_count
 from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.pretraining import Bucket, Stage
+from tscompress.serialization import save
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
@@ -50,13 +53,14 @@ Command = Callable[..., Outcome]
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs the command as its entry point does."""
 
-    def run(*arguments: object) -> Outcome:
+    def run(*arguments: object, surprised: bool = False) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["tscompress", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
             cli.main()
         code = exit_.value.code
         captured = capsys.readouterr()
+        assert ("error: unexpected " in captured.err) == surprised, captured.err
         return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
 
     return run
@@ -149,12 +153,338 @@ def test_what_happens_on_the_way(
         raise raised
 
     monkeypatch.setattr(api, "compress_loaded_", fail)
-    outcome = command("compress", bolt, "--output", tmp_path / "out", "--rank", 3)
+    surprised = "unexpected" in line
+    outcome = command(
+        "compress", bolt, "--output", tmp_path / "out", "--rank", 3, surprised=surprised
+    )
     *before, last = outcome.err.strip().splitlines()
     assert (outcome.code, outcome.out, last) == (code, "", line)
     assert len(before) == 1
     assert before[0].startswith("memory, about: ")
     assert not (tmp_path / "out").exists()
+
+
+COMMAND = [sys.executable, "-m", "tscompress"]
+SVD = ("--method", "svd", "--rank", 3)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"} | more
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no such signals")
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.5])
+def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "tscompress", "compress", "reference/bolt",
+         "--method", "svd", "--rank", "4", "--output", str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    assert child.stderr is not None
+    try:
+        for line in child.stderr:  # before that Python is not ours
+            if line.endswith("| tscompress.interrupts\n"):
+                child.stderr.readline()  # of what is imported after it
+                break
+        time.sleep(seconds)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    # Python ends itself by the signal if it came while a string was executed; a shell says 130.
+    assert child.returncode in (130, -signal.SIGINT)
+    said = [line for line in err.splitlines() if not line.startswith(("import time:", "memory,"))]
+    assert (out, said) == ("", ["stopped; nothing half-written was kept."])
+    assert list(tmp_path.iterdir()) == []
+
+
+SWALLOWS = """
+import sys, time
+from tscompress import cli, interrupts
+
+def swallow(*_):
+    print("works", flush=True)
+    cleaned = 0
+    for _ in range(2):
+        try:
+            while True:
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            try:
+                time.sleep(0.5)  # it is left to clean up
+                cleaned += 1
+            except KeyboardInterrupt:
+                cleaned = -9
+    print(cleaned, flush=True)
+    while True:
+        time.sleep(0.05)
+
+cli._load = swallow
+sys.argv = ["tscompress", "profile", "reference/bolt", "--weights-only"]
+interrupts.listen()
+cli.main()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no such signals")
+def test_ctrl_c_that_a_library_swallows_comes_again() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", SWALLOWS], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=environment(),
+    )  # fmt: skip
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "works\n"
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert (child.returncode, out) == (130, "2\n")
+    assert err == "stopped; nothing half-written was kept.\n"
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from tscompress import interrupts; interrupts.listen(); signal.raise_signal(signal.SIGINT)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("machine", [[], ["--json"]])
+def test_a_result_that_cannot_be_printed(bolt: Path, tmp_path: Path, machine: list[str]) -> None:
+    arguments = [*COMMAND, "compress", bolt, *map(str, SVD), *machine, "--output"]
+    options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "env": environment()}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*arguments, tmp_path / "full"], check=False, stdout=full, **options)
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert last == (
+        "error: the result could not be printed: No space left on device; what the command wrote "
+        "elsewhere is in place."
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*arguments, tmp_path / "pipe"], check=False, stdout=writer, **options)
+    os.close(writer)
+    assert done.returncode == 141
+    assert len(done.stderr.splitlines()) == 1  # of memory
+    for name in ("full", "pipe"):
+        assert load(tmp_path / name).plan is not None
+
+
+@pytest.mark.parametrize("machine", [[], ["--json"]])
+def test_what_an_encoding_lacks_is_a_question_mark(bolt: Path, machine: list[str]) -> None:
+    done = subprocess.run(
+        [*COMMAND, "profile", bolt, "--weights-only", *machine],
+        check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (b"?" in done.stdout) == (not machine)
+    done.stdout.decode("ascii")
+    done = subprocess.run(
+        [*COMMAND, "profile", b"/none/\xff"],
+        check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: there is no directory ")
+
+
+# --------------------------------------------------------------------------------------------------
+# Outputs
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["", ".", "x/..", "b\udcff"])
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_what_can_be_no_output_is_refused_before_any_work(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    output: str, force: tuple[str, ...],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+    text = {"": "an empty path was given", "b\udcff": "is no name in UTF-8"}.get(
+        output, "is or holds the home or the working directory"
+    )
+    for arguments in (
+        ("compress", bolt, *SVD),
+        ("profile", bolt, "--weights-only"),
+        ("evaluate", bolt, *DATA),
+        ("recover", bolt, "--teacher", bolt),
+    ):
+        assert_refused(command(*arguments, "--output", output, *force), 2, text)
+    assert list(tmp_path.iterdir()) == []
+    recipe = {"model": str(bolt), "output": "", "profile": None, "evaluation": None}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert_refused(command("run", "recipe.yaml"), 2, "an empty path was given")
+
+
+def test_a_dry_run_writes_nothing_and_may_be_anywhere(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = command("compress", bolt, *SVD, "--dry-run", "--output", ".")
+    assert (outcome.code, list(tmp_path.iterdir())) == (0, [])
+
+
+def test_a_tilde_is_the_home_everywhere(
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    shutil.copytree(bolt, home / "bolt")
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("HOME", str(home))
+    recipe = {
+        "model": "~/bolt",
+        "output": "~/run",
+        "method": "svd",
+        "schedule": {"kind": "rank", "rank": 2},
+        "profile": None,
+        "evaluation": None,
+        "bench": None,
+    }
+    (home / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for arguments in (
+        ("compress", "~/bolt", *SVD, "--output", "~/small"),
+        ("compress", "~/bolt", "--plan", "~/small/plan.json", "--output", "~/again"),
+        ("compress", "~/bolt", "--recipe", "~/recipe.yaml", "--output", "~/third"),
+        ("run", "~/recipe.yaml"),
+        ("diff", "~/small", "~/again/plan.json"),
+        ("push", "~/small", "owner/name", "--dry-run"),
+        ("profile", "~/bolt", "--weights-only", "--output", "~/profile"),
+        ("evaluate", "seasonal-naive", *DATA, "--output", "~/naive.json"),
+        ("compare", "~/naive.json", "~/naive.json", "--output", "~/compared"),
+        ("report", "~/run", "--output", "~/page.html"),
+    ):
+        outcome = command(*arguments)
+        assert outcome.code == 0, (arguments, outcome.err)
+    assert list(work.iterdir()) == []
+    outcome = command("report", "~/run", "--output", "~/run/report.json", "--force")
+    assert_refused(outcome, 2, "run/report.json' is the input")
+    assert command("report", "~/run", "--output", "~/page.html", "--force").code == 0
+    assert (home / "run" / "bolt-svd" / "config.json").exists()
+    assert_refused(
+        command("compress", "~/bolt", "--rank", 3, "--series", "~/none.csv", "--output", "~/x"),
+        1,
+        f"there is no file '{home / 'none.csv'}'",
+    )
+
+
+@pytest.fixture
+def precious(bolt: Path, tmp_path: Path) -> Path:
+    """A directory with a model, a series, a plan, recipes and results in it."""
+    root = tmp_path / "precious"
+    shutil.copytree(bolt, root / "model")
+    np.savetxt(root / "series.csv", np.random.default_rng(0).normal(size=(60, 2)).cumsum(axis=0))
+    model = {"model": str(root / "model"), "output": str(root / "run")}
+    (root / "recipe.yaml").write_text(yaml.safe_dump(model))
+    (root / "recover.yaml").write_text("steps: 1\n")
+    (root / "plan.json").write_text(
+        json.dumps({"method": "svd", "family": "chronos-bolt", "projections": []})
+    )
+    return root
+
+
+def test_no_input_is_lost(
+    command: Command, bolt: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, series = precious / "model", precious / "series.csv"
+    (precious / "scores.json").write_text("{}")
+    before = snapshot(precious)
+    calls = [
+        ("compress", model, *SVD, "--output", model),
+        ("compress", model, *SVD, "--output", precious),
+        ("compress", bolt, "--rank", 3, "--series", series, "--output", precious),
+        ("compress", bolt, "--recipe", precious / "recipe.yaml", "--output", precious),
+        ("profile", model, "--output", model),
+        ("profile", bolt, "--series", series, "--output", series),
+        ("evaluate", model, *DATA, "--output", model),
+        ("evaluate", model, *DATA, "--output", model / "config.json"),
+        ("evaluate", bolt, "--against", model, *DATA, "--output", model),
+        ("evaluate", bolt, "--suite", series, "--horizon", 2, "--output", series),
+        ("recover", model, "--teacher", bolt, "--output", model),
+        ("recover", bolt, "--teacher", model, "--output", precious),
+        ("recover", bolt, "--teacher", bolt, "--series", precious, "--output", model),
+        ("recover", bolt, "--teacher", bolt, "--config", precious / "recover.yaml", "--output",
+         precious),
+        ("run", precious / "recipe.yaml", "--output", precious / "recipe.yaml"),
+    ]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+        for arguments in calls:
+            outcome = command(*arguments, "--force")
+            if arguments[0] == "run":
+                assert_refused(outcome, 1, "recipe.yaml/report.json' cannot be written: Not a dir")
+            else:
+                assert_refused(outcome, 2, "which would be lost; choose another output")
+            assert snapshot(precious) == before, arguments
+    # A recovery is resumed from what lies beside the output, and that is removed when it is done.
+    work = precious / "small.recovery"
+    model.rename(work)
+    before = snapshot(precious)
+    outcome = command("recover", work, "--teacher", bolt, "--output", precious / "small", "--force")
+    assert_refused(outcome, 2, "small.recovery' is the input")
+    assert snapshot(precious) == before
+
+
+def test_what_a_walk_would_write_over_is_refused(
+    command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("api", "sweep", "pretraining"):
+        monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("tscompress.pretraining.pretrain", lambda *_, **__: pytest.fail("trained"))
+    run = {"model": str(precious / "model"), "output": str(precious)}
+    shutil.copytree(precious / "model", precious / "recovery")
+    shutil.copyfile(precious / "series.csv", precious / "scores.csv")
+    sweep = run | {"grid": [{"method": "svd", "rank": [2, 3]}]}
+    pretrain = yaml.safe_load(tiny_yaml(steps=1)) | {"embedding_from": str(precious / "model")}
+    for verb, name, content, options, text in (
+        ("run", "a.yaml", run | {"model": str(precious / "recovery"), "recover": {"steps": 1}}, (),
+         "recovery' is the input"),
+        ("run", "a.yaml", run | {"calibration": {"source": str(precious / "scores.csv")}}, (),
+         "scores.csv' is the input"),
+        ("run", "report.json", run, (), "report.json' is the input"),
+        ("sweep", "sweep.yaml", sweep, (), "sweep.yaml' is the input"),
+        ("pretrain", "a.yaml", pretrain, ("--output", precious), "model' is the input"),
+        ("pretrain", "a.yaml", pretrain, ("--output", precious, "--resume"), "model' is the input"),
+    ):  # fmt: skip
+        (precious / name).write_text(json.dumps(content))  # JSON is YAML
+        before = snapshot(precious)
+        assert_refused(command(verb, precious / name, *options, "--force"), 2, text)
+        assert snapshot(precious) == before
+        (precious / name).unlink()
+
+
+def test_the_library_replaces_no_model_by_what_was_made_from_it(precious: Path) -> None:
+    before = snapshot(precious)
+    compressed = api.compress(precious / "model", method="svd", rank=3)
+    for output in (precious, precious / "model"):
+        with pytest.raises(OutputExistsError, match=r"the input '.*model', which would be lost"):
+            save(compressed, output, force=True)
+    assert snapshot(precious) == before
+
+
+def test_compare_keeps_what_it_compares(command: Command, tmp_path: Path) -> None:
+    output = tmp_path / "scores"
+    for name in ("a.json", "b.json"):
+        assert command("evaluate", "seasonal-naive", *DATA, "--output", output / name).code == 0
+    before = snapshot(output)
+    files = output / "a.json", output / "b.json"
+    for force in ((), ("--force",)):
+        outcome = command("compare", *files, "--output", output, *force)
+        if force:
+            assert outcome.code == 0, outcome.err
+        else:
+            assert_refused(outcome, 2, "exists already; choose another output or pass --force")
+    after = snapshot(output)
+    assert after.keys() - before.keys() == {"ratios.csv", "series.csv"}
+    assert before.items() <= after.items()
+    (output / "a.json").rename(output / "ratios.csv")
+    outcome = command("compare", output / "ratios.csv", files[1], "--output", output, "--force")
+    assert_refused(outcome, 2, "ratios.csv' is the input")
+    assert (output / "ratios.csv").read_bytes() == before["a.json"]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from test_cli import Command, assert_refused, command  # noqa: F401
 from tscompress import cli, factored
 from tscompress.api import compress
 from tscompress.errors import OutputError
-from tscompress.files import new_directory, write_text_atomically
+from tscompress.files import check_output, new_directory, write_text_atomically
 from tscompress.loading import load
 from tscompress.serialization import save
 from tscompress.training import TrainingState, save_training_state
@@ -481,6 +481,24 @@ def test_a_full_disk_is_one_line(
         assert sorted(left) == (["small", "small/old.txt"] if force else [])
 
 
+@pytest.mark.parametrize("verb", ["compress", "evaluate", "profile", "recover"])
+def test_a_mount_point_is_refused_before_any_work(
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+) -> None:
+    bolt = checkpoints["chronos-bolt"]
+    options = {"compress": ["--rank", 2, "--method", "svd"], "recover": ["--teacher", bolt]}
+    with small_disk(tmp_path / "disk", "48k") as disk, monkeypatch.context() as patch:
+        patch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+        outcome = command(verb, bolt, "--output", disk, *options.get(verb, []))
+        assert_refused(outcome, 2, f"choose an output in it, such as '{disk / 'output'}'.")
+        assert list(disk.iterdir()) == []
+        check_output(disk, force=False, in_place=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["compressed", "recovered", "evaluated"])
 @pytest.mark.parametrize("limit", [0, 100, 20_000])
@@ -492,7 +510,9 @@ def test_files_that_may_not_grow(works: dict[str, Work], name: str, limit: int) 
     process = work.start(force=True, limit=limit)
     process.join(SECONDS)
     assert process.exitcode == (0 if name == "evaluated" and limit == 20_000 else 1)
-    assert "Traceback" not in work.log.read_bytes().decode()
+    log = work.log.read_bytes().decode()
+    assert "Traceback" not in log
+    assert "unexpected" not in log
     assert work.check(old) in ("old", "new")
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from tscompress import files
-from tscompress.errors import OutputError, OutputExistsError
-from tscompress.files import check_output, new_directory, write_text_atomically
+from tscompress.errors import OutputError, OutputExistsError, UsageError
+from tscompress.files import (
+    cannot_write,
+    check_output,
+    new_directory,
+    user_path,
+    write_text_atomically,
+)
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -180,23 +188,181 @@ def test_keep_leaves_what_the_block_does_not_write(old: Path) -> None:
     assert contents(old) == {"a.txt": "new", "b.txt": "new", "sub/c.txt": "old"}
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
-def test_force_replaces_what_is_no_directory(old: Path, kind: str) -> None:
-    target = old.parent / "other"
-    if kind == "file":
-        target.write_text("old")
-    else:
-        target.symlink_to(old if kind == "link" else old / "nothing")
-    with new_directory(target, force=True) as directory:
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_keep_leaves_permissions_as_they_are(old: Path, umask: int) -> None:
+    (old / "bin").mkdir()
+    modes = {"a.txt": 0o600, "b.txt": 0o640, "bin": 0o750, "bin/run": 0o755, ".": 0o710}
+    for name, mode in modes.items():
+        if not (old / name).exists():
+            (old / name).write_text("mine")
+        (old / name).chmod(mode)
+    elsewhere = old.parent / "elsewhere"
+    os.link(old / "bin" / "run", elsewhere)
+    before = os.umask(umask)
+    try:
+        with new_directory(old, force=True, keep=True) as directory:
+            (directory / "a.txt").write_text("new")
+    finally:
+        os.umask(before)
+    modes["a.txt"] = 0o666 & ~umask  # which is another file now
+    assert {name: stat.S_IMODE((old / name).stat().st_mode) for name in modes} == modes
+    assert elsewhere.samefile(old / "bin" / "run")
+
+
+def test_force_replaces_a_file(old: Path) -> None:
+    with new_directory(old / "a.txt", force=True) as directory:
         (directory / "b.txt").write_text("new")
-    assert contents(target) == {"b.txt": "new"}
-    assert not target.is_symlink()
-    assert contents(old) == {"a.txt": "old"}
-    assert sorted(p.name for p in old.parent.iterdir()) == ["other", "target"]
+    assert contents(old.parent) == {"target/a.txt/b.txt": "new"}
+
+
+@pytest.mark.parametrize("kind", ["full", "empty", "dangling"])
+def test_a_link_stands_for_what_it_points_to(old: Path, tmp_path: Path, kind: str) -> None:
+    disk, link = tmp_path / "disk", old.parent / "link"
+    if kind != "dangling":
+        (disk / "real").mkdir(parents=True)
+    link.symlink_to(disk / "real")
+    if kind == "full":
+        (disk / "real" / "a.txt").write_text("old")
+        with pytest.raises(OutputExistsError, match=r"link' exists already; .* --force"):
+            check_output(link, force=False)
+    else:
+        check_output(link, force=False)
+    with new_directory(link, force=kind == "full") as directory:
+        (directory / "b.txt").write_text("new")
+        assert directory.parent == disk
+    assert link.is_symlink()
+    assert contents(disk) == {"real/b.txt": "new"}
+    assert sorted(p.name for p in disk.iterdir()) == ["real"]
+
+
+def test_a_link_to_itself_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    with pytest.raises(OutputError, match=r"link' cannot be written: Too many levels of symbolic"):
+        check_output(tmp_path / "link", force=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Inputs
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["target", "target/a.txt", "link", "link/a.txt", "target/link2"])
+@pytest.mark.parametrize("output", ["target", "link", "."])
+def test_no_input_is_replaced(
+    old: Path, monkeypatch: pytest.MonkeyPatch, given: str, output: str
+) -> None:
+    monkeypatch.chdir(old.parent.parent)
+    (old.parent / "link").symlink_to(old)
+    (old / "link2").symlink_to("a.txt")
+    target = old.parent / output
+    how = "is" if {given, output} <= {"target", "link"} else "holds"
+    match = rf"{target.name}' {how} the input '[^']*{given}', which would be lost; choose another"
+    for source in (old.parent / given, Path("parent") / given, f"parent/{given}"):
+        with pytest.raises(OutputExistsError, match=match):
+            check_output(target, force=True, inputs=[None, "owner/model", "", source])
+        with (
+            pytest.raises(OutputExistsError, match=match),
+            new_directory(target, force=True, inputs=[source]),
+        ):
+            pytest.fail("the block ran")
+    assert contents(old)["a.txt"] == "old"
+
+
+def test_an_input_at_home_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(old.parent))
+    with pytest.raises(OutputExistsError, match="is the input '~/target', which would be lost"):
+        check_output(old, force=True, inputs=["~/target"])
+
+
+def test_what_is_no_input_may_be_replaced(old: Path) -> None:
+    (old / "sub").mkdir()
+    (old / "sub" / "b.txt").write_text("old")
+    for target in (old / "sub", old.parent / "nothing", old / "c.txt"):
+        check_output(target, force=True, inputs=[old, old / "a.txt"])
+    with pytest.raises(OutputExistsError, match=r"a.txt' is part of the input '.*target', which"):
+        check_output(old / "a.txt", force=True, inputs=[old])
+
+
+def test_keep_replaces_no_input(old: Path) -> None:
+    inputs = [old / "a.txt"]
+
+    def write(name: str) -> None:
+        with new_directory(old, force=True, keep=True, inputs=inputs) as directory:
+            (directory / name).write_text("new")
+
+    write("b.txt")
+    assert contents(old) == {"a.txt": "old", "b.txt": "new"}
+    with pytest.raises(OutputExistsError, match=r"target/a.txt' is the input '.*a.txt', which"):
+        write("a.txt")
+    with pytest.raises(OutputExistsError, match=r"target' is the input '.*target', which would"):
+        check_output(old, force=True, keep=True, inputs=[old])
+    assert contents(old) == {"a.txt": "old", "b.txt": "new"}
+    assert [p.name for p in old.parent.iterdir()] == ["target"]
+
+
+# --------------------------------------------------------------------------------------------------
+# What cannot be an output
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "make room, or choose another output."),
+        (errno.EDQUOT, "make room, or choose another output."),
+        (errno.EACCES, "choose another output."),
+        (errno.EBUSY, "choose another output."),
+        (errno.ENAMETOOLONG, "choose another output."),
+    ],
+)
+def test_advice_fits_the_trouble(code: int, advice: str) -> None:
+    reason = os.strerror(code)
+    assert str(cannot_write(Path("x"), reason)) == f"'x' cannot be written: {reason}; {advice}"
+
+
+@pytest.mark.parametrize("name", ["b\udcff", "a\0b"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_name_that_no_record_can_hold_is_refused(tmp_path: Path, name: str, force: bool) -> None:
+    match = r"' is no name in UTF-8, in which records name it; choose another output\.$"
+    with pytest.raises(UsageError, match=match):
+        check_output(tmp_path / name, force=force)
+    with pytest.raises(UsageError, match=match), new_directory(tmp_path / name, force=force):
+        pytest.fail("the block ran")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_too_long_for_what_lies_beside_it_is_refused(tmp_path: Path) -> None:
+    check_output(tmp_path / ("n" * 200), force=False)
+    for length in (250, 300):
+        with pytest.raises(OutputError, match=r"cannot be written: File name too long; choose"):
+            check_output(tmp_path / ("n" * length), force=False)
+
+
+@pytest.mark.parametrize("name", ["target", "empty", "new"])
+def test_a_parent_that_is_read_only_is_said_at_once(
+    old: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (old.parent / "empty").mkdir()
+    # Root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != old.parent)
+    with pytest.raises(OutputError, match=rf"{name}' cannot be written: Permission denied; choose"):
+        check_output(old.parent / name, force=True)
+    if name != "new":
+        check_output(old.parent / name, force=True, in_place=True)
+
+
+def test_paths_as_people_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/x") == user_path(Path("~/x")) == tmp_path / "x"
+    assert user_path("~") == tmp_path
+    assert user_path("~none-such/x") == Path("~none-such/x")  # as a shell leaves it
+    assert user_path("a~/b") == Path("a~/b")
+    with pytest.raises(UsageError, match=r"an empty path was given; give a name, or \. for"):
+        user_path("")
 
 
 def test_a_target_below_a_file_is_one_line(old: Path) -> None:
-    match = r"cannot be written: Not a directory; make room, or choose another output\.$"
+    match = r"cannot be written: Not a directory; choose another output\.$"
     with pytest.raises(OutputError, match=match):
         check_output(old / "a.txt" / "x", force=True)
     with pytest.raises(OutputError, match=match), new_directory(old / "a.txt" / "x"):
@@ -225,3 +391,14 @@ def test_force_replaces_neither_home_nor_working_directory(
     with new_directory(other, force=True) as directory:
         (directory / "new.txt").write_text("new")
     assert [path.name for path in other.iterdir()] == ["new.txt"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_empty_working_directory_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for target in (Path(), Path("x/.."), tmp_path):
+        with pytest.raises(OutputExistsError, match="is or holds the home or the working"):
+            check_output(target, force=force)
+        check_output(target, force=force, in_place=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_recipe
-from hub_server import HubServer, Repository, card_problems
+from hub_server import HubServer, Repository, card_problems, takes_branch
 from safetensors.torch import load_file, save_file
 
+from tscompress.errors import HubError
 from tscompress.files import sha256_of
 from tscompress.loading import load
+from tscompress.network import bounded_requests, is_branch_name, is_timeout
 from tscompress.planning import PowerLawSchedule
 from tscompress.pretraining import pretrain
 from tscompress.recipe import load_pretrain_recipe
@@ -40,6 +43,13 @@ for name in sys.argv[1:]:
     found = pipeline.predict([torch.sin(torch.arange(40.0))], prediction_length=8)
     print([value.hex() for part in found for value in part.double().flatten().tolist()])
 """
+
+
+BRANCHES = ("main", "small/fold", "v1.0", "größe", "a@b", "@", "a.lock.b", "x" * 250)
+NO_BRANCHES = (
+    " ", "..", "a b", "x\ny", "a..b", "x" * 300, ".a", "a/.b", "a.lock", "a/", "/a", "a//b", "a.",
+    "a~1", "a^", "a:b", "a?", "a*", "a[b", "a\\b", "a@{b", "HEAD", "-a", "refs/pr/1",
+)  # fmt: skip
 
 
 def slowly(*cases: tuple[Any, ...]) -> list[Any]:
@@ -357,6 +367,22 @@ def paste_token(directory: Path) -> None:
         stream.write(f"# {TOKEN}\n")
 
 
+def edit_recipe(directory: Path) -> None:
+    (directory / "recipe.yaml").write_text((directory / "recipe.yaml").read_text() + "\n")
+
+
+def name_another_original(directory: Path) -> None:
+    path = directory / "recipe.yaml"
+    path.write_text(path.read_text().replace("amazon/chronos-bolt", "amazon/chronos-t5"))
+    record(directory, lambda p: p["sha256"].update({path.name: sha256_of(path)}))
+
+
+def replace_by_run(directory: Path) -> None:
+    shutil.move(directory, directory.with_name("inner"))
+    directory.mkdir()
+    shutil.move(directory.with_name("inner"), directory / "inner")
+
+
 def link_recovery_log(directory: Path) -> None:
     (directory / "recovery.jsonl").symlink_to("/etc/hostname")
 
@@ -375,7 +401,13 @@ def link_recovery_log(directory: Path) -> None:
         (paste_token, 2, "looks like a Hub token"),
         (link_recovery_log, 2, "is a link"),
         (lambda d: (d / "README.md").write_text("---\n- [\n---\n"), 2, "is no model card"),
+        (lambda d: (d / "README.md").mkdir(), 2, "is a directory, where the card belongs"),
+        (lambda d: os.mkfifo(d / "README.md"), 2, "it is not a regular file"),
+        (lambda d: (d / "README.md").symlink_to("/dev/zero"), 2, "README.md' is a link"),
         (lambda d: shutil.rmtree(d), 2, "there is no directory"),
+        (replace_by_run, 2, "chronos-bolt-fold' is no checkpoint; give "),
+        (edit_recipe, 1, "differs from what tscompress wrote"),
+        (name_another_original, 1, "names 'amazon/chronos-t5' as the original, provenance.json"),
     ],
 )
 def test_what_tscompress_did_not_write_is_refused_before_any_request(
@@ -399,22 +431,101 @@ def test_what_tscompress_did_not_write_is_refused_before_any_request(
         (["alice/with space"], "is not the id of a repository"),
         (["../up"], "is not the id of a repository"),
         (["alice/x", "--branch", "b", "--pr"], "give --branch or --pr"),
-        (["alice/x", "--branch", " "], "is not the name of a branch"),
-        (["alice/x", "--timeout", "0"], "must be above 0"),
+        *((["alice/x", "--branch", name], "is not the name of a branch") for name in NO_BRANCHES),
+        *(
+            (["alice/x", "--timeout", seconds], "must be above 0 and at most 86400")
+            for seconds in ("0", "inf", "1e10", "nan")
+        ),
+        *(
+            (["alice/x", option, f"pw {TOKEN}"], "holds what looks like a Hub token")
+            for option in ("--message", "--branch")
+        ),
         (["alice/x", "--scores", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_wrong_options(command: Client, bolt: Path, arguments: list[str], text: str) -> None:
+def test_wrong_options(
+    command: Client, hub: HubServer, bolt: Path, arguments: list[str], text: str
+) -> None:
+    requests = len(hub.log)
     outcome = command("push", bolt, *arguments)
     assert outcome.code == (1 if "--scores" in arguments else 2)
     assert text in outcome.line
+    assert TOKEN not in outcome.err
+    assert len(hub.log) == requests
+
+
+@pytest.mark.parametrize("name", [*BRANCHES, *NO_BRANCHES])
+def test_names_of_branches_are_those_that_git_and_the_hub_take(name: str) -> None:
+    expected = name in BRANCHES
+    assert is_branch_name(name) == takes_branch(name) == expected
+    if shutil.which("git") and not name.startswith("refs/") and len(name) < 250:
+        git = ["git", "check-ref-format", "--branch", name]
+        done = subprocess.run(git, capture_output=True, check=False, cwd="/")
+        assert (done.returncode == 0) == expected
+
+
+def test_what_is_no_directory_of_a_checkpoint(command: Client, bolt: Path) -> None:
+    outcome = command("push", bolt / WEIGHTS, "alice/x")
+    assert outcome.code == 2
+    assert outcome.line.endswith("is a file; give the directory that it is in.")
+    outcome = command("push", "reference/bolt", "alice/x")
+    assert (outcome.code, "'reference/bolt' comes with tscompress" in outcome.line) == (2, True)
+    shutil.copytree(bolt, bolt.parent / "second")
+    outcome = command("push", bolt.parent, "alice/x")
+    assert f"give {str(bolt)!r} (or another of 2 in it)." in outcome.line
+
+
+def test_a_token_in_the_name_of_the_directory_is_not_published(command: Client, bolt: Path) -> None:
+    outcome = command("push", bolt.rename(bolt.with_name(TOKEN)), "alice/x", "--dry-run")
+    assert (outcome.code, "the commit message holds what looks" in outcome.line) == (2, True)
+    bolt.with_name(TOKEN).rename(bolt)
+
+
+def test_advice_for_programmers_is_not_passed_on(command: Client, bolt: Path) -> None:
+    (bolt / "README.md").write_text("---\nmodel-index:\n- name: a\n---\n# mine\n")
+    outcome = command("push", bolt, "alice/x", "--dry-run")
+    assert (outcome.code, "`model_index` in metadata cannot be parsed" in outcome.line) == (2, True)
+    assert outcome.line.endswith("; mend it, or pass --force.")
+    assert "ignore_metadata_errors" not in outcome.err
+
+
+def test_paths_of_the_users_data_are_told(command: Client, bolt: Path) -> None:
+    record(bolt, lambda p: p["calibration"].update(source="clients/acme.csv"))
+    recovery = {"teacher": "/models/theirs", "config": {"series": ["/data/beta.parquet"]}}
+    record(bolt, lambda p: p.update(recovery=recovery))
+    outcome = command("push", bolt, "alice/x", "--dry-run")
+    assert outcome.code == 0, outcome.err
+    (told,) = [line for line in outcome.err.splitlines() if "provenance.json names" in line]
+    for path in ("clients/acme.csv", "/models/theirs", "/data/beta.parquet"):
+        assert path in told
+
+
+def test_measurements_of_another_model_do_not_go_up(
+    command: Client, bolt: Path, made: dict[str, Path]
+) -> None:
+    bench = json.loads(command("bench", made["chronos-2-svd"], "--context-length", 64,
+                               "--repeats", 1, "--no-memory", "--json").out)  # fmt: skip
+    path = bolt.parent / "bench.json"
+    path.write_text(json.dumps(bench))
+    outcome = command("push", bolt, "alice/x", "--bench", path, "--dry-run")
+    assert (outcome.code, "the latencies are of 'chronos-2-svd', which" in outcome.line) == (
+        2,
+        True,
+    )
+    outcome = command("push", made["chronos-2-svd"], "alice/x", "--bench", path, "--dry-run")
+    assert outcome.code == 0
+    assert "of a model called" not in outcome.err
+    path.write_text(json.dumps(bench | {"workload": "x"}))
+    outcome = command("push", bolt, "alice/x", "--bench", path, "--dry-run")
+    assert outcome.code == 1
+    assert outcome.line.startswith(f"error: {str(path)!r} is not what `tscompress bench --json`")
 
 
 def test_directories_of_older_versions_go_up_with_a_note(command: Client, bolt: Path) -> None:
-    record(bolt, lambda p: p["sha256"].pop("config.json"))
+    record(bolt, lambda p: [p["sha256"].pop(name) for name in ("config.json", "recipe.yaml")])
     outcome = command("push", bolt, "alice/older", "--dry-run")
     assert outcome.code == 0
-    assert "an older tscompress recorded no sha256 of config.json" in outcome.err
+    assert "an older tscompress recorded no sha256 of config.json, recipe.yaml:" in outcome.err
 
 
 def test_a_card_by_hand_goes_up_as_it_is(
@@ -560,6 +671,115 @@ def test_a_pull_request_is_not_opened_twice(
         assert f"{name}/discussions whether the pull request is there" in outcome.line
 
 
+@pytest.mark.parametrize("moment", [CREATE, PUT, COMMIT])
+def test_what_was_not_verified_is_not_committed(
+    command: Client, hub: HubServer, made: dict[str, Path], bolt: Path, repo_id: str, moment: str
+) -> None:
+    """Another checkpoint takes the directory's place, as ``compress --force`` puts one there."""
+    other = bolt.with_name("other")
+    shutil.copytree(bolt, other)
+    tensors = {name: 2 * tensor for name, tensor in load_file(other / WEIGHTS).items()}
+    save_file(tensors, other / WEIGHTS, metadata={"format": "pt"})
+    record(other, lambda p: p["sha256"].update({WEIGHTS: sha256_of(other / WEIGHTS)}))
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    was = contents(bolt)
+    hub.lfs.clear()
+
+    def replace(request: str) -> None:
+        if re.match(moment, request) and other.exists():
+            bolt.rename(bolt.with_name("before"))
+            other.rename(bolt)
+
+    hub.on_step = replace
+    try:
+        outcome = command("push", bolt, repo_id)
+    finally:
+        hub.on_step = lambda request: None
+    assert not other.exists()
+    stored = hub.repositories[repo_id].files()
+    if moment == CREATE:
+        assert outcome.code == 1, outcome.err
+        assert "model.safetensors in" in outcome.line
+        assert "changed while it was being pushed; nothing was committed" in outcome.line
+        assert stored.keys() == {".gitattributes"}
+        assert hub.lfs == {}
+    else:  # what was verified is on its way already
+        assert outcome.code == 0, outcome.err
+        assert {name: stored[name] for name in was} == was
+
+
+def test_weights_that_are_written_to_on_the_way_are_not_committed(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    def overwrite(request: str) -> None:
+        if re.match(CREATE, request):
+            state = (bolt / WEIGHTS).stat()
+            spoil_weights(bolt)
+            os.utime(bolt / WEIGHTS, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    hub.on_step = lambda request: None if repo_id in hub.repositories else overwrite(request)
+    try:
+        outcome = command("push", bolt, repo_id)
+    finally:
+        hub.on_step = lambda request: None
+    assert (outcome.code, "changed while it was being pushed" in outcome.line) == (1, True)
+    assert hub.repositories[repo_id].files().keys() == {".gitattributes"}
+
+
+def test_settings_that_cannot_be_used_are_named(
+    command: Client, hub: HubServer, bolt: Path, tmp_path: Path, repo_id: str
+) -> None:
+    outcome = command("push", bolt, repo_id, token="hf_Schlüssel")
+    assert (outcome.code, "the token of HF_TOKEN" in outcome.line) == (2, True)
+    assert "Schl" not in outcome.err
+    assert repo_id not in hub.repositories
+    for endpoint in ("http://[bad", "huggingface.co", "http://a:b"):
+        found = subprocess.run(
+            [sys.executable, "-m", "tscompress", "push", str(bolt), repo_id],
+            env=environment(hub, tmp_path, TOKEN) | {"HF_ENDPOINT": endpoint},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert found.returncode == 2
+        expected = f"error: HF_ENDPOINT is {endpoint!r}, which is no address; set it to one such as"
+        assert found.stderr.startswith(expected)
+        assert found.stderr.count("\n") == 1
+
+
+def test_versions_of_huggingface_hub_before_1_have_the_same_bounds(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = pytest.importorskip("requests")
+    from huggingface_hub.utils import _http
+
+    def configure(factory: Callable[[], Any]) -> None:
+        monkeypatch.setattr(_http, "_GLOBAL_BACKEND_FACTORY", factory)
+
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delattr(_http, "set_client_factory")
+    monkeypatch.setattr(_http, "_GLOBAL_BACKEND_FACTORY", requests.Session, raising=False)
+    monkeypatch.setattr(_http, "configure_http_backend", configure, raising=False)
+    with bounded_requests(0.2):
+        session = _http._GLOBAL_BACKEND_FACTORY()
+        assert session.get(hub.url + "/api/models/amazon/chronos-bolt").status_code == 200
+        with hub.failing("GET .*/bolt", "stall"), pytest.raises(requests.Timeout) as caught:
+            session.get(hub.url + "/bolt")
+        assert is_timeout(caught.value)
+        with hub.failing("GET .*/bolt", "stall"), pytest.raises(requests.Timeout, match=r"=0\.1"):
+            session.get(hub.url + "/bolt", timeout=0.1)
+        pause = {"Retry-After": "7200"}
+        with (
+            hub.failing("GET .*/bolt", status=429, headers=pause),
+            pytest.raises(HubError, match="asks to wait 7200 seconds"),
+        ):
+            session.get(hub.url + "/bolt")
+        with hub.failing(CREATE, status=409):
+            for _ in range(10):
+                session.post(hub.url + "/api/repos/create", json={})
+            with pytest.raises(HubError, match="is busy"):
+                session.post(hub.url + "/api/repos/create", json={})
+    assert _http._GLOBAL_BACKEND_FACTORY is requests.Session
+
+
 def test_without_a_valid_token(command: Client, hub: HubServer, bolt: Path, repo_id: str) -> None:
     requests = hub.requests("POST")
     assert "there is no token to push with" in command("push", bolt, repo_id, token=None).line
@@ -663,6 +883,34 @@ def test_passing_failures_of_a_download_pass(
     assert seen.seen == 1
     (snapshot,) = (command.home / "hub" / "models--alice--down" / "snapshots").iterdir()
     assert (snapshot / WEIGHTS).read_bytes() == (made["chronos-bolt-fold"] / WEIGHTS).read_bytes()
+
+
+def test_a_cache_without_links_is_checked_too(
+    hub: HubServer, made: dict[str, Path], tmp_path: Path
+) -> None:
+    hub.upload("alice/copies", made["chronos-bolt-fold"])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_SYMLINKS": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+
+    def profile() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tscompress", "profile", "alice/copies", "--weights-only"],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    with hub.failing(FILE, kind="corrupt"):
+        done = profile()
+    assert done.returncode == 1
+    assert f"{WEIGHTS} arrived twice with another hash" in done.stderr
+    with hub.failing(FILE, times=1, kind="corrupt") as seen:
+        done = profile()
+    assert (done.returncode, seen.seen) == (0, 1), done.stderr
+    (stored,) = tmp_path.glob(f"hub/models--alice--copies/snapshots/*/{WEIGHTS}")
+    assert not stored.is_symlink()
+    assert stored.read_bytes() == (made["chronos-bolt-fold"] / WEIGHTS).read_bytes()
 
 
 def test_weights_that_were_changed_on_the_hub_are_found_out(

@@ -527,6 +527,12 @@ def rendered(result: BenchResult) -> list[str]:
     return capture.get().splitlines()
 
 
+def test_one_is_no_plural() -> None:
+    for durations, counted in (([10.0], "1 round"), ([10.0] * 2, "2 rounds")):
+        title = " ".join(rendered(fake_bench({"a": durations})[0])[:2])
+        assert f" {counted} " in f"{title} "
+
+
 def test_table_shows_ratios_with_their_interval() -> None:
     durations = {"chronos[bold]": [10.0] * 5, "small": [4.0] * 5}
     text = rendered(fake_bench(durations)[0])

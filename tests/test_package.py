@@ -26,7 +26,8 @@ LAYERS = (
     "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates", "training",
     "pretraining", "distillation", "recovery_config", "recovery", "recipe", "memory", "sizing",
     "serialization", "pipelines", "api", "card", "hub", "runs", "sweep", "report_points",
-    "report_content", "report_charts", "report_html", "report", "console", "cli", "__main__",
+    "report_content", "report_charts", "report_html", "report", "interrupts", "console", "cli",
+    "__main__",
 )  # fmt: skip
 
 

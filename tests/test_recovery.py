@@ -310,10 +310,12 @@ def test_what_was_lost_comes_back_and_the_form_stays(
     assert [json.loads(line) for line in logged] == [dataclasses.asdict(line) for line in lines]
     assert [line.step for line in lines if line.held_out is not None] == [0, 8, 16, 24]
     saved = save(recovered, tmp_path / "saved")
-    finish_recovery(recovered, saved, tmp_path / "work")
-    assert not (tmp_path / "work").exists()
+    # Written with the checkpoint, so that a kill leaves both or neither.
     assert (saved / "recovery.png").stat().st_size > 5000
     assert len((saved / "recovery.jsonl").read_text().splitlines()) == len(lines)
+    assert not list(saved.glob(".*"))
+    finish_recovery(recovered, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
     provenance = json.loads((saved / "provenance.json").read_text())
     assert provenance["recovery"]["best_step"] == result.best_step
     assert Plan.load(saved / "plan.json") == Plan.load(students[family] / "plan.json")

@@ -102,7 +102,7 @@ def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel: zipfile.ZipFi
         Path(name).name for name in names if name.startswith("tscompress/templates/")
     }
     assert wheel.read(f"{info(wheel)}entry_points.txt").decode().split() == [
-        "[console_scripts]", "tscompress", "=", "tscompress.cli:main",
+        "[console_scripts]", "tscompress", "=", "tscompress.__main__:main",
     ]  # fmt: skip
 
 

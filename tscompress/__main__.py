@@ -1,6 +1,21 @@
-"""``python -m tscompress`` is the command ``tscompress``."""
+"""``python -m tscompress`` and the command ``tscompress``; Ctrl-C is one line from its start on."""
 
-from tscompress.cli import main
+import sys
+
+from tscompress.interrupts import STOPPED, STOPPED_MESSAGE, listen
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        listen()
+        from tscompress.cli import main as command  # what it imports takes a moment
+
+        command()
+    except KeyboardInterrupt:
+        sys.stderr.write(STOPPED_MESSAGE + "\n")
+        sys.exit(STOPPED)
+
 
 if __name__ == "__main__":
     main()

@@ -6,10 +6,9 @@ Each function takes what the one before it returned. :func:`run` does them all f
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +31,7 @@ from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, e
 from tscompress.examples import ForecastExample, typical_example
 from tscompress.factored import PLAN_FILE
 from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
-from tscompress.figures import DPI, loss_figure
-from tscompress.files import check_output, write_text_atomically
+from tscompress.files import check_output, user_path
 from tscompress.folding import FoldConfig
 from tscompress.loading import LoadedModel, cast_parameters_, load, model_name, wrap_pipeline
 from tscompress.plan import Plan
@@ -62,6 +60,10 @@ from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]
+
+
+#: Where a run keeps what an unfinished recovery is resumed from.
+WORK = "recovery"
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -499,22 +501,26 @@ def _as_compressed(loaded: LoadedModel) -> CompressedModel:
     return CompressedModel(**known, recipe=recipe)
 
 
-def finish_recovery(compressed: CompressedModel, target: Path, work: Path) -> None:
-    """Write the log of a recovery, if there was one, beside the checkpoint that was saved.
+def finish_recovery(compressed: CompressedModel, work: Path) -> None:
+    """Remove ``work``, which a recovery is resumed from: its result is saved."""
+    if compressed.recovery is not None:
+        shutil.rmtree(work, ignore_errors=True)
 
-    Into ``target`` go ``recovery.jsonl`` and ``recovery.png``; ``work``, what the run would have
-    been resumed from, is removed.
-    """
-    recovery = compressed.recovery
-    if recovery is None:
-        return
-    records = [asdict(line) for line in recovery.history]
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    write_text_atomically(target / "recovery.jsonl", text)
-    temporary = target / ".recovery.png.tmp"
-    loss_figure(records, recovery.best_step).savefig(temporary, dpi=DPI, format="png")
-    temporary.replace(target / "recovery.png")
-    shutil.rmtree(work, ignore_errors=True)
+
+def inputs_of(recipe: Recipe) -> list[str | Path | None]:
+    """What a recipe reads: paths, and names of other things, such as Hub ids and suites."""
+    found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
+    if recipe.evaluation is not None:
+        found += [recipe.evaluation.suite, recipe.evaluation.root]
+    return found
+
+
+def series_files(config: RecoveryConfig | None) -> list[str | Path | None]:
+    """The sources of series of a recovery, and all that lies in those that are directories."""
+    found: list[str | Path | None] = []
+    for source in () if config is None else config.series:
+        found += [source, *Path(source).expanduser().rglob("*")]
+    return found
 
 
 @dataclass
@@ -560,9 +566,11 @@ def run(
     TscompressError
         A subclass says what was wrong; nothing is left half-written.
     """
-    output = Path(recipe.output)
-    target = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}"
-    check_output(target, force=force)
+    output = user_path(recipe.output)
+    target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
+    check_output(target, force=force, inputs=inputs_of(recipe))
+    if recipe.recover is not None:
+        check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None
     if recipe.profile is not None:
@@ -572,10 +580,9 @@ def run(
             calibration=recipe.calibration,
             on_progress=lambda *step: on_progress("profile", *_last_two(step)),
         )
-    work = output / "recovery"
     compressed = compress_loaded_(loaded, recipe, directory=work, on_progress=on_progress)
     save(compressed, target, force=force)
-    finish_recovery(compressed, target, work)
+    finish_recovery(compressed, work)
 
     original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
     again = load(target, device=device, dtype=torch.float32)

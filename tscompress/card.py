@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
 import pandas as pd
+import pydantic
+import yaml
 from huggingface_hub import (
     EvalResult,
     ModelCard,
@@ -26,16 +29,18 @@ from huggingface_hub import (
 )
 from safetensors import safe_open
 
+from tscompress.data import SUFFIXES
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
     HubError,
     OutputExistsError,
     UsageError,
+    VerificationError,
 )
 from tscompress.evaluation import METRICS, SCORES_FILE, EvaluationResult, load_results, relative
-from tscompress.factored import PLAN_FILE, is_factored_config
-from tscompress.files import sha256_of, write_text_atomically
+from tscompress.factored import CONFIG_FILE, PLAN_FILE, is_factored_config
+from tscompress.files import sha256_of, user_path, write_text_atomically
 from tscompress.loading import (
     PROVENANCE_FILE,
     REFERENCE_PREFIX,
@@ -46,7 +51,13 @@ from tscompress.loading import (
 from tscompress.network import bounded_requests, is_repo_id, network_errors
 from tscompress.plan import Plan
 from tscompress.pretraining import PRETRAIN_FILE, PretrainRecipe
-from tscompress.readers import UnreadableFileError, read_json
+from tscompress.readers import (
+    UnreadableFileError,
+    first_problem,
+    read_json,
+    regular_file,
+    single_line,
+)
 from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.serialization import RECIPE_FILE
 from tscompress.statistics import compare
@@ -56,6 +67,11 @@ TASK = "time-series-forecasting"
 _MARK = "<!-- written by tscompress: "
 _LICENCE_KEYS = ("license", "license_name", "license_link")
 _COMMIT = re.compile("[0-9a-f]{40}")
+_MAX_CARD_BYTES = 2**20
+#: Of recipes and of provenance.json, whose values may be paths of the machine they were made on.
+_PATH_KEYS = (
+    "model", "output", "source", "series", "suite", "root", "teacher", "embedding_from",
+)  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------
@@ -85,12 +101,16 @@ class CardScores:
         WQL and MASE: geometric mean over the datasets of the ratio to the original.
     intervals
         95 % confidence interval of each ratio, where it was measured.
+    model, against
+        Names of the two models in the results; None where the file does not tell.
     """
 
     rows: tuple[CardScore, ...]
     suite: str | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    model: str | None = None
+    against: str | None = None
 
     @classmethod
     def of(cls, result: EvaluationResult, original: EvaluationResult | None = None) -> CardScores:
@@ -114,10 +134,15 @@ class CardScores:
             for row in result.rows
         )
         if original is None:
-            return cls(rows, result.suite)
+            return cls(rows, result.suite, model=result.model)
         ratios = relative(result, original)
         return cls(
-            rows, result.suite, {m: ratios[m] for m in METRICS}, _intervals(result, original)
+            rows,
+            result.suite,
+            {m: ratios[m] for m in METRICS},
+            _intervals(result, original),
+            result.model,
+            original.model,
         )
 
 
@@ -145,6 +170,39 @@ def read_scores(path: str | Path) -> CardScores:
     return CardScores.of(*load_results(path))
 
 
+_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+_Amount = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+
+
+class _BenchedWorkload(pydantic.BaseModel):
+    batch_size: int
+    context_length: int
+    horizon: int
+    device: str
+
+
+class _BenchedModel(pydantic.BaseModel):
+    name: str
+    latency_ms: _Positive
+    latency_p95_ms: _Amount | None = None
+    macs: _Amount | None = None
+    parameters: int | None = None
+    kv_cache_bytes: _Amount | None = None
+    peak_memory_bytes: _Amount | None = None
+    ratios: dict[str, _Amount] = {}
+    latency_ratio_interval: tuple[_Positive, _Positive] | None = None
+
+
+class _Bench(pydantic.BaseModel):
+    """What the card takes from the measurements of ``tscompress bench``."""
+
+    workload: _BenchedWorkload
+    threads: int
+    device_name: str
+    torch_version: str
+    models: tuple[_BenchedModel, ...] = pydantic.Field(min_length=1)
+
+
 def read_bench(path: str | Path) -> dict[str, Any]:
     """What ``tscompress bench --json`` printed.
 
@@ -154,8 +212,18 @@ def read_bench(path: str | Path) -> dict[str, Any]:
         It is something else.
     """
     content = _read_json(Path(path))
-    _check_bench(content, str(path))
+    _parse_bench(content, repr(str(path)))
     return content
+
+
+def _parse_bench(content: Mapping[str, Any], source: str) -> _Bench:
+    try:
+        return _Bench.model_validate(content)
+    except pydantic.ValidationError as error:
+        where, reason, _ = first_problem(error)
+        raise DataError(
+            f"{source} is not what `tscompress bench --json` prints: {where}: {reason}."
+        ) from None
 
 
 def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
@@ -191,7 +259,7 @@ def bench_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
     report = _report_of_run(directory, plan)
     bench = None if report is None else report.get("bench")
     if bench is not None:
-        _check_bench(bench, str(directory.parent / "report.json"))
+        _parse_bench(bench, repr(str(directory.resolve().parent / "report.json")))
     return bench
 
 
@@ -217,14 +285,54 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_bench(bench: Mapping[str, Any], source: str) -> None:
-    try:
-        known = all(model["name"] and model["latency_ms"] > 0 for model in bench["models"])
-        known = known and all(bench[key] for key in ("workload", "device_name", "threads"))
-    except (KeyError, TypeError):
-        known = False
-    if not known or not bench["models"]:
-        raise DataError(f"{source!r} is not what `tscompress bench --json` prints.")
+def about_measurements(
+    made: Made, repo_id: str, scores: CardScores | None, bench: Mapping[str, Any] | None
+) -> list[str]:
+    """What speaks against scores or latencies being of this checkpoint: a sentence each."""
+    named = {"scores": None if scores is None else scores.model}
+    named["latencies"] = None if bench is None else str(bench["models"][-1]["name"])
+    ours = made.names(repo_id)
+    return [
+        f"the {what} are of a model called {name!r}; see that it is this one"
+        for what, name in named.items()
+        if name is not None and name.removesuffix(" (2)") not in ours
+    ]
+
+
+def _check_scores_are_of(made: Made, name: str, scores: CardScores) -> None:
+    """Refuse scores of the original against this model.
+
+    Raises
+    ------
+    UsageError
+    """
+    ours = made.names(name)
+    if scores.against in ours and scores.model not in ours:
+        raise UsageError(
+            f"the scores are of {scores.model!r} against {scores.against!r}, the wrong way round; "
+            "evaluate this model, with the original as --against."
+        )
+
+
+def _check_bench_is_of(made: Made, bench: _Bench) -> None:
+    """Refuse latencies of a model with another number of parameters.
+
+    Raises
+    ------
+    UsageError
+    """
+    first, last = bench.models[0], bench.models[-1]
+    if last.parameters is None or last.parameters == made.parameters:
+        return
+    if first.parameters == made.parameters:
+        raise UsageError(
+            f"the latencies are of {last.name!r} against {first.name!r}, the wrong way round; "
+            "bench this model, with the original as --against."
+        )
+    raise UsageError(
+        f"the latencies are of {last.name!r}, which has {last.parameters:,} parameters; this "
+        f"model has {made.parameters:,}: bench this one."
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -249,9 +357,14 @@ class BaseModel:
     revision: str | None
 
     @property
+    def is_local(self) -> bool:
+        """Whether others have no way to it: neither on the Hub nor shipped with tscompress."""
+        return self.hub_id is None and not _is_shipped(self.source)
+
+    @property
     def shown(self) -> str:
         """For people elsewhere: of a path on this machine only the name."""
-        return Path(self.source).name if Path(self.source).is_absolute() else self.source
+        return _name_of(self.source) if self.is_local else self.source
 
 
 @dataclass(frozen=True)
@@ -284,6 +397,19 @@ class Made:
     def family(self) -> str:
         return str(self.provenance["source"]["family"])
 
+    def names(self, repo_id: str) -> Collection[str]:
+        """What measurements may call it: the directory's name, or that of the repository."""
+        return {self.directory.resolve().name, repo_id, repo_id.rpartition("/")[2]}
+
+    @property
+    def local_paths(self) -> list[str]:
+        """Paths of this machine that recipe and provenance carry along."""
+        recipes = [recipe.model_dump() for recipe in (self.recipe, self.pretraining) if recipe]
+        found = set(_local_paths([self.provenance, *recipes]))
+        if self.base is not None and self.base.shown != self.base.source:
+            found.add(self.base.source)
+        return sorted(found)
+
     @property
     def base(self) -> BaseModel | None:
         """The recipe knows the original even where what was recovered came from a directory."""
@@ -309,21 +435,16 @@ def read_made(directory: str | Path) -> Made:
     CorruptCheckpointError
         A file is damaged.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise UsageError(f"there is no directory {str(directory)!r}.")
+    directory = user_path(directory)
+    _check_is_written(directory)
     plan, pretraining = directory / PLAN_FILE, directory / PRETRAIN_FILE
-    made = plan.is_file() or pretraining.is_file()
-    if not (directory / PROVENANCE_FILE).is_file() or not made:
-        raise UsageError(
-            f"{str(directory)!r} was not written by tscompress: it lacks {PROVENANCE_FILE} or "
-            f"{PLAN_FILE}; give what compress, recover or run wrote, or the model of pretrain."
-        )
     provenance = _read_json(directory / PROVENANCE_FILE)
     source = provenance.get("source")
     if not isinstance(source, dict) or not {"model", "revision", "family"} <= source.keys():
         raise CorruptCheckpointError(f"{PROVENANCE_FILE} of {str(directory)!r} has no source.")
-    recipe = directory / RECIPE_FILE
+    recipe = load_recipe(directory / RECIPE_FILE) if (directory / RECIPE_FILE).is_file() else None
+    if recipe is not None:
+        _check_same_original(recipe, provenance, directory)
     weights = weight_files(directory)
     try:
         parameters = sum(map(_stored_parameters, weights))
@@ -333,13 +454,111 @@ def read_made(directory: str | Path) -> Made:
         directory,
         read_config(directory, str(directory)),
         Plan.load(plan) if plan.is_file() else None,
-        load_recipe(recipe) if recipe.is_file() else None,
+        recipe,
         provenance,
         parameters,
         sum(path.stat().st_size for path in weights),
         str(stored_dtype(directory)).removeprefix("torch."),
         load_pretrain_recipe(pretraining) if pretraining.is_file() else None,
     )
+
+
+def _check_is_written(directory: Path) -> None:
+    """Refuse what tscompress did not write, and say what lies near it.
+
+    Raises
+    ------
+    UsageError
+    """
+    shown = repr(str(directory))
+    if directory.is_file():
+        raise UsageError(f"{shown} is a file; give the directory that it is in.")
+    if not directory.is_dir():
+        if _is_shipped(str(directory)):
+            raise UsageError(
+                f"{shown} comes with tscompress; give a directory that compress, recover or run "
+                "wrote, or the model of pretrain."
+            )
+        raise UsageError(f"there is no directory {shown}.")
+    records = (PLAN_FILE, PRETRAIN_FILE)
+    if (directory / PROVENANCE_FILE).is_file() and any((directory / n).is_file() for n in records):
+        return
+    below = sorted(path.parent for path in directory.glob(f"*/{PROVENANCE_FILE}"))
+    if below:
+        rest = f" (or another of {len(below)} in it)" if len(below) > 1 else ""
+        raise UsageError(f"{shown} is no checkpoint; give {str(below[0])!r}{rest}.")
+    raise UsageError(
+        f"{shown} was not written by tscompress: it lacks {PROVENANCE_FILE} or {PLAN_FILE}; give "
+        "what compress, recover or run wrote, or the model of pretrain."
+    )
+
+
+def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], directory: Path) -> None:
+    """Hold the recipe against the provenance, which of a recovered model names the student.
+
+    Raises
+    ------
+    VerificationError
+    """
+    source = provenance["source"]
+    recorded = source["model"], source["revision"]
+    if provenance.get("recovery") is None and recorded != (recipe.model, recipe.revision):
+        raise VerificationError(
+            f"{RECIPE_FILE} in {str(directory)!r} names {single_line(recipe.model)!r} as the "
+            f"original, {PROVENANCE_FILE} {single_line(recorded[0])!r}, or another revision; "
+            "restore what was written, or compress again."
+        )
+
+
+def _is_shipped(source: str) -> bool:
+    """Whether it is one of the references of tscompress."""
+    name = source.removeprefix(REFERENCE_PREFIX)
+    if source == name or Path(name).name != name:
+        return False
+    return files("tscompress").joinpath(source).joinpath(CONFIG_FILE).is_file()
+
+
+def _name_of(path: str) -> str:
+    return Path(path).name or path
+
+
+def _is_local_path(text: str) -> bool:
+    """Whether a value of a recipe names a file or directory that others do not have.
+
+    ``owner/name`` is on the Hub unless there is such a directory.
+    """
+    path = Path(text)
+    if path.name == text or _is_shipped(text):
+        return False
+    return (
+        text.startswith((".", "~"))
+        or path.is_absolute()
+        or len(path.parts) > 2
+        or path.suffix.lower() in (*SUFFIXES, ".yaml", ".yml")
+        or os.path.exists(text)  # noqa: PTH110  (Path raises for names that are too long)
+    )
+
+
+def _local_paths(record: Any, key: str = "") -> Iterator[str]:
+    """Paths of this machine in plain data, at any depth."""
+    if isinstance(record, Mapping):
+        for name, value in record.items():
+            yield from _local_paths(value, name)
+    elif isinstance(record, list | tuple):
+        for value in record:
+            yield from _local_paths(value, key)
+    elif key in _PATH_KEYS and isinstance(record, str) and _is_local_path(record):
+        yield record
+
+
+def _without_paths(record: Any, key: str = "") -> Any:
+    """Plain data with the bare names of what :func:`_local_paths` finds."""
+    if isinstance(record, Mapping):
+        return {name: _without_paths(value, name) for name, value in record.items()}
+    if isinstance(record, list | tuple):
+        return [_without_paths(value, key) for value in record]
+    local = key in _PATH_KEYS and isinstance(record, str) and _is_local_path(record)
+    return _name_of(record) if local else record
 
 
 def _stored_parameters(path: Path) -> int:
@@ -370,11 +589,10 @@ def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
             if present and present.items() <= recorded.items()
             else None
         )
-    if path is None or not path.is_file():
+    if path is None:
         return {}
     try:
-        content = path.read_text(encoding="utf-8")
-        card = ModelCard(content, ignore_metadata_errors=True)
+        card = ModelCard(_read_card(path), ignore_metadata_errors=True)
         metadata: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
     except Exception:  # YAML of strangers: whatever is wrong with it, there is no licence to read
         return {}
@@ -422,16 +640,40 @@ def make_card(
     Raises
     ------
     UsageError
-        tscompress did not write this directory.
-    CorruptCheckpointError, DataError
-        A file in or above it is damaged.
+        tscompress did not write this directory, or what was measured is not of it.
+    CorruptCheckpointError, DataError, VerificationError
+        A file in or above it is damaged, or is not what was written.
     """
-    made = read_made(directory)
+    return card_of(read_made(directory), repo_id, scores=scores, bench=bench, licence=licence)
+
+
+def measured_of(
+    made: Made, scores: CardScores | None, bench: Mapping[str, Any] | None
+) -> tuple[CardScores | None, Mapping[str, Any] | None]:
+    """The measurements that were given, or else what ``tscompress run`` left."""
     if made.plan is not None:
         scores = scores if scores is not None else scores_of_run(made.directory, made.plan)
         bench = bench if bench is not None else bench_of_run(made.directory, made.plan)
+    return scores, bench
+
+
+def card_of(
+    made: Made,
+    repo_id: str | None = None,
+    *,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    licence: Mapping[str, str] | None = None,
+) -> ModelCard:
+    """:func:`make_card` of a checkpoint whose records were read."""
+    scores, bench = measured_of(made, scores, bench)
     licence = licence if licence is not None else licence_of(made)
     name = repo_id or made.directory.resolve().name
+    costs = None if bench is None else _parse_bench(bench, "the bench")
+    if scores is not None:
+        _check_scores_are_of(made, name, scores)
+    if costs is not None:
+        _check_bench_is_of(made, costs)
     base = made.base
     how = "pretraining" if base is None or made.plan is None else made.plan.method
     data = ModelCardData(
@@ -448,17 +690,18 @@ def make_card(
         "made": made,
         "name": name,
         "scores": scores,
-        "bench": bench,
-        "costs": [] if bench is None else _cost_rows(bench),
+        "bench": costs,
+        "costs": [] if costs is None else _cost_rows(costs),
         "licence": licence.get("license_name") or licence.get("license"),
         "recipe": _shown_recipe(made),
+        "bare": lambda source: _name_of(source) if _is_local_path(source) else source,
         "metrics": METRICS,
     }
     try:
         text = _template().render(shown)
     except (jinja2.UndefinedError, TypeError) as error:  # a record that lacks what it had
         raise CorruptCheckpointError(
-            f"a record in or above {str(directory)!r} is incomplete: {error}."
+            f"a record in or above {str(made.directory)!r} is incomplete: {error}."
         ) from None
     head = f"---\n{data.to_yaml()}\n---\n"
     return ModelCard(head + _mark(head + text) + "\n" + text)
@@ -482,8 +725,8 @@ def write_card(
     TscompressError
         As of :func:`make_card`.
     """
-    path = Path(directory) / CARD_FILE
-    if path.exists() and not force and not is_own_card(path):
+    path = user_path(directory) / CARD_FILE
+    if card_by_hand(path, force=force) is not None:
         raise OutputExistsError(
             f"{str(path)!r} was written or changed by hand; keep it, or pass --force."
         )
@@ -492,12 +735,44 @@ def write_card(
     return path
 
 
-def is_own_card(path: Path) -> bool:
-    """Whether a card is as :func:`write_card` left it, to the letter."""
+def card_by_hand(path: Path, *, force: bool = False) -> str | None:
+    """The text of a card that a person wrote or changed.
+
+    None where there is none, where it is as :func:`write_card` left it, and with ``force``: then a
+    new one may be written there.
+
+    Raises
+    ------
+    OutputExistsError
+        What is there is neither a card to push nor one to replace.
+    """
+    shown = repr(str(path))
+    if path.is_dir() and not path.is_symlink():
+        raise OutputExistsError(f"{shown} is a directory, where the card belongs; move it away.")
+    if force or not os.path.lexists(path):
+        return None
+    if path.is_symlink():  # it may lead to anything on this machine
+        raise OutputExistsError(f"{shown} is a link; put the file itself there, or pass --force.")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
+        text = _read_card(path)
+    except UnreadableFileError as error:
+        raise OutputExistsError(
+            f"{shown} cannot be read as a card: {error}; mend it, or pass --force."
+        ) from None
+    return None if is_own_card(text) else text
+
+
+def _read_card(path: Path) -> str:
+    """UTF-8 text of a regular file, its line ends as they are."""
+    regular_file(path, _MAX_CARD_BYTES)
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableFileError(single_line(error)) from None
+
+
+def is_own_card(text: str) -> bool:
+    """Whether a card is as :func:`write_card` left it, to the letter."""
     found = re.search(rf"^({re.escape(_MARK)}\w+ -->)\n", text, flags=re.MULTILINE)
     return found is not None and _mark(text.replace(found[0], "", 1)) == found[1]
 
@@ -528,11 +803,16 @@ def _eval_results(scores: CardScores) -> list[EvalResult]:
 def _shown_recipe(made: Made) -> str | None:
     """Without paths of this machine: they tell others nothing."""
     if made.pretraining is not None:
-        return (made.directory / PRETRAIN_FILE).read_text(encoding="utf-8")
+        return _yaml(_without_paths(made.pretraining.model_dump(mode="json")))
     if made.recipe is None or made.base is None:
         return None
-    changes = {"model": made.base.shown, "output": Path(made.recipe.output).name}
-    return made.recipe.model_copy(update=changes).to_yaml()
+    content = _without_paths(made.recipe.model_dump(mode="json"))
+    return _yaml(content | {"model": made.base.shown, "output": _name_of(made.recipe.output)})
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False)
+    return text
 
 
 _COSTS = (
@@ -545,22 +825,22 @@ _COSTS = (
 )
 
 
-def _cost_rows(bench: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _cost_rows(bench: _Bench) -> list[dict[str, Any]]:
     """Figures of the first model, the last one, and their ratio where two were measured."""
-    first, last = bench["models"][0], bench["models"][-1]
+    first, last = bench.models[0], bench.models[-1]
     rows = []
     for key, label, unit in _COSTS:
-        if not last.get(key):
+        ours = getattr(last, key)
+        if not ours:
             continue
-        ratio = (last.get("ratios") or {}).get(key)
-        original = first.get(key) if first is not last else None
-        spread = last.get("latency_ratio_interval") if key == "latency_ms" else None
+        original = getattr(first, key) if first is not last else None
+        spread = last.latency_ratio_interval if key == "latency_ms" else None
         rows.append(
             {
                 "label": label,
                 "original": None if original is None else original / unit,
-                "compressed": last[key] / unit,
-                "ratio": None if original is None else ratio,
+                "compressed": ours / unit,
+                "ratio": None if original is None else last.ratios.get(key),
                 "interval": None if original is None else spread,
             }
         )
@@ -586,7 +866,8 @@ Trained from scratch by tscompress {{ made.provenance.tscompress }}: \
 {{ "{:,}".format(made.parameters) }} parameters, {{ "%.1f"|format(made.bytes_on_disk / 1e6) }} MB \
 in {{ made.dtype }}.
 {% else %}
-`{{ base.shown }}`{% if base.revision %} at commit `{{ base.revision[:12] }}`{% endif %}, made \
+`{{ base.shown }}`{% if base.is_local %}, a local model{% endif %}\
+{% if base.revision %} at commit `{{ base.revision[:12] }}`{% endif %}, made \
 smaller by tscompress {{ made.provenance.tscompress }}: {{ "{:,}".format(made.parameters) }} \
 parameters, {{ "%.1f"|format(made.bytes_on_disk / 1e6) }} MB in {{ made.dtype }}.
 {% endif %}
@@ -683,7 +964,8 @@ embedding it began with{% endif %}; nobody else has looked at it yet.
 {% endif %}
 {% if made.provenance.calibration %}
 - It was fitted to {{ made.provenance.calibration.series }} calibration series (source: \
-`{{ made.provenance.calibration.source }}`). On series unlike those it may lose more than above.
+`{{ bare(made.provenance.calibration.source) }}`). On series unlike those it \
+may lose more than above.
 {% endif %}
 {% if not scores %}
 - Nothing is said here about {{ "the forecast quality that the compression cost" if base \

@@ -9,7 +9,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,14 +21,19 @@ from tscompress._version import __version__
 from tscompress.console import (
     integers,
     pair,
+    path,
     progress_bars,
     quiet_libraries,
     refuse,
+    say,
     say_memory,
     show,
     training_progress,
+    write_what_can_be,
 )
-from tscompress.errors import TscompressError, UsageError
+from tscompress.errors import OutputError, TscompressError, UsageError
+from tscompress.interrupts import STOPPED, STOPPED_MESSAGE, arrived
+from tscompress.network import check_endpoint
 
 if TYPE_CHECKING:
     from tscompress.evaluation import EvaluationResult
@@ -51,7 +58,6 @@ app = typer.Typer(
     ),
 )
 _debug = False
-_INTERRUPTED = 130
 _PLANNING_OPTIONS = (
     "method", "rank", "ff_ratio", "latent", "epsilon", "energy", "schedule", "fit",
     "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
@@ -83,7 +89,7 @@ Margin = Annotated[
     float, typer.Option(help="Loss that is still acceptable, as a share, for the verdict.")
 ]
 SeriesFile = Annotated[
-    Path | None, typer.Option(help="Series in CSV, Parquet, Arrow or JSON lines.")
+    Path | None, typer.Option(help="Series in CSV, Parquet, Arrow or JSON lines.", parser=path)
 ]
 
 
@@ -96,8 +102,9 @@ def _options(
     global _debug
     _debug = debug
     if version:
-        typer.echo(f"tscompress {__version__}")
+        say(f"tscompress {__version__}")
         raise typer.Exit
+    check_endpoint()
     if not debug:
         quiet_libraries()
 
@@ -125,7 +132,7 @@ def profile(
     epsilon: Epsilons = None,
     series: SeriesFile = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write profile.json, CSV and figures here.")
+        Path | None, typer.Option(help="Write profile.json, CSV and figures here.", parser=path)
     ] = None,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Do not run the model on series.")
@@ -145,7 +152,7 @@ def profile(
     from tscompress.profiling import profile as measure
 
     if output is not None:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=(model, series), keep=True)
     given = None if series is None else read_series(series)
     loaded = _load(model, device, "float32", revision)
     with progress_bars() as advance:
@@ -157,7 +164,8 @@ def profile(
             on_progress=advance,
         )
     if output is not None:
-        with new_directory(output, force=force, keep=True) as directory:
+        inputs = model, series
+        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
             result.save(directory)
             save_profile_figures(result, directory)
     findings = "\n".join(result.findings())
@@ -168,8 +176,12 @@ def profile(
 def compress(
     context: typer.Context,
     model: Model,
-    output: Annotated[Path, typer.Option(help="Directory of the compressed checkpoint.")],
-    recipe: Annotated[Path | None, typer.Option(help="YAML; instead of all options below.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="Directory of the compressed checkpoint.", parser=path)
+    ],
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML; instead of all options below.", parser=path)
+    ] = None,
     method: Annotated[
         str, typer.Option(help="fold (smaller layers), svd or activation-svd (two factors).")
     ] = "fold",
@@ -214,7 +226,7 @@ def compress(
     depth: Annotated[
         bool, typer.Option("--depth", help="With a budget: may drop whole layers.")
     ] = False,
-    plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.", parser=path)] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Shell pattern of layers to leave; repeatable.")
     ] = None,
@@ -248,10 +260,7 @@ def compress(
     from tscompress.recipe import Recipe, load_recipe, validate
     from tscompress.serialization import save
 
-    if not dry_run:
-        check_output(output, force=force)
     largest = shard_bytes(max_shard_size)
-    given = None if series is None else read_series(series)
     edited = None if plan is None else Plan.load(plan)
     if edited is not None:
         refuse(context, "--plan says every size", _PLANNING_OPTIONS)
@@ -295,29 +304,36 @@ def compress(
             )
             fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")
+    inputs = model, recipe, plan, series, *api.inputs_of(chosen)
+    work = None
+    if not dry_run:
+        check_output(output, force=force, inputs=inputs)
+        work = _recovery_directory(output)
+        if chosen.recover is not None:
+            check_output(work, force=True, inputs=inputs, in_place=True)
+    given = None if series is None else read_series(series)
     found = find(model, revision=revision or chosen.revision)
     say_memory(compression_memory_bytes(found, chosen))
     loaded = _load(found, device, "float32")
     chosen = chosen.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": str(output)}
     )
-    work = _recovery_directory(output)
     with progress_bars() as advance:
         compressed = api.compress_loaded_(
             loaded,
             chosen,
             plan=edited,
             series=given,
-            directory=None if dry_run else work,
+            directory=work,
             on_progress=advance,
         )
     assert compressed.plan is not None
     summary = compressed.plan.summary()
-    if dry_run:
+    if work is None:
         show(as_json, compressed.plan.model_dump(mode="json"), summary)
         return
     save(compressed, output, force=force, max_shard_size=largest)
-    api.finish_recovery(compressed, output, work)
+    api.finish_recovery(compressed, work)
     show(
         as_json,
         {"output": str(output), "plan": compressed.plan.model_dump(mode="json")},
@@ -359,7 +375,9 @@ def evaluate(
     max_series: Annotated[
         int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.", parser=path)
+    ] = None,
     batch_size: Annotated[
         str, typer.Option(help="Series at a time; auto: as many as fit into free memory.")
     ] = "32",
@@ -382,7 +400,8 @@ def evaluate(
         bool, typer.Option("--no-cache", help="Forecast anew what an earlier run has scored.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.")
+        Path | None,
+        typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.", parser=path),
     ] = None,
     revision: Revision = None,
     device: Device = "cpu",
@@ -422,8 +441,9 @@ def evaluate(
         return
     processes = Processes()
     cache = None if no_cache else ScoreCache()
+    inputs = model, against, suite, root
     if output is not None:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=inputs, keep=True)
     if fidelity and against is None:
         raise UsageError("--fidelity compares with another model; give --against.")
     if gift_eval and (output is None or output.suffix == ".json"):
@@ -504,9 +524,9 @@ def evaluate(
         content["fidelity"] = changes.to_dict()
         shown += fidelity_tables(changes)
     if output is not None:
-        _write_scores(output, content, result, naive, other, changes, force=force)
-        if layout is not None:
-            layout.save(output, result, dtype)
+        also = None if layout is None else partial(layout.save, result=result, dtype=dtype)
+        results = result, naive, other
+        _write_scores(output, content, *results, changes, also, force=force, inputs=inputs)
     for key in ("result", "against"):  # every series is for files
         if key in content:
             _drop_series(content[key])
@@ -530,8 +550,9 @@ def _evaluate_fev(
     from tscompress.evaluation import SEASONAL_NAIVE
     from tscompress.files import check_output, new_directory, write_text_atomically
 
+    inputs = path, *models
     if output is not None:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=inputs, keep=True)
     tasks = fev_tasks.load_tasks(path)
     summaries: list[dict[str, Any]] = []
     with progress_bars() as advance:
@@ -554,9 +575,9 @@ def _evaluate_fev(
             summaries += own
     table = fev_tasks.summaries_table(summaries)
     if output is not None and output.suffix == ".csv" and not output.is_dir():
-        write_text_atomically(output, fev_tasks.summaries_csv(summaries))
+        write_text_atomically(output.resolve(), fev_tasks.summaries_csv(summaries))
     elif output is not None:
-        with new_directory(output, force=force, keep=True) as directory:
+        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
             content = fev_tasks.summaries_csv(summaries)
             write_text_atomically(directory / fev_tasks.SUMMARIES_FILE, content)
     show(as_json, {"summaries": summaries}, table)
@@ -585,18 +606,23 @@ def _write_scores(
     naive: EvaluationResult,
     other: EvaluationResult | None,
     changes: Fidelity | None,
+    also: Callable[[Path], None] | None,
     *,
     force: bool,
+    inputs: Sequence[str | Path | None],
 ) -> None:
-    """Everything in FILE.json; or in a directory, with tables in CSV and the worst series drawn."""
+    """Everything in FILE.json; or in a directory, with tables in CSV and the worst series drawn.
+
+    ``also`` writes more into the directory.
+    """
     from tscompress.evaluation import SCORES_FILE, aggregate, results_json
     from tscompress.figures import DPI, forecast_figure
     from tscompress.files import new_directory, write_text_atomically
 
     if output.suffix == ".json" and not output.is_dir():
-        write_text_atomically(output, results_json(content))
+        write_text_atomically(output.resolve(), results_json(content))
         return
-    with new_directory(output, force=force, keep=True) as directory:
+    with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
         result.to_csv(directory / "scores.csv")
         if other is not None:
             other.to_csv(directory / "scores-against.csv")
@@ -606,20 +632,24 @@ def _write_scores(
         if changes is not None and changes.worst:
             panels = [series.panel() for series in changes.worst]
             forecast_figure(panels).savefig(directory / "worst.png", dpi=DPI)
+        if also is not None:
+            also(directory)
 
 
 @app.command()
 def compare(
     results: Annotated[
         list[Path],
-        typer.Argument(help="What evaluate --output wrote; the first is the reference."),
+        typer.Argument(
+            help="What evaluate --output wrote; the first is the reference.", parser=path
+        ),
     ],
     margin: Margin = 0.005,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="Of the series, for the intervals.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="Directory for ratios.csv and series.csv.")
+        Path | None, typer.Option(help="Directory for ratios.csv and series.csv.", parser=path)
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -628,13 +658,14 @@ def compare(
 
     A single result is compared with the one of --against in the same file.
     """
-    from tscompress.evaluation import load_results
+    from tscompress.evaluation import SCORES_FILE, load_results
     from tscompress.files import check_output, new_directory, write_text_atomically
     from tscompress.statistics import compare as compare_results
     from tscompress.statistics import comparison_tables, series_frame
 
+    inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
     if output is not None:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=inputs, keep=True)
     if len(results) == 1:
         found = list(reversed(load_results(results[0])))
     else:
@@ -643,7 +674,7 @@ def compare(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
     if output is not None:
-        with new_directory(output, force=force) as directory:
+        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
             for name, frame in (
                 ("ratios.csv", comparison.frame()),
                 ("series.csv", series_frame(found)),
@@ -711,8 +742,10 @@ def bench(
 
 @app.command()
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/.")],
-    output: Annotated[Path | None, typer.Option(help="Instead of the recipe's.")] = None,
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/.", parser=path)],
+    output: Annotated[
+        Path | None, typer.Option(help="Instead of the recipe's.", parser=path)
+    ] = None,
     max_series: Annotated[
         int | None, typer.Option(help="Evaluate on the first N series of each dataset.", min=1)
     ] = None,
@@ -722,8 +755,10 @@ def run(
 ) -> None:
     """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
     from tscompress import api
+    from tscompress.files import check_output, user_path
     from tscompress.recipe import load_recipe
-    from tscompress.report import report_tables, write_report
+    from tscompress.report import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
+    from tscompress.runs import FILES, RUN_FILE
 
     chosen = load_recipe(recipe)
     if output is not None:
@@ -731,18 +766,23 @@ def run(
     if max_series is not None and chosen.evaluation is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
+    for name in (RUN_FILE, *FILES, PAGE_FILE, MARKDOWN_FILE):
+        inputs = recipe, *api.inputs_of(chosen)
+        check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
     with progress_bars() as advance:
         result = api.run(chosen, force=force, device=device, on_progress=advance)
-    path = write_report(result, chosen)
-    show(as_json, json.loads((path.parent / "report.json").read_text()), *report_tables(result))
+    written = write_report(result, chosen)
+    show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
     if not as_json:
-        typer.echo(f"report: {path.with_suffix('.html')} (to read in a terminal: {path.name})")
+        say(f"report: {written.with_suffix('.html')} (to read in a terminal: {written.name})")
 
 
 @app.command()
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/sweep/.")],
-    output: Annotated[Path | None, typer.Option(help="Instead of the recipe's.")] = None,
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/sweep/.", parser=path)],
+    output: Annotated[
+        Path | None, typer.Option(help="Instead of the recipe's.", parser=path)
+    ] = None,
     processes: Annotated[
         int, typer.Option(help="Points measured at the same time, with one thread each.", min=1)
     ] = 1,
@@ -757,7 +797,16 @@ def sweep(
 
     A sweep that was stopped goes on with the same command.
     """
-    from tscompress.sweep import FIGURE_FILE, Measured, load_sweep_recipe, sweep_table
+    from tscompress.files import check_output, user_path
+    from tscompress.sweep import (
+        FIGURE_FILE,
+        LATENCY_FILE,
+        RECIPE_FILE,
+        TABLE_FILE,
+        Measured,
+        load_sweep_recipe,
+        sweep_table,
+    )
     from tscompress.sweep import sweep as measure
 
     chosen = load_sweep_recipe(recipe)
@@ -766,6 +815,11 @@ def sweep(
     if max_series is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
+
+    # Without --force a recipe there is only ever written over by the same one.
+    for name in (FIGURE_FILE, LATENCY_FILE, TABLE_FILE, *([RECIPE_FILE] if force else [])):
+        inputs = recipe, chosen.model, chosen.evaluation.suite
+        check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
 
     def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
         state = "failed: " if measured is None else ""
@@ -796,14 +850,18 @@ def sweep(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="What run wrote.")],
+    directory: Annotated[Path, typer.Argument(help="What run wrote.", parser=path)],
     output: Annotated[
-        Path | None, typer.Option(help="The page alone, here; by default report.html in DIRECTORY.")
+        Path | None,
+        typer.Option(
+            help="The page alone, here; by default report.html in DIRECTORY.", parser=path
+        ),
     ] = None,
     compare: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another run of the same original, or a CSV of sweep, for the figure; repeatable."
+            help="Another run of the same original, or a CSV of sweep, for the figure; repeatable.",
+            parser=path,
         ),
     ] = None,
     force: Force = False,
@@ -821,9 +879,12 @@ def recover(
     context: typer.Context,
     student: Annotated[str, typer.Argument(help="What compress wrote.")],
     teacher: Annotated[str, typer.Option(help="The original it was made from.")],
-    output: Annotated[Path, typer.Option(help="Directory of the recovered checkpoint.")],
+    output: Annotated[
+        Path, typer.Option(help="Directory of the recovered checkpoint.", parser=path)
+    ],
     config: Annotated[
-        Path | None, typer.Option(help="YAML, what a recipe has below recover; for all options.")
+        Path | None,
+        typer.Option(help="YAML, what a recipe has below recover; for all options.", parser=path),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="Of wall time; 5 without steps.")] = None,
@@ -889,8 +950,10 @@ def recover(
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
-    check_output(output, force=force)
+    inputs = student, teacher, config, *api.series_files(chosen)
+    check_output(output, force=force, inputs=inputs)
     work = _recovery_directory(output)
+    check_output(work, force=True, inputs=inputs, in_place=True)
     # A run that was stopped before its first checkpoint left nothing to go on from.
     if (work / CHECKPOINT / STATE_FILE).exists() and not (resume or force):
         raise OutputExistsError(
@@ -923,7 +986,7 @@ def recover(
         )
     elif main:
         save(recovered, output, force=force)
-        api.finish_recovery(recovered, output, work)
+        api.finish_recovery(recovered, work)
         show(
             as_json,
             {"output": str(output), **result.record()},
@@ -942,8 +1005,12 @@ def _recovery_directory(output: Path) -> Path:
 
 @app.command()
 def pretrain(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/pretrain/.")],
-    output: Annotated[Path, typer.Option(help="Directory for model, checkpoint and log.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="A YAML file as in recipes/pretrain/.", parser=path)
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Directory for model, checkpoint and log.", parser=path)
+    ],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in the output.")
     ] = False,
@@ -963,19 +1030,22 @@ def pretrain(
     from tscompress.recipe import load_pretrain_recipe
 
     chosen = load_pretrain_recipe(recipe)
+    inputs = recipe, chosen.embedding_from
     if not resume:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=inputs, keep=True, in_place=True)
+    check_output(output / "model", force=True, inputs=inputs)
     if threads is not None:
         torch.set_num_threads(threads)
 
     def tell(progress: Trained) -> None:
         if not as_json:
             left = time.strftime("%H:%M:%S", time.gmtime(progress.eta_seconds))
-            typer.echo(
-                f"step {progress.step}/{progress.total_steps}  loss {progress.loss:.4f}  "
-                f"lr {progress.learning_rate:.2e}  {progress.series_per_second:.0f} series/s  "
-                f"left {left}"
-            )
+            with suppress(typer.Exit, OutputError):  # a training goes on though nobody reads
+                say(
+                    f"step {progress.step}/{progress.total_steps}  loss {progress.loss:.4f}  "
+                    f"lr {progress.learning_rate:.2e}  {progress.series_per_second:.0f} series/s  "
+                    f"left {left}"
+                )
 
     final = train(chosen, output, resume=resume, report=tell)
     show(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
@@ -991,8 +1061,8 @@ def _trained(final: Path | None, output: Path) -> str:
 
 @app.command()
 def diff(
-    old: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.")],
-    new: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.")],
+    old: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.", parser=path)],
+    new: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.", parser=path)],
     as_json: AsJson = False,
 ) -> None:
     """Show which layers two plans treat differently."""
@@ -1013,7 +1083,9 @@ def diff(
 
 @app.command()
 def push(
-    directory: Annotated[Path, typer.Argument(help="What compress, recover or run wrote.")],
+    directory: Annotated[
+        Path, typer.Argument(help="What compress, recover or run wrote.", parser=path)
+    ],
     repo_id: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")],
     private: Annotated[
         bool, typer.Option("--private", help="Create it private; refuse a public one.")
@@ -1024,10 +1096,10 @@ def push(
     create_pr: Annotated[bool, typer.Option("--pr", help="Open a pull request.")] = False,
     message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
     scores: Annotated[
-        Path | None, typer.Option(help="For the card: scores.json of evaluate.")
+        Path | None, typer.Option(help="For the card: scores.json of evaluate.", parser=path)
     ] = None,
     bench: Annotated[
-        Path | None, typer.Option(help="For the card: what bench --json printed.")
+        Path | None, typer.Option(help="For the card: what bench --json printed.", parser=path)
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that the Hub may stay silent.")] = 60.0,
     dry_run: Annotated[
@@ -1072,11 +1144,12 @@ def push(
 
 
 def main() -> None:
-    """Entry point: every expected error is one line and an exit code."""
+    """Run the command: every expected error is one line and an exit code."""
+    write_what_can_be()
     try:
         code = app(prog_name="tscompress", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        code = _INTERRUPTED
+        code = STOPPED
     except _UsageMistake as error:
         error.show()
         code = error.exit_code
@@ -1086,9 +1159,13 @@ def main() -> None:
         code = _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1, error)
     except Exception as error:
         text = (str(error).splitlines() or [""])[0]
-        code = _fail(f"unexpected {type(error).__name__}: {text}; see --debug", 1, error)
-    if code == _INTERRUPTED:  # new versions of typer return it, older ones raise Abort
-        typer.echo("stopped; nothing half-written was kept.", err=True)
+        if arrived():  # a library made another error of Ctrl-C
+            code = STOPPED
+        else:
+            code = _fail(f"unexpected {type(error).__name__}: {text}; see --debug", 1, error)
+    arrived()
+    if code == STOPPED:  # new versions of typer return it, older ones raise Abort
+        typer.echo(STOPPED_MESSAGE, err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

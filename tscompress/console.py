@@ -8,20 +8,37 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tscompress.errors import UsageError
+from tscompress.errors import OutputError, UsageError
+from tscompress.files import user_path
 
 #: A pipe has no width; tables need about this much.
 _WIDTH = 110
+#: 128 + SIGPIPE, as a shell reports of other tools that nobody reads on from.
+_NOT_READ = 141
+
+
+def path(text: str) -> Path:
+    """A path of the command line, see :func:`tscompress.files.user_path`."""
+    return user_path(text)
+
+
+def write_what_can_be() -> None:
+    """What an encoding other than UTF-8 lacks, as ASCII does ε, is printed as a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def quiet_libraries() -> None:
@@ -34,17 +51,56 @@ def quiet_libraries() -> None:
 
 
 def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
-    """Print a result: ``content`` as JSON, or what is ``shown``, texts and tables of rich."""
+    """Print a result: ``content`` as JSON, or what is ``shown``, texts and tables of rich.
+
+    Raises as :func:`say`.
+    """
     if as_json:
-        typer.echo(json.dumps(content, indent=2, allow_nan=False, default=str))
+        say(json.dumps(content, indent=2, allow_nan=False, default=str))
         return
-    console = Console()
+    console = _Results()
     if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    for item in shown:
-        # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
-        plain = isinstance(item, str)
-        console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
+        console = _Results(width=_WIDTH)
+    with _printing():
+        for item in shown:
+            # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
+            plain = isinstance(item, str)
+            console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
+
+
+def say(text: str) -> None:
+    """Print a line to stdout, at once.
+
+    Raises
+    ------
+    typer.Exit
+        Nobody reads on; with 141, as other tools, and as quietly.
+    OutputError
+        It cannot be written: what it reports is done all the same.
+    """
+    with _printing():
+        print(text, flush=True)
+
+
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        """Some versions of rich end with 1, from within the except clause that calls this."""
+        raise
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError, ValueError):  # or the interpreter tries once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(_NOT_READ) from None
+        raise OutputError(
+            f"the result could not be printed: {error.strerror}; what the command wrote elsewhere "
+            "is in place."
+        ) from None
 
 
 def say_memory(needed: Mapping[str, int]) -> None:

@@ -31,6 +31,7 @@ PIPELINE_CLASS = "FactoredChronosPipeline"
 FORMAT_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
 #: Of one weight file; what is larger becomes several, and an index.
 MAX_SHARD_SIZE = "5GB"
 PLAN_FILE = "plan.json"
@@ -143,7 +144,7 @@ def _write(
     write_weights(unique_tensors(model), directory, max_shard_size)
     plan.save(directory / PLAN_FILE)
     write_text_atomically(
-        directory / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n"
+        directory / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True) + "\n"
     )
 
 

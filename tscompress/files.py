@@ -10,11 +10,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tscompress.errors import OutputError, OutputExistsError
+from tscompress.errors import OutputError, OutputExistsError, UsageError
 
 try:
     import fcntl
@@ -24,6 +24,21 @@ except ImportError:  # Windows
 _ATTEMPTS = 100
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+#: What the system says where there is no room left.
+_FULL = {os.strerror(code) for code in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))}
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a person writes it: ``~`` is the home, also where no shell has expanded it.
+
+    Raises
+    ------
+    UsageError
+        It is empty, which would be the working directory.
+    """
+    if not str(text):
+        raise UsageError("an empty path was given; give a name, or . for the working directory.")
+    return Path(os.path.expanduser(text))  # noqa: PTH111  (~nobody stays as it is, as in a shell)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -64,10 +79,8 @@ def _naming(target: Path) -> Iterator[None]:
 
 def cannot_write(target: Path, reason: str) -> OutputError:
     """The error of a file or directory that cannot be written."""
-    return OutputError(
-        f"{str(target)!r} cannot be written: {reason}; make room, or choose another output.",
-        reason,
-    )
+    advice = "make room, or choose another output" if reason in _FULL else "choose another output"
+    return OutputError(f"{str(target)!r} cannot be written: {reason}; {advice}.", reason)
 
 
 def cache_directory() -> Path:
@@ -96,34 +109,112 @@ def git_hash_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_output(directory: Path, *, force: bool) -> None:
-    """Refuse a target that holds something, unless ``force``, and one below a file.
+def check_output(
+    target: Path,
+    *,
+    force: bool,
+    inputs: Iterable[str | Path | None] = (),
+    keep: bool = False,
+    in_place: bool = False,
+) -> None:
+    """Refuse, before any work, an output that cannot be written or would cost something.
+
+    Parameters
+    ----------
+    target
+        A file or directory; a link stands for what it points to.
+    force
+        What the target holds may be replaced.
+    inputs
+        Files and directories that the work reads; not None, nor names that nothing here has, such
+        as a Hub id.
+    keep
+        What the target holds stays, so that inputs may lie in it; see :func:`new_directory`.
+    in_place
+        Files are written into a directory that is there; no new one takes its place.
 
     Raises
     ------
     OutputExistsError
-        Also with ``force`` where it would replace the home or the working directory.
+        It holds something and ``force`` is false. Also with ``force`` where it would replace an
+        input, or the home or the working directory.
     OutputError
         It cannot be made where it is to be.
+    UsageError
+        Its name cannot be written into a file.
     """
-    with _naming(directory):
-        if directory.exists():
-            if directory.is_dir() and not any(directory.iterdir()):
-                return
-            if not force:
-                raise _exists(directory)
-            if directory.resolve() in _irreplaceable():
-                raise OutputExistsError(
-                    f"{str(directory)!r} is or holds the home or the working directory, and would "
-                    "be replaced whole; choose an output of its own."
-                )
-            return
+    with _naming(target):
+        place = _followed(target)
+        _spare(target, place, inputs, keep=keep)
+        there = place.exists()
+        empty = place.is_dir() and not any(place.iterdir())
+        if there and not empty and not force:
+            raise _exists(target)
+        if there and not (in_place and empty) and place in _irreplaceable():
+            raise OutputExistsError(
+                f"{str(target)!r} is or holds the home or the working directory, and would "
+                "be replaced whole; choose an output of its own."
+            )
+        if not in_place and os.path.ismount(place):
+            raise OutputExistsError(
+                f"{str(target)!r} is a mount point, and would be replaced whole; choose an output "
+                f"in it, such as {str(target / 'output')!r}."
+            )
         # Better said now than when the work is done.
-        above = next(parent for parent in directory.absolute().parents if parent.exists())
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(_aside(place))  # its name is the longest
+        candidates = (place, *place.parents) if in_place else place.parents
+        above = next(directory for directory in candidates if directory.exists())
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(above, os.W_OK):
+        if not os.access(above, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _followed(target: Path) -> Path:
+    """The absolute path behind all links, also behind one that leads to nothing yet.
+
+    Raises
+    ------
+    UsageError
+        The name cannot be written into a file.
+    """
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in str(target)):
+        raise UsageError(
+            f"{str(target)!r} is no name in UTF-8, in which records name it; choose another output."
+        )
+    place = Path(os.path.realpath(target))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return place
+
+
+def _spare(target: Path, place: Path, inputs: Iterable[str | Path | None], *, keep: bool) -> None:
+    """Refuse to replace ``place`` where it is an input, is part of one, or has one in it.
+
+    Raises
+    ------
+    OutputExistsError
+    """
+    if not place.exists():
+        return
+    for given in inputs:
+        source = os.path.expanduser(given or "")  # noqa: PTH111
+        if not os.path.exists(source):  # noqa: PTH110  (False too of what can be no path)
+            continue
+        paths = Path(source).absolute(), Path(os.path.realpath(source))
+        if any(map(place.samefile, paths)):
+            how = "is"
+        elif not keep and any(place.samefile(p) for path in paths for p in path.parents):
+            how = "holds"
+        elif place.is_file() and any(map(place.parent.samefile, paths)):
+            how = "is part of"
+        else:
+            continue
+        raise OutputExistsError(
+            f"{str(target)!r} {how} the input {str(given)!r}, which would be lost; "
+            "choose another output."
+        )
 
 
 def _irreplaceable() -> set[Path]:
@@ -143,31 +234,43 @@ def _exists(target: Path) -> OutputExistsError:
 
 
 @contextmanager
-def new_directory(target: Path, *, force: bool = False, keep: bool = False) -> Iterator[Path]:
+def new_directory(
+    target: Path,
+    *,
+    force: bool = False,
+    keep: bool = False,
+    inputs: Iterable[str | Path | None] = (),
+) -> Iterator[Path]:
     """A temporary sibling of ``target`` that takes its place when the block ends without an error.
 
     Siblings that a killed process left are removed first. With ``keep``, what ``target`` holds and
-    the block does not write stays.
+    the block does not write stays as it is. Of a link, what it points to is the target.
 
     Raises
     ------
     OutputExistsError
-        ``target`` holds something, or does when the block ends, and ``force`` is false.
+        ``target`` holds something, or does when the block ends, and ``force`` is false; or one of
+        ``inputs``, see :func:`check_output`, would be replaced.
     OutputError
         The disk is full, or the directory cannot be written to.
     """
-    shown, target = target, Path(os.path.abspath(target))  # noqa: PTH100  (links stay links)
+    shown, inputs = target, tuple(inputs)
     with _naming(shown):
+        target = _followed(shown)
         _restore(target)
         _remove_leftovers(target)
-        check_output(shown, force=force)
+        check_output(shown, force=force, inputs=inputs, keep=keep)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary, lock = _locked_sibling(target)
         try:
             yield temporary
-            if keep and target.is_dir():
-                _link_others(target, temporary)
             _settle(temporary)
+            if keep and target.is_dir():
+                for path in temporary.rglob("*"):
+                    name = path.relative_to(temporary)
+                    if not path.is_dir():
+                        _spare(shown / name, target / name, inputs, keep=True)
+                _link_others(target, temporary)
             if not _put(temporary, target, force=force):
                 raise _exists(shown)
             _sync(target.parent)
@@ -241,9 +344,12 @@ def _link_others(old: Path, new: Path) -> None:
                 os.link(source, copy, follow_symlinks=False)
             except OSError:  # a file system without
                 shutil.copy2(source, copy, follow_symlinks=False)
+                if not Path(copy).is_symlink():
+                    _sync(Path(copy))
         return copy
 
     shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
+    _sync(new)
 
 
 def _settle(temporary: Path) -> None:

@@ -6,6 +6,7 @@ wrote, and that forecasts. The token comes from where huggingface_hub looks for 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +23,11 @@ from tscompress.card import (
     CARD_FILE,
     CardScores,
     Made,
-    is_own_card,
+    about_measurements,
+    card_by_hand,
+    card_of,
     licence_of,
-    make_card,
+    measured_of,
     read_made,
 )
 from tscompress.errors import (
@@ -34,12 +37,13 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.factored import INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
-from tscompress.files import sha256_of, write_text_atomically
+from tscompress.factored import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
+from tscompress.files import sha256_of, user_path, write_text_atomically
 from tscompress.loading import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
 from tscompress.network import (
     bounded_requests,
     chain,
+    is_branch_name,
     is_cut,
     is_network,
     is_passing,
@@ -51,16 +55,18 @@ from tscompress.network import (
     with_retries,
 )
 from tscompress.pretraining import PRETRAIN_FILE
-from tscompress.serialization import RECIPE_FILE
+from tscompress.readers import UnreadableFileError, regular_file, single_line
+from tscompress.serialization import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 
-CONFIG_FILE = "config.json"
 #: What may go up besides the weights; anything else in the directory stays at home.
 _RECORDS = (
     CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PRETRAIN_FILE, PROVENANCE_FILE,
-    "recovery.jsonl", "recovery.png", INDEX_FILE,
+    RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE, INDEX_FILE,
 )  # fmt: skip
+_MAX_RECORD_BYTES = 64 * 2**20
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 DEFAULT_TIMEOUT_SECONDS = 60.0
+_LONGEST_TIMEOUT_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,8 @@ def push(
     """Verify a compressed checkpoint, write its card, and push both in one commit.
 
     The directory is loaded and asked for a forecast, and the hashes in ``provenance.json`` are
-    compared, before anything goes up. The repository is created if it is not there.
+    compared, before anything goes up; what goes up is what was compared, even if something else
+    takes its place meanwhile. The repository is created if it is not there.
 
     Parameters
     ----------
@@ -135,22 +142,29 @@ def push(
     force
         Write the card even over one that was written by hand.
     timeout_seconds
-        How long the Hub may stay silent.
+        How long the Hub may stay silent; a day at most.
 
     Raises
     ------
     UsageError
-        No such directory, not written by tscompress, not a repository id, or options that do not
-        go together.
+        No such directory, not written by tscompress, not a repository id, measurements of another
+        model, a token in what would be published, or options that do not go together.
     CorruptCheckpointError, VerificationError
-        The directory does not load, does not forecast, or holds other files than were written.
+        The directory does not load, does not forecast, holds other files than were written, or
+        changed on the way.
     HubError
         The Hub refused, or could not be reached.
     """
+    directory = user_path(directory)
+    message = message or f"Push {directory.resolve().name}, made by tscompress"
+    _refuse_secrets({"the commit message": message, "the branch": branch or "", "the id": repo_id})
     _check_request(repo_id, branch, create_pr, timeout_seconds)
+    records = _read_records(directory)
     made = read_made(directory)
-    notes = [*_check_hashes(made), *_about_local_paths(made)]
-    _check_forecast(made.directory)
+    _refuse_secrets({name: content.decode(errors="replace") for name, content in records.items()})
+    contents, notes = _verified(made, records)
+    notes += _about_local_paths(made)
+    _check_forecast(directory)
     licence = licence_of(made, fetch=not dry_run)
     if not licence and made.base is None:
         notes.append(
@@ -158,28 +172,25 @@ def push(
         )
     elif not licence and made.base is not None:
         notes.append(f"the licence of {made.base.source!r} is not known here; the card has none")
-    card, by_hand = _card(made, repo_id, scores, bench, licence, force)
-    if by_hand:
+    card = card_by_hand(directory / CARD_FILE, force=force)
+    by_hand = card is not None
+    if card is None:
+        scores, bench = measured_of(made, scores, bench)
+        card = str(card_of(made, repo_id, scores=scores, bench=bench, licence=licence))
+        notes += about_measurements(made, repo_id, scores, bench)
+    else:
+        _check_is_card(card, directory)
         notes.append(f"{CARD_FILE} was written by hand and goes up as it is; --force writes anew")
-    files = _files(made.directory)
-    _refuse_secrets(files, card)
-    sizes = {CARD_FILE: len(card.encode())} | {name: p.stat().st_size for name, p in files.items()}
-    known = {CARD_FILE, *files}
-    left = tuple(sorted(p.name for p in made.directory.iterdir() if p.name not in known))
+    _refuse_secrets({CARD_FILE: card})
+    sizes = {CARD_FILE: len(card.encode())} | contents.sizes
+    left = tuple(sorted(p.name for p in directory.iterdir() if p.name not in sizes))
     planned = PushResult(repo_id, sizes, left, tuple(notes), card)
     if dry_run:
         return planned
+    contents.check_state()
     if not by_hand:
-        write_text_atomically(made.directory / CARD_FILE, card)
-    upload = _Upload(
-        repo_id,
-        {CARD_FILE: made.directory / CARD_FILE, **files},
-        message or f"Push {made.directory.resolve().name}, made by tscompress",
-        branch,
-        create_pr,
-        private,
-        timeout_seconds,
-    )
+        write_text_atomically(directory / CARD_FILE, card)
+    upload = _Upload(repo_id, contents, card, message, branch, create_pr, private, timeout_seconds)
     repo_id, done = upload.run()
     return PushResult(
         repo_id, sizes, left, tuple(notes), card, done.oid, done.commit_url, done.pr_url
@@ -201,47 +212,151 @@ def _check_request(
         )
     if branch is not None and create_pr:
         raise UsageError("a pull request is made against the main branch; give --branch or --pr.")
-    if branch is not None and not branch.strip():
-        raise UsageError(f"{branch!r} is not the name of a branch.")
-    if not timeout_seconds > 0:
-        raise UsageError(f"the timeout is {timeout_seconds} seconds; it must be above 0.")
+    if branch is not None and not is_branch_name(branch):
+        raise UsageError(
+            f"{single_line(repr(branch))} is not the name of a branch; give one such as "
+            "small/fold, without spaces, '..' or any of ~^:?*[\\, 250 bytes at most."
+        )
+    if not 0 < timeout_seconds <= _LONGEST_TIMEOUT_SECONDS:  # nor NaN
+        raise UsageError(
+            f"the timeout is {timeout_seconds:g} seconds; it must be above 0 and at most "
+            f"{_LONGEST_TIMEOUT_SECONDS:.0f}, which is a day."
+        )
 
 
-def _check_hashes(made: Made) -> list[str]:
-    """Compare what is there with what was written; notes about what was not recorded."""
+@dataclass(frozen=True)
+class _Contents:
+    """What goes up besides the card, as it was when it was verified.
+
+    Attributes
+    ----------
+    records
+        Small files, in memory.
+    weights
+        Paths of large ones, with which goes what tells each from another file in its place.
+    """
+
+    records: Mapping[str, bytes]
+    weights: Mapping[str, _Weights]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """In bytes."""
+        small = {name: len(content) for name, content in self.records.items()}
+        return small | {name: found.state[0] for name, found in self.weights.items()}
+
+    def check_state(self) -> None:
+        """Raises VerificationError if weights were replaced or written to since."""
+        for found in self.weights.values():
+            if not found.path.is_file() or _state(found.path) != found.state:
+                raise _changed(found.path)
+
+    def check_hash(self, name: str, sha256: str) -> None:
+        """Raises VerificationError if the weights that were sent have another hash."""
+        if sha256 != self.weights[name].sha256:
+            raise _changed(self.weights[name].path)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """One weight file: its hash, and its size, inode and time, which are looked at sooner."""
+
+    path: Path
+    state: tuple[int, int, int]
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> _Weights:
+        state = _state(path)  # before the hash: what changes while it is taken is noticed later
+        return cls(path, state, sha256_of(path))
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_ino, found.st_mtime_ns
+
+
+def _changed(path: Path) -> VerificationError:
+    return VerificationError(
+        f"{path.name} in {str(path.parent)!r} changed while it was being pushed; nothing was "
+        "committed: run it again when nothing writes there."
+    )
+
+
+def _read_records(directory: Path) -> dict[str, bytes]:
+    """The small files that may go up, read once: what is looked at is what is sent.
+
+    Raises
+    ------
+    UsageError
+        One is a link or no file.
+    CorruptCheckpointError
+        One is far too large, or may not be read.
+    """
+    found = {}
+    for path in (directory / name for name in _RECORDS):
+        if not path.exists() and not path.is_symlink():
+            continue
+        _check_is_file(path)
+        try:
+            regular_file(path, _MAX_RECORD_BYTES)
+            found[path.name] = path.read_bytes()
+        except (UnreadableFileError, OSError) as error:
+            raise CorruptCheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
+    return found
+
+
+def _check_is_file(path: Path) -> None:
+    """A link may lead to anything on this machine."""
+    if path.is_symlink() or not path.is_file():
+        raise UsageError(f"{str(path)!r} is a link or no file; put the file itself there.")
+
+
+def _verified(made: Made, records: Mapping[str, bytes]) -> tuple[_Contents, list[str]]:
+    """Compare what is there with what was written; notes about what was not recorded.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        Nothing shows what was written.
+    VerificationError
+        A file differs from what was written, or is gone.
+    UsageError
+        Weights are a link.
+    """
     directory = made.directory
     recorded = made.provenance.get("sha256")
-    weights = {path.name for path in weight_files(directory)}
-    if not isinstance(recorded, dict) or not weights or not weights <= recorded.keys():
+    paths = weight_files(directory)
+    if not isinstance(recorded, dict) or not paths or not {p.name for p in paths} <= {*recorded}:
         raise CorruptCheckpointError(
             f"{PROVENANCE_FILE} of {str(directory)!r} has no sha256 of {WEIGHTS_FILE}, so nothing "
             "shows that these are the weights that were verified; compress again."
         )
+    for path in paths:
+        _check_is_file(path)
+    weights = {path.name: _Weights.of(path) for path in paths}
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in records.items()}
+    found |= {name: one.sha256 for name, one in weights.items()}
     for name, expected in recorded.items():
-        path = directory / Path(name).name
-        if not path.is_file() or sha256_of(path) != expected:
-            state = "differs from what tscompress wrote" if path.is_file() else "is gone"
+        if found.get(name) != expected:
+            state = "differs from what tscompress wrote" if name in found else "is gone"
             raise VerificationError(
-                f"{path.name} in {str(directory)!r} {state} (sha256 in {PROVENANCE_FILE}); "
+                f"{single_line(name)} in {str(directory)!r} {state} (sha256 in {PROVENANCE_FILE}); "
                 "compress again, or restore it."
             )
-    checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE, INDEX_FILE)
-    unknown = [name for name in checked if (directory / name).is_file() and name not in recorded]
-    if not unknown:
-        return []
-    return [
-        f"an older tscompress recorded no sha256 of {', '.join(unknown)}: only the weights are "
-        "known to be what was written"
+    checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE, INDEX_FILE, RECIPE_FILE, PRETRAIN_FILE)
+    unknown = [name for name in checked if name in records and name not in recorded]
+    notes = [
+        f"an older tscompress recorded no sha256 of {', '.join(unknown)}: nothing shows that it is "
+        "what was written"
     ]
+    return _Contents(records, weights), notes if unknown else []
 
 
 def _about_local_paths(made: Made) -> list[str]:
     """Paths of this machine that recipe and provenance carry along."""
-    paths = ["" if made.base is None else made.base.source]
-    paths += [] if made.recipe is None else [made.recipe.output]
-    paths += [(made.pretraining and made.pretraining.embedding_from) or ""]
-    absolute = [path for path in paths if Path(path).is_absolute()]
-    return [f"a recipe or {PROVENANCE_FILE} names {', '.join(absolute)}"] if absolute else []
+    paths = ", ".join(map(single_line, made.local_paths))
+    return [f"a recipe or {PROVENANCE_FILE} names {paths}"] if paths else []
 
 
 def _check_forecast(directory: Path) -> None:
@@ -261,53 +376,27 @@ def _check_forecast(directory: Path) -> None:
         raise VerificationError(f"{str(directory)!r} forecasts values that are not finite.")
 
 
-def _card(
-    made: Made,
-    repo_id: str,
-    scores: CardScores | None,
-    bench: Mapping[str, Any] | None,
-    licence: Mapping[str, str],
-    force: bool,
-) -> tuple[str, bool]:
-    """The text of the card, and whether a person wrote it."""
-    path = made.directory / CARD_FILE
-    if path.exists() and not force and not is_own_card(path):
-        try:
-            text = path.read_text(encoding="utf-8")
-            ModelCard(text)
-        except (OSError, ValueError, TypeError, AttributeError, YAMLError) as error:
-            raise UsageError(
-                f"{str(path)!r} is no model card: {one_line(error)}; mend it, or pass --force."
-            ) from None
-        if path.is_symlink():
-            raise UsageError(f"{str(path)!r} is a link; put the file itself there.")
-        return text, True
-    card = make_card(made.directory, repo_id, scores=scores, bench=bench, licence=licence)
-    return str(card), False
+def _check_is_card(text: str, directory: Path) -> None:
+    """Whether the Hub will be able to read its metadata.
+
+    Raises
+    ------
+    UsageError
+    """
+    try:
+        ModelCard(text)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, YAMLError) as error:
+        # What follows is advice for who calls huggingface_hub.
+        reason = one_line(error).partition(". Pass `ignore_metadata_errors")[0]
+        raise UsageError(
+            f"{str(directory / CARD_FILE)!r} is no model card: {reason}; mend it, or pass --force."
+        ) from None
 
 
-def _files(directory: Path) -> dict[str, Path]:
-    """What goes up besides the card."""
-    weights = [path.name for path in weight_files(directory)]
-    found = {
-        name: directory / name for name in (*_RECORDS, *weights) if (directory / name).exists()
-    }
-    for path in found.values():
-        # A link may lead to anything on this machine.
-        if path.is_symlink() or not path.is_file():
-            raise UsageError(f"{str(path)!r} is a link or no file; put the file itself there.")
-    return found
-
-
-def _refuse_secrets(files: Mapping[str, Path], card: str) -> None:
-    """A token that was pasted into a recipe or a card must not be published."""
-    texts = {
-        name: path.read_text(encoding="utf-8", errors="replace")
-        for name, path in files.items()
-        if path.suffix not in (".safetensors", ".png")
-    }
+def _refuse_secrets(texts: Mapping[str, str]) -> None:
+    """A token that was pasted into a recipe, a card or a message must not be published."""
     token = get_token()
-    for name, text in (texts | {CARD_FILE: card}).items():
+    for name, text in texts.items():
         if _TOKEN.search(text) or (token and token in text):
             raise UsageError(f"{name} holds what looks like a Hub token; take it out first.")
 
@@ -322,7 +411,8 @@ class _Upload:
     """One commit to one repository, and what to say if it fails."""
 
     repo_id: str
-    files: Mapping[str, Path]
+    contents: _Contents
+    card: str
     message: str
     branch: str | None
     create_pr: bool
@@ -376,13 +466,20 @@ class _Upload:
             )
 
         def upload() -> None:
+            self.contents.check_state()
             # Anew for each attempt: the Hub then tells which files it has already.
-            additions[:] = [
-                CommitOperationAdd(name, str(path)) for name, path in self.files.items()
-            ]
+            records = {CARD_FILE: self.card.encode(), **self.contents.records}
+            additions[:] = [CommitOperationAdd(name, content) for name, content in records.items()]
+            additions.extend(
+                CommitOperationAdd(name, str(found.path))
+                for name, found in self.contents.weights.items()
+            )
             api.preupload_lfs_files(
                 repo_id, additions, revision=self.branch, create_pr=self.create_pr
             )
+            # The commit names files by the hash that was taken while they were sent.
+            for addition in additions[len(records) :]:
+                self.contents.check_hash(addition.path_in_repo, addition.upload_info.sha256.hex())
 
         return with_retries(send, before=upload, retry_on=self._may_repeat)
 

@@ -711,8 +711,8 @@ def bench_table(result: BenchResult) -> Table:
     workload = result.workload
     table = Table(
         title=f"{workload.batch_size} series × {workload.context_length} steps, "
-        f"horizon {workload.horizon}, {workload.device}, {result.threads} threads, "
-        f"{workload.repeats} rounds"
+        f"horizon {workload.horizon}, {workload.device}, "
+        f"{_counted(result.threads, 'thread')}, {_counted(workload.repeats, 'round')}"
     )
     first, *others = result.models
     table.add_column("per predict call")
@@ -729,6 +729,10 @@ def bench_table(result: BenchResult) -> Table:
             cells.append(_ratio(result, model.name, measure.name))
         table.add_row(measure.label, *cells)
     return table
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _figure(value: float | None, unit_size: float) -> str:

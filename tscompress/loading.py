@@ -39,6 +39,7 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.factored import (
+    CONFIG_FILE,
     INDEX_FILE,
     PLAN_FILE,
     WEIGHTS_FILE,
@@ -452,7 +453,7 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     CorruptCheckpointError
         It is not a JSON object.
     """
-    path = directory / "config.json"
+    path = directory / CONFIG_FILE
     try:
         config = read_json(path)
     except FileNotFoundError:
@@ -497,7 +498,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 def source_files(directory: Path) -> list[Path]:
     """The files of a checkpoint that determine what it forecasts: its configs and its weights."""
-    names = ("config.json", GENERATION_FILE, INDEX_FILE)
+    names = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
     configs = [directory / name for name in names if (directory / name).is_file()]
     return [*configs, *weight_files(directory)]
 

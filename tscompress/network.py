@@ -9,22 +9,50 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from tscompress.errors import HubError
+from tscompress.errors import HubError, UsageError
 
 T = TypeVar("T")
 
 ATTEMPTS = 3
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 60.0
+MAX_BRANCH_BYTES = 250  # git keeps it as the name of a file, with .lock behind it for a moment
 _MOST_CONFLICTS = 10
 _PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+
+
+def check_endpoint() -> None:
+    """Look at ``HF_ENDPOINT`` before huggingface_hub does, which cannot be imported with some.
+
+    Raises
+    ------
+    UsageError
+        It is no address.
+    """
+    given = os.environ.get("HF_ENDPOINT")
+    if not given:
+        return
+    try:
+        parts = urlsplit(given)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is no number
+        whole = False
+    if not whole:
+        raise UsageError(
+            f"HF_ENDPOINT is {given!r}, which is no address; set it to one such as "
+            "https://huggingface.co, or unset it."
+        )
 
 
 @contextmanager
@@ -35,27 +63,45 @@ def bounded_requests(timeout_seconds: float) -> Iterator[None]:
 
     Raises
     ------
+    UsageError
+        The token cannot be one.
     HubError
         A ``Retry-After`` is longer than that.
     """
     from huggingface_hub.utils import _http
 
-    conflicts = 0
-
-    def refuse_endless_conflict(response: Any) -> None:
-        # Where the Hub is busy with the owner's other requests, create_repo asks again at once
-        # and for ever.
-        nonlocal conflicts
-        conflicts += response.status_code == 409 and response.url.path.endswith("/repos/create")
-        if conflicts > _MOST_CONFLICTS:
-            raise HubError(
-                "the Hub is busy with other requests of the same owner; try again later."
-            )
-
-    make_client = getattr(_http, "_GLOBAL_CLIENT_FACTORY", None)
-    if make_client is None:  # before version 1: requests, whose sessions have no timeout to set
+    _check_token()
+    checks = (_refuse_long_pause, _refuse_endless_conflict())
+    module: Any = _http
+    bound: Callable[..., Any] = _bound_client
+    if hasattr(module, "set_client_factory"):
+        configure, make = module.set_client_factory, module._GLOBAL_CLIENT_FACTORY
+    else:  # before version 1: requests
+        configure, make = module.configure_http_backend, module._GLOBAL_BACKEND_FACTORY
+        bound = _bound_session
+    configure(lambda: bound(make(), timeout_seconds, checks))
+    try:
         yield
-        return
+    finally:
+        configure(make)
+
+
+def _check_token() -> None:
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is not None and not re.fullmatch("[!-~]+", token):  # headers are ASCII
+        raise UsageError(
+            "the token of HF_TOKEN, or of `hf auth login`, has letters or spaces that no token "
+            "has; set HF_TOKEN to the token alone."
+        )
+
+
+Check = Callable[..., None]
+
+
+def _bound_client(client: Any, timeout_seconds: float, checks: tuple[Check, ...]) -> Any:
+    """A client of httpx with bounds."""
 
     def bound(request: Any) -> None:
         # Some calls pass None, which would override a timeout of the client.
@@ -65,23 +111,57 @@ def bounded_requests(timeout_seconds: float) -> Iterator[None]:
             kind: timeout_seconds if given.get(kind) is None else given[kind] for kind in kinds
         }
 
-    def make_bounded_client() -> Any:
-        client = make_client()
-        hooks = client.event_hooks
-        client.event_hooks = {
-            "request": [*hooks["request"], bound],
-            "response": [*hooks["response"], _refuse_long_pause, refuse_endless_conflict],
-        }
-        return client
-
-    _http.set_client_factory(make_bounded_client)
-    try:
-        yield
-    finally:
-        _http.set_client_factory(make_client)
+    hooks = client.event_hooks
+    client.event_hooks = {
+        "request": [*hooks["request"], bound],
+        "response": [*hooks["response"], *checks],
+    }
+    return client
 
 
-def _refuse_long_pause(response: Any) -> None:
+def _bound_session(session: Any, timeout_seconds: float, checks: tuple[Check, ...]) -> Any:
+    """A session of requests with bounds; it has no timeout of its own to set."""
+    for prefix, adapter in list(session.adapters.items()):
+        session.mount(prefix, _ImpatientAdapter(adapter, timeout_seconds))
+    session.hooks["response"] += checks
+    return session
+
+
+@dataclass
+class _ImpatientAdapter:
+    """An adapter of requests that sets a timeout where a call has none."""
+
+    adapter: Any
+    timeout_seconds: float
+
+    def send(self, request: Any, **options: Any) -> Any:
+        if options.get("timeout") is None:
+            options["timeout"] = self.timeout_seconds
+        return self.adapter.send(request, **options)
+
+    def close(self) -> None:
+        self.adapter.close()
+
+
+def _refuse_endless_conflict() -> Check:
+    """Where the Hub is busy with the owner's other requests, create_repo asks again at once and
+    for ever.
+    """
+    conflicts = 0
+
+    def refuse(response: Any, **_: Any) -> None:
+        nonlocal conflicts
+        path = urlsplit(str(response.url)).path
+        conflicts += response.status_code == 409 and path.endswith("/repos/create")
+        if conflicts > _MOST_CONFLICTS:
+            raise HubError(
+                "the Hub is busy with other requests of the same owner; try again later."
+            )
+
+    return refuse
+
+
+def _refuse_long_pause(response: Any, **_: Any) -> None:
     wait = pause_seconds(response)
     if wait is not None and wait > LONGEST_WAIT_SECONDS:
         raise HubError(
@@ -202,6 +282,19 @@ def one_line(text: object) -> str:
     line = " ".join(str(text).split())
     token = get_token()
     return line.replace(token, "***") if token else line
+
+
+def is_branch_name(text: str) -> bool:
+    """Whether git takes it for the name of a branch (git-check-ref-format), and the Hub too."""
+    parts = text.split("/")
+    return (
+        text.isprintable()
+        and len(text.encode()) <= MAX_BRANCH_BYTES
+        and not re.search(r"[ ~^:?*\[\\]|\.\.|@\{|\.\Z|\A-", text)
+        and not any(part == "" or part.startswith(".") or part.endswith(".lock") for part in parts)
+        and text != "HEAD"
+        and parts[0] != "refs"  # such as refs/pr/1, which is no branch
+    )
 
 
 def is_repo_id(text: str) -> bool:

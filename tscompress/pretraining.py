@@ -38,7 +38,7 @@ from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.corpus import CorpusConfig, SyntheticCorpus
 from tscompress.data import training_series
 from tscompress.errors import DivergenceError, RecipeError, VerificationError
-from tscompress.factored import unique_tensors, write_factored
+from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.files import new_directory, write_text_atomically
 from tscompress.heads import replace_heads_
 from tscompress.loading import build_empty, load
@@ -635,7 +635,7 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
         _verify(half, directory)
         return
     half.save_pretrained(directory)
-    path = directory / "config.json"
+    path = directory / CONFIG_FILE
     config = json.loads(path.read_text())
     config["torch_dtype"] = "bfloat16"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

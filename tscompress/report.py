@@ -81,7 +81,9 @@ def rewrite_report(
     if page.is_dir():
         raise cannot_write(page, "it is a directory")
     report = make_report(*load_run(directory), others=compare)
-    check_output(page, force=force)
+    read = [path for path in Path(directory).rglob("*") if path.is_file()]
+    measured = [path for path in read if path.suffix != ".html"]
+    check_output(page, force=force, inputs=[*compare, *measured])
     write_page(report, page)
     if output is None:
         write_markdown(report)

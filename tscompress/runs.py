@@ -43,7 +43,7 @@ FORECASTS_FILE = "forecasts.json"
 FIGURE_FILE = "comparison.png"
 PROFILE_DIRECTORY, PROFILE_FILE = "profile", "profile.json"
 _TABLES = ("scores.csv", "scores-original.csv", "scores-seasonal-naive.csv")
-_FILES = (SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, FIGURE_FILE, *_TABLES)
+FILES = (SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, FIGURE_FILE, *_TABLES)
 _EXAMPLES = TypeAdapter(tuple[ForecastExample, ...])
 _BENCH = TypeAdapter(BenchResult)
 
@@ -67,7 +67,7 @@ def save_run(result: RunResult, recipe: Recipe) -> None:
     directory, profile = result.directory, result.directory / PROFILE_DIRECTORY
     content = _contents(result)
     # First away and last back: without it nobody takes the directory for a run's.
-    for name in (RUN_FILE, *_FILES):
+    for name in (RUN_FILE, *FILES):
         if name not in content:
             (directory / name).unlink(missing_ok=True)
     for path in (profile / PROFILE_FILE, *profile.glob("*.png")):

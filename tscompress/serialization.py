@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tscompress.allocator import return_memory
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
 from tscompress.factored import MAX_SHARD_SIZE, unique_tensors, write_factored, write_folded
-from tscompress.files import new_directory, write_text_atomically
+from tscompress.figures import DPI, loss_figure
+from tscompress.files import new_directory, user_path, write_text_atomically
 from tscompress.loading import GENERATION_FILE, LoadedModel, load, source_files
 from tscompress.plan import Plan
 from tscompress.provenance import hashes, write_provenance
@@ -21,6 +23,7 @@ from tscompress.recipe import Recipe
 from tscompress.recovery import RecoveryResult
 
 RECIPE_FILE = "recipe.yaml"
+RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
 
 
 @dataclass
@@ -44,8 +47,8 @@ def save(
     A model folded to the same sizes everywhere becomes a plain checkpoint that stock software
     loads; anything else becomes a factored one. Besides config and weights the directory holds
     ``plan.json``, ``recipe.yaml`` and ``provenance.json`` (source, revision, hashes, library
-    versions, calibration). Give it a name that contains the original's: AutoGluon chooses batch
-    size and device by it.
+    versions, calibration), and after a recovery its log, ``recovery.jsonl`` and ``recovery.png``.
+    Give it a name that contains the original's: AutoGluon chooses batch size and device by it.
 
     Parameters
     ----------
@@ -60,7 +63,8 @@ def save(
     UsageError
         ``max_shard_size`` is not a size.
     OutputExistsError
-        ``output`` holds something and ``force`` is false.
+        ``output`` holds something and ``force`` is false; or it is or holds the model that
+        ``compressed`` was made from.
     VerificationError
         What was written does not load back bit-equal.
     """
@@ -70,15 +74,17 @@ def save(
             "the plan keeps every layer dense, so there is nothing to save; "
             "ask for a lower rank, a larger epsilon or a smaller budget."
         )
-    output = Path(output)
+    output = user_path(output)
     return_memory()  # of the float32 weights, before the result is loaded beside itself
-    with new_directory(output, force=force) as directory:
+    with new_directory(output, force=force, inputs=[compressed.directory]) as directory:
         _write_model(compressed, plan, directory, max_shard_size)
         if compressed.recipe is not None:
             resolved = {"output": str(output), "revision": compressed.revision}
             recipe = compressed.recipe.model_copy(update=resolved)
             write_text_atomically(directory / RECIPE_FILE, recipe.to_yaml())
         _write_provenance(compressed, directory)
+        if compressed.recovery is not None:
+            _write_log(compressed.recovery, directory)
         verify(compressed, directory)
     return output
 
@@ -94,6 +100,13 @@ def _write_model(
     generation = compressed.directory / GENERATION_FILE
     if generation.is_file():
         shutil.copyfile(generation, directory / GENERATION_FILE)
+
+
+def _write_log(recovery: RecoveryResult, directory: Path) -> None:
+    records = [asdict(line) for line in recovery.history]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    write_text_atomically(directory / RECOVERY_LOG_FILE, text)
+    loss_figure(records, recovery.best_step).savefig(directory / RECOVERY_FIGURE_FILE, dpi=DPI)
 
 
 def verify(compressed: LoadedModel, directory: Path) -> None:
@@ -140,9 +153,11 @@ def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
         "family": compressed.family,
         "sha256": hashes(source_files(compressed.directory)),
     }
+    recipe = directory / RECIPE_FILE
     write_provenance(
         directory,
         source,
+        others=[recipe] if recipe.is_file() else [],
         dtype=str(compressed.stored_dtype).removeprefix("torch."),
         calibration=compressed.calibration,
         recovery=None if compressed.recovery is None else compressed.recovery.record(),

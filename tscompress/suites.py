@@ -322,7 +322,7 @@ def _file_suite(path: Path, table: LongFormat) -> Suite:
 
 
 def _find_suite_file(name_or_path: str | Path) -> Path:
-    path = Path(name_or_path)
+    path = Path(name_or_path).expanduser()
     if path.suffix in {".yaml", ".yml"}:
         candidates = [path]
     else:
@@ -377,7 +377,7 @@ def load_suite(
     if max_series is not None and max_series < 1:
         raise RecipeError(f"max_series is {max_series}; it must be at least 1, or None for all.")
     selected = find_suite(name_or_path).select(datasets)
-    directory = None if root is None else Path(root)
+    directory = None if root is None else Path(root).expanduser()
     return (_load_dataset(config, max_series, directory) for config in selected.datasets)
 
 

@@ -42,7 +42,13 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.evaluation import METRICS, EvaluationResult
-from tscompress.factored import PLAN_FILE, apply_structure_, is_factored_config, read_plan
+from tscompress.factored import (
+    CONFIG_FILE,
+    PLAN_FILE,
+    apply_structure_,
+    is_factored_config,
+    read_plan,
+)
 from tscompress.figures import (
     DPI,
     GREY,
@@ -53,7 +59,7 @@ from tscompress.figures import (
     new_figure,
     style_axes,
 )
-from tscompress.files import check_output, sha256_of, write_text_atomically
+from tscompress.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.folding import FoldConfig
 from tscompress.latency import BenchResult, Workload, bench, bytes_on_disk, process_memory
 from tscompress.loading import (
@@ -433,7 +439,7 @@ def sweep(
     if processes < 1:
         raise UsageError(f"processes is {processes}; it must be at least 1.")
     points = points_of(recipe)
-    output = Path(recipe.output)
+    output = user_path(recipe.output)
     _claim(output, recipe, force=force)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     model_hash = model_digest(original.forecaster)
@@ -468,7 +474,7 @@ def _claim(output: Path, recipe: SweepRecipe, *, force: bool) -> None:
                 "pass --force to put this one in its place and use its points."
             )
     else:
-        check_output(output, force=False)
+        check_output(output, force=False, in_place=True)
     write_text_atomically(path, text)
 
 
@@ -614,7 +620,7 @@ def _checkpoint(output: Path, point: Measured) -> Path:
 def _shape_name(output: Path, point: Measured) -> str:
     """The same for checkpoints that differ in nothing but weights."""
     directory = _checkpoint(output, point)
-    content = [json.loads((directory / name).read_text()) for name in ("config.json", PLAN_FILE)]
+    content = [json.loads((directory / name).read_text()) for name in (CONFIG_FILE, PLAN_FILE)]
     return _hash(content)
 
 

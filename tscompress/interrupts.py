@@ -1,0 +1,61 @@
+"""Ctrl-C that is heard: also while libraries are imported, which swallow it now and then.
+
+An exception that a signal raises within a callback, such as a finalizer, Python only reports; and
+some libraries go on after whatever their imports raise. So it is raised again until it has arrived.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+STOPPED = 130  # as a shell reports a command that SIGINT ended
+STOPPED_MESSAGE = "stopped; nothing half-written was kept."
+_SECONDS = 0.2
+_heard = _listening = False
+
+
+def listen() -> None:
+    """From here to :func:`arrived`, the process insists on Ctrl-C; unless it is to ignore it."""
+    global _listening
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    _listening = True
+    sys.unraisablehook = _report
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.signal(signal.SIGALRM, _insist)
+    signal.signal(signal.SIGINT, _interrupt)
+
+
+def arrived() -> bool:
+    """Whether Ctrl-C came. What is left to do is brief, and another one ends it without a word."""
+    global _listening
+    if _listening:
+        _listening = False
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return _heard
+
+
+def _interrupt(*_: object) -> None:
+    global _heard
+    _heard = True
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
+    raise KeyboardInterrupt
+
+
+def _insist(*_: object) -> None:
+    """Raise it again, unless it is on its way and lets blocks clean up."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    if error is None and _listening:
+        raise KeyboardInterrupt
+
+
+def _report(unraisable: Any) -> None:
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
