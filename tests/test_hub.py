@@ -168,8 +168,11 @@ def made(command: Client, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture
 def bolt(made: dict[str, Path], tmp_path: Path) -> Path:
-    """A copy to push from or to spoil."""
-    return Path(shutil.copytree(made["chronos-bolt-fold"], tmp_path / "chronos-bolt-fold"))
+    """A copy to push from or to spoil; without the card that another test's push has left."""
+    copy = tmp_path / "chronos-bolt-fold"
+    return Path(
+        shutil.copytree(made["chronos-bolt-fold"], copy, ignore=shutil.ignore_patterns("README.md"))
+    )
 
 
 @pytest.fixture

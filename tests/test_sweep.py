@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from test_cli import hear_ctrl_c
 from typer.testing import CliRunner
 
 from tscompress import cli
@@ -457,6 +458,7 @@ def test_ctrl_c_with_processes_leaves_whole_points(
     process = subprocess.Popen(
         [*command, "--processes", "2"], stderr=subprocess.PIPE, text=True,
         start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline().startswith("1/12")
