@@ -19,20 +19,7 @@ from safetensors.torch import load_file, save_file
 import tscompress
 from tscompress.api import run
 from tscompress.calibration import CalibrationConfig
-from tscompress.card import (
-    CardScores,
-    about_measurements,
-    bench_of_run,
-    card_by_hand,
-    is_own_card,
-    licence_of,
-    make_card,
-    read_bench,
-    read_made,
-    read_scores,
-    scores_of_run,
-    write_card,
-)
+from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -43,9 +30,18 @@ from tscompress.errors import (
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.latency import Workload, parameter_count
 from tscompress.loading import load
+from tscompress.measurements import (
+    CardScores,
+    about_measurements,
+    bench_of_run,
+    read_bench,
+    read_scores,
+    scores_of_run,
+)
 from tscompress.planning import RankSchedule
 from tscompress.pretraining import pretrain
 from tscompress.recipe import EvaluationConfig, Recipe
+from tscompress.records import read_made
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import write_report
 

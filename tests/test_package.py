@@ -25,9 +25,9 @@ LAYERS = (
     "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks",
     "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates", "training",
     "pretraining", "distillation", "recovery_config", "recovery", "recipe", "memory", "sizing",
-    "serialization", "pipelines", "api", "card", "hub", "runs", "sweep", "report_points",
-    "report_content", "report_charts", "report_html", "report", "interrupts", "console", "cli",
-    "__main__",
+    "serialization", "pipelines", "api", "records", "measurements", "card", "hub", "runs", "sweep",
+    "report_points", "report_content", "report_charts", "report_html", "report", "interrupts",
+    "console", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tscompress._version import __version__
 if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
     from tscompress.calibration import CalibrationConfig
-    from tscompress.card import CardScores, write_card
+    from tscompress.card import write_card
     from tscompress.data import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation import EvaluationResult, evaluate, relative
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tscompress.latency import BenchResult, Workload, bench
     from tscompress.loading import LoadedModel, load
     from tscompress.low_rank import LowRankLinear
+    from tscompress.measurements import CardScores
     from tscompress.plan import Plan
     from tscompress.pretraining import PretrainRecipe, pretrain
     from tscompress.profiling import profile
@@ -39,7 +40,7 @@ _HOME = {
     "recover": "api",
     "run": "api",
     "CalibrationConfig": "calibration",
-    "CardScores": "card",
+    "CardScores": "measurements",
     "write_card": "card",
     "read_series": "data",
     "TscompressError": "errors",

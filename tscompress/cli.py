@@ -1115,7 +1115,7 @@ def push(
     The token is the one of `hf auth login`, or HF_TOKEN.
     """
     from tscompress import hub
-    from tscompress.card import read_bench, read_scores
+    from tscompress.measurements import read_bench, read_scores
 
     done = hub.push(
         directory,

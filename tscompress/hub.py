@@ -19,17 +19,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, co
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
 from yaml import YAMLError
 
-from tscompress.card import (
-    CARD_FILE,
-    CardScores,
-    Made,
-    about_measurements,
-    card_by_hand,
-    card_of,
-    licence_of,
-    measured_of,
-    read_made,
-)
+from tscompress.card import CARD_FILE, card_by_hand, card_of, licence_of, measured_of
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
@@ -40,6 +30,7 @@ from tscompress.errors import (
 from tscompress.factored import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
 from tscompress.files import sha256_of, user_path, write_text_atomically
 from tscompress.loading import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
+from tscompress.measurements import CardScores, about_measurements
 from tscompress.network import (
     bounded_requests,
     chain,
@@ -56,6 +47,7 @@ from tscompress.network import (
 )
 from tscompress.pretraining import PRETRAIN_FILE
 from tscompress.readers import UnreadableFileError, regular_file, single_line
+from tscompress.records import Made, read_made
 from tscompress.serialization import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 
 #: What may go up besides the weights; anything else in the directory stays at home.
