@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from importlib import import_module
 from pathlib import Path
@@ -479,7 +480,7 @@ def test_provenance_tells_where_it_came_from(
     assert provenance["source"]["model"] == str(checkpoint)
     assert len(provenance["source"]["sha256"]["model.safetensors"]) == 64
     assert provenance["calibration"]["series"] == CALIBRATION.num_series
-    assert provenance["libraries"]["torch"] == torch.__version__
+    assert provenance["libraries"]["torch"] == importlib.metadata.version("torch")
     # The recipe says what was done and where it went.
     kept = load_recipe(output / "recipe.yaml")
     assert (kept.model, kept.output, kept.method) == (str(checkpoint), str(output), method)

@@ -6,6 +6,7 @@ asked for the file knows what it was to be, and says so.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import reprlib
@@ -204,9 +205,11 @@ def leads_outside(path: Path) -> bool:
     The Hub's cache is a directory of links: ``snapshots/<commit>/`` to ``blobs/`` beside it.
     """
     try:
-        directory, target = path.parent.resolve(), path.resolve()
-    except (OSError, RuntimeError):  # a link to itself
-        return True
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # to itself; of that, resolve() depends on Python's version
+            return True
+    directory, target = path.parent.resolve(), path.resolve()
     homes = [directory]
     for above in itertools.islice(directory.parents, 3):
         if above.name == "snapshots":
