@@ -623,7 +623,9 @@ def test_compare_refuses_what_it_cannot_read(command: Command, tmp_path: Path) -
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "other.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe.json")  # which has no end
     for name, text in (
+        ("pipe.json", "it is not a regular file"),
         ("none.json", "holds no evaluation result (none.json: No such file or directory); give"),
         ("bad.json", "not JSON"),
         ("list.json", "it is no JSON object"),

@@ -571,7 +571,7 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-bolt", {"hidden_weight": 1.0}),
         ("chronos-bolt", {"hidden_weight": 1.0, "hidden_share": 0.3}),
         ("chronos-bolt", {"hidden_weight": 1.0, "hidden_at": "attention"}),
-        ("chronos-bolt", {"hidden_weight": 1.0, "hidden_first": True}),
+        ("chronos-bolt", {"hidden_weight": 1.0, "hidden_share": 0.6, "hidden_first": True}),
         ("chronos-bolt", {"distance": "squared"}),
         ("chronos-bolt", {"corpus": {"kernel_weight": 0}}),
         ("chronos-bolt", {"real_series": ("aus_production",)}),
@@ -645,6 +645,8 @@ def test_unknown_keys_and_bad_values(tmp_path: Path) -> None:
         short(teacher_weight=0, truth_weight=0)
     with pytest.raises(ValidationError, match="hidden_first needs a hidden_weight"):
         short(hidden_first=True)
+    with pytest.raises(ValidationError, match="hidden_first needs a hidden_share below 1"):
+        short(hidden_first=True, hidden_weight=1.0)
     path = tmp_path / "config.yaml"
     path.write_text("steps: 3\nrate: 1\n")
     with pytest.raises(RecipeError, match="unknown key 'rate'"):

@@ -44,6 +44,7 @@ from tscompress.batching import (
 )
 from tscompress.errors import DataError, UsageError
 from tscompress.files import write_text_atomically
+from tscompress.readers import regular_file
 from tscompress.score_cache import ScoreCache, model_digest, score_key
 from tscompress.suites import EvaluationDataset, Suite, find_suite, load_suite
 
@@ -236,6 +237,7 @@ def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
     """
     file = Path(path) / SCORES_FILE if Path(path).is_dir() else Path(path)
     try:
+        regular_file(file)  # a pipe would hang
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"

@@ -10,15 +10,10 @@ from typing import Annotated, Any
 import pandas as pd
 import pydantic
 
-from tscompress.errors import (
-    DataError,
-    UsageError,
-)
+from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import METRICS, SCORES_FILE, EvaluationResult, load_results, relative
 from tscompress.plan import Plan
-from tscompress.readers import (
-    first_problem,
-)
+from tscompress.readers import first_problem
 from tscompress.records import Made, read_record
 from tscompress.statistics import compare
 
@@ -161,6 +156,13 @@ def read_bench(path: str | Path) -> dict[str, Any]:
 
 
 def parse_bench(content: Mapping[str, Any], source: str) -> Bench:
+    """The measurements in ``content``; ``source`` names it in the error.
+
+    Raises
+    ------
+    DataError
+        It is something else.
+    """
     try:
         return Bench.model_validate(content)
     except pydantic.ValidationError as error:

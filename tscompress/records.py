@@ -17,12 +17,7 @@ from typing import Any
 from safetensors import safe_open
 
 from tscompress.data import SUFFIXES
-from tscompress.errors import (
-    CorruptCheckpointError,
-    DataError,
-    UsageError,
-    VerificationError,
-)
+from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, PLAN_FILE, is_factored_config
 from tscompress.files import user_path
 from tscompress.loading import (
@@ -35,11 +30,7 @@ from tscompress.loading import (
 from tscompress.network import is_repo_id
 from tscompress.plan import Plan
 from tscompress.pretraining import PRETRAIN_FILE, PretrainRecipe
-from tscompress.readers import (
-    UnreadableFileError,
-    read_json,
-    single_line,
-)
+from tscompress.readers import UnreadableFileError, read_json, single_line
 from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.serialization import RECIPE_FILE
 

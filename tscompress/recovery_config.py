@@ -131,6 +131,8 @@ class RecoveryConfig(BaseModel):
             raise ValueError("every weight is 0, so there is nothing to learn")
         if self.hidden_first and not self.hidden_weight:
             raise ValueError("hidden_first needs a hidden_weight above 0")
+        if self.hidden_first and self.hidden_share == 1:
+            raise ValueError("hidden_first needs a hidden_share below 1, or forecasts never count")
         return self
 
     def resolved(self, loaded: LoadedModel) -> RecoveryConfig:
