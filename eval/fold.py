@@ -176,7 +176,9 @@ def switch_trials(bed: Bed) -> list[Trial]:
         {"order": "original", "refit": "layer"},
     )
     if bed.original.family == "chronos-t5":
-        switches += ({"continuations": "given"},)
+        switches += ({"continuations": "given"}, {"damping": 0.01})
+    else:
+        switches += ({"damping": 0.1},)
     trials = [Trial(f"d_kv {head_size}", heads)]
     trials += [Trial(_label(head_size, s), heads, FoldConfig(**s)) for s in switches]
     trials += [

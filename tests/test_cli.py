@@ -625,9 +625,9 @@ def test_compare_refuses_what_it_cannot_read(command: Command, tmp_path: Path) -
     (tmp_path / "other.json").write_text("{}")
     os.mkfifo(tmp_path / "pipe.json")  # which has no end
     for name, text in (
-        ("pipe.json", "it is not a regular file"),
+        ("pipe.json", "(pipe.json: it is not a regular file)"),
         ("none.json", "holds no evaluation result (none.json: No such file or directory); give"),
-        ("bad.json", "not JSON"),
+        ("bad.json", "(bad.json: not JSON: "),
         ("list.json", "it is no JSON object"),
         ("other.json", "not an evaluation result"),
     ):

@@ -217,11 +217,11 @@ def test_no_config(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (b"{", "config.json is not JSON"),
-        (b"", "config.json is not JSON"),
-        (b"\xff\xfe", "config.json is not JSON"),
+        (b"{", "config.json cannot be read as JSON"),
+        (b"", "config.json cannot be read as JSON"),
+        (b"\xff\xfe", "config.json cannot be read as JSON"),
         (b"[1]", "config.json is not an object"),
-        (b"[" * 100_000, "config.json is not JSON"),
+        (b"[" * 100_000, "config.json cannot be read as JSON"),
     ],
 )
 def test_config_is_not_a_json_object(copy: Path, text: bytes, match: str) -> None:

@@ -519,7 +519,8 @@ def series_files(config: RecoveryConfig | None) -> list[str | Path | None]:
     """The sources of series of a recovery, and all that lies in those that are directories."""
     found: list[str | Path | None] = []
     for source in () if config is None else config.series:
-        found += [source, *Path(source).expanduser().rglob("*")]
+        directory = user_path(source)
+        found += [source, *(directory.rglob("*") if directory.is_dir() else ())]
     return found
 
 

@@ -44,7 +44,7 @@ from tscompress.batching import (
 )
 from tscompress.errors import DataError, UsageError
 from tscompress.files import write_text_atomically
-from tscompress.readers import regular_file
+from tscompress.readers import UnreadableFileError, regular_file
 from tscompress.score_cache import ScoreCache, model_digest, score_key
 from tscompress.suites import EvaluationDataset, Suite, find_suite, load_suite
 
@@ -240,7 +240,9 @@ def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
         regular_file(file)  # a pipe would hang
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if not isinstance(error, (OSError, UnreadableFileError)):
+            reason = f"not JSON: {error}"
         raise DataError(
             f"{str(path)!r} holds no evaluation result ({file.name}: {reason}); give what "
             "`tscompress evaluate --output` wrote."

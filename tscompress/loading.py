@@ -459,7 +459,9 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelNotFoundError(f"{source!r} has no config.json; is it a checkpoint?") from None
     except UnreadableFileError as error:
-        raise CorruptCheckpointError(f"{source!r}: config.json is not JSON: {error}.") from None
+        raise CorruptCheckpointError(
+            f"{source!r}: config.json cannot be read as JSON: {error}."
+        ) from None
     if not isinstance(config, dict):
         raise CorruptCheckpointError(f"{source!r}: config.json is not an object.")
     return config
@@ -472,7 +474,7 @@ def _check_generation_file(directory: Path, config: Mapping[str, Any], source: s
         return
     except UnreadableFileError as error:
         raise CorruptCheckpointError(
-            f"{source!r}: {GENERATION_FILE} is not JSON: {error}."
+            f"{source!r}: {GENERATION_FILE} cannot be read as JSON: {error}."
         ) from None
     check_generation(settings, source, int(config.get("vocab_size", 0)))
 
