@@ -174,11 +174,10 @@ def switch_trials(bed: Bed) -> list[Trial]:
         {"refit": "layer"},
         {"refit": "none", "value_sweeps": 0},
         {"order": "original", "refit": "layer"},
+        {"damping": 0.1},
     )
     if bed.original.family == "chronos-t5":
-        switches += ({"continuations": "given"}, {"damping": 0.01})
-    else:
-        switches += ({"damping": 0.1},)
+        switches += ({"continuations": "given"},)
     trials = [Trial(f"d_kv {head_size}", heads)]
     trials += [Trial(_label(head_size, s), heads, FoldConfig(**s)) for s in switches]
     trials += [

@@ -573,17 +573,6 @@ def test_the_precision_is_that_of_the_machine_and_is_written_down(
     assert provenance["calibration"]["precision"] == chosen
 
 
-@pytest.mark.parametrize(
-    ("family", "damping"), [("chronos-t5", 0.1), ("chronos-bolt", 0.01), ("chronos-2", 0.01)]
-)
-def test_the_damping_is_that_of_the_family_unless_it_is_given(
-    checkpoints: dict[str, Path], family: str, damping: float
-) -> None:
-    loaded = load(checkpoints[family])
-    assert FoldConfig().resolved(loaded).damping == damping
-    assert FoldConfig(damping=0.5).resolved(loaded).damping == 0.5
-
-
 def test_feed_forwards_in_bfloat16_lead_to_nearly_the_same_outputs(checkpoint: Path) -> None:
     config = FOLD.model_copy(update={"precision": "bfloat16"})
     original, exact = load(checkpoint), folded(checkpoint, **HALVES)

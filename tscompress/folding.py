@@ -54,8 +54,6 @@ from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
 _ROWS_PER_COLUMN = 8
 _ENOUGH_POSITIONS = 16384
 _ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 8192
-#: Of the fit to the residual stream, where the user says nothing; eval/NOTES.md has measurements.
-_DAMPING = {"chronos-t5": 0.1}
 #: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
 #: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
 _WIDE = torch.float32
@@ -93,9 +91,6 @@ class FoldConfig(BaseModel):
     precision
         Of feed-forwards while the model is run; by default bfloat16 where the hardware multiplies
         in it. Attention, what the layers add up to, moments and fits are float32 or float64.
-    damping
-        Of the fit to the residual stream, as a share of the mean square of what reaches an output
-        projection: directions that were seen less than that stay as they were.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -110,9 +105,7 @@ class FoldConfig(BaseModel):
     frequencies: Literal["stock", "free"] = "stock"
     select: Literal["greedy", "leverage"] = "greedy"
     precision: Literal["float32", "bfloat16"] | None = None
-    damping: float | None = Field(
-        default=None, gt=0, description="of the fit to the residual stream; null: 0.01, T5 0.1"
-    )
+    damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
 
     @model_validator(mode="after")
     def _residual_needs_the_compressed(self) -> FoldConfig:
@@ -121,14 +114,11 @@ class FoldConfig(BaseModel):
         return self
 
     def resolved(self, loaded: LoadedModel) -> FoldConfig:
-        """With the precision of this machine and the damping of the family in place of null."""
-        known: dict[str, Any] = {}
-        if self.precision is None:
-            native = multiplies_bfloat16(next(loaded.model.parameters()).device)
-            known["precision"] = "bfloat16" if native else "float32"
-        if self.damping is None:
-            known["damping"] = _DAMPING.get(loaded.family, 0.01)
-        return self.model_copy(update=known)
+        """With the precision of this machine in place of null."""
+        if self.precision is not None:
+            return self
+        native = multiplies_bfloat16(next(loaded.model.parameters()).device)
+        return self.model_copy(update={"precision": "bfloat16" if native else "float32"})
 
 
 @dataclass
@@ -286,7 +276,6 @@ def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> Non
                 if narrow:
                     reached.append(u)
     still = torch.zeros_like(linear.weight)
-    assert config.damping is not None
     change = least_squares(products.cross, products.second, still, config.damping)
     fill_(linear.weight, linear.weight.detach().to(torch.float64) + change, step.block.name)
     if reached:
