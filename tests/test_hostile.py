@@ -530,10 +530,12 @@ def test_settings_of_generation_that_do_something(
             assert text in str(attempt(lambda: load(directory)))
 
 
-@pytest.mark.parametrize("text", ["[]", "{", "7"])
-def test_settings_of_generation_that_are_none(copy: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"), [("[]", "is not"), ("7", "is not"), ("{", "cannot be read as JSON")]
+)
+def test_settings_of_generation_that_are_none(copy: Path, text: str, said: str) -> None:
     (copy / "generation_config.json").write_text(text)
-    assert "generation_config.json is n" in str(attempt(lambda: load(copy)))
+    assert f"generation_config.json {said}" in str(attempt(lambda: load(copy)))
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
