@@ -23,12 +23,14 @@ from safetensors import safe_open
 
 from tscompress import api, cli
 from tscompress._version import __version__
-from tscompress.errors import OutputExistsError, PlanError
+from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.latency import parameter_count
 from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.pretraining import Bucket, Stage
+from tscompress.recovery_config import RecoveryConfig
 from tscompress.serialization import save
+from tscompress.streams import iterate_series
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
@@ -333,6 +335,46 @@ def test_a_dry_run_writes_nothing_and_may_be_anywhere(
     monkeypatch.chdir(tmp_path)
     outcome = command("compress", bolt, *SVD, "--dry-run", "--output", ".")
     assert (outcome.code, list(tmp_path.iterdir())) == (0, [])
+
+
+NOBODY = "~no-such-user"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("evaluate", "--suite", f"{NOBODY}/s.csv", "--horizon", "3"), 1, f"no file '{NOBODY}"),
+        (("evaluate", "--suite", f"{NOBODY}/s.yaml"), 2, f"no suite '{NOBODY}"),
+        (("evaluate", "--suite", "in-domain", "--root", NOBODY), 1, f"in {NOBODY}"),
+        (
+            ("compress", "--rank", "8", "--series", f"{NOBODY}/s.csv", "--output", "small"),
+            1,
+            f"no file '{NOBODY}",
+        ),
+    ],
+    ids=["file", "suite", "root", "series"],
+)
+def test_the_home_of_nobody(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    """A user that there is not: the path stays as it is, as in a shell."""
+    monkeypatch.chdir(tmp_path)
+    assert_refused(command(arguments[0], "reference/bolt", *arguments[1:]), code, text)
+    assert not list(tmp_path.iterdir())
+
+
+def test_series_of_nobody_and_those_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    sources = (str(tmp_path), f"{NOBODY}/s", "owner/name")
+    found = api.series_files(RecoveryConfig(series=sources))
+    assert found == [str(tmp_path), tmp_path / "a.csv", *sources[1:]]
+    with pytest.raises(DataError, match="no-such-user"):
+        next(iter(iterate_series(f"{NOBODY}/s.csv")))
 
 
 def test_a_tilde_is_the_home_everywhere(

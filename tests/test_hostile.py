@@ -531,7 +531,8 @@ def test_settings_of_generation_that_do_something(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("[]", "is not"), ("7", "is not"), ("{", "cannot be read as JSON")]
+    ("text", "said"),
+    [("[]", "is not an object"), ("7", "is not an object"), ("{", "cannot be read as JSON")],
 )
 def test_settings_of_generation_that_are_none(copy: Path, text: str, said: str) -> None:
     (copy / "generation_config.json").write_text(text)

@@ -15,6 +15,7 @@ import pandas as pd
 
 from tscompress.corpus import FloatArray
 from tscompress.errors import DataError, LeakError, RecipeError
+from tscompress.files import user_path
 from tscompress.suites import offline_fingerprints
 from tscompress.tables import (
     ID_COLUMNS,
@@ -91,7 +92,7 @@ def read_series(path: str | Path) -> LabelledSeries:
     DataError
         The file is missing, of another kind, or holds no series.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}.")
     suffix = path.suffix.lower()

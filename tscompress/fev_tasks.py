@@ -21,6 +21,7 @@ from rich.table import Table
 from tscompress.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS, SEASONAL_NAIVE, SeasonalNaive, forecast
+from tscompress.files import user_path
 from tscompress.readers import UnreadableFileError, read_yaml, single_line
 from tscompress.suites import EvaluationDataset
 
@@ -56,7 +57,7 @@ def load_tasks(path: str | Path) -> list[Any]:
     """
     fev = _fev()
     try:
-        content = read_yaml(Path(path).expanduser())
+        content = read_yaml(user_path(path))
         tasks: list[Any] = fev.Benchmark.from_list(content["tasks"]).tasks
     except (
         OSError, UnreadableFileError, KeyError, TypeError, ValueError, AssertionError,

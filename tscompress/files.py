@@ -87,7 +87,7 @@ def cache_directory() -> Path:
     """``$TSCOMPRESS_CACHE``, or ``tscompress`` in the user's directory of caches."""
     own, shared = (os.environ.get(name) for name in ("TSCOMPRESS_CACHE", "XDG_CACHE_HOME"))
     if own:
-        return Path(own).expanduser()
+        return user_path(own)
     return (Path(shared) if shared else Path.home() / ".cache") / "tscompress"
 
 

@@ -50,7 +50,7 @@ from tscompress.factored import (
     load_weights_strictly_,
     read_plan,
 )
-from tscompress.files import git_hash_of, sha256_of
+from tscompress.files import git_hash_of, sha256_of, user_path
 from tscompress.network import (
     bounded_requests,
     chain,
@@ -670,7 +670,7 @@ def _model_class(config: Mapping[str, Any]) -> Any:
 
 def model_name(source: str) -> str:
     """The Hub id, ``reference/...``, or the name of the directory."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     return path.resolve().name if path.is_dir() else source
 
 

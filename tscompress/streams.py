@@ -18,6 +18,7 @@ import pandas as pd
 from tscompress.corpus import FloatArray, cut_window
 from tscompress.data import SUFFIXES, json_lines_targets, read_series
 from tscompress.errors import DataError, LeakError, OfflineError
+from tscompress.files import user_path
 from tscompress.readers import single_line
 from tscompress.suites import evaluation_dataset_names, offline_fingerprints
 from tscompress.tables import (
@@ -59,7 +60,7 @@ def iterate_series(source: str | Path) -> Iterator[FloatArray]:
     OfflineError
         The Hub could not be reached.
     """
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
         if not found:

@@ -22,6 +22,7 @@ from gluonts.time_feature.seasonality import get_seasonality
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tscompress.errors import DataError, OfflineError, RecipeError
+from tscompress.files import user_path
 from tscompress.readers import UnreadableFileError, first_problem, read_yaml, single_line
 from tscompress.tables import TABLE_SUFFIXES, Columns, naming_file, read_frame, regular_series
 from tscompress.wheels import COLLECTIONS, collection_series
@@ -309,7 +310,7 @@ _WHEEL_SUITES = {OFFLINE_SUITE: _offline_suite, FREQUENCIES_SUITE: _frequencies_
 
 
 def _file_suite(path: Path, table: LongFormat) -> Suite:
-    path = path.expanduser()
+    path = user_path(path)
     config = FileConfig(
         name=path.stem,
         path=path,
@@ -322,7 +323,7 @@ def _file_suite(path: Path, table: LongFormat) -> Suite:
 
 
 def _find_suite_file(name_or_path: str | Path) -> Path:
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path)
     if path.suffix in {".yaml", ".yml"}:
         candidates = [path]
     else:
@@ -377,7 +378,7 @@ def load_suite(
     if max_series is not None and max_series < 1:
         raise RecipeError(f"max_series is {max_series}; it must be at least 1, or None for all.")
     selected = find_suite(name_or_path).select(datasets)
-    directory = None if root is None else Path(root).expanduser()
+    directory = None if root is None else user_path(root)
     return (_load_dataset(config, max_series, directory) for config in selected.datasets)
 
 
