@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tscompress import cli
@@ -613,6 +613,9 @@ finite = st.floats(-1e12, 1e12, allow_nan=False)
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(finite, min_size=3, max_size=20), st.integers(0, 2))
+@example([0.0, 1e-310, 2e-310], 1)
+@example([1e-308, 1e-308, 1e-308], 0)
+@example([1e-279, 2e-279, 0.0], 1)
 def test_any_values_have_a_place(values: list[float], flat: int) -> None:
     context = [values[0]] * len(values) if flat == 0 else values
     band = tuple(tuple(sorted(values)[i : i + 1]) for i in range(3))

@@ -27,6 +27,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 12, 36
 _COLORS = 6
 _MAX_NAME = 30
 _LEAST_CONTEXT = 12
+#: The locator of ticks takes limits that are smaller for zero.
+_ZERO = 1e-280
 #: Of names in figures, about.
 _LETTER_WIDTH, _LINE_HEIGHT = 6.0, 12.0
 #: Where a name may stand from its point, the first free place is taken.
@@ -170,7 +172,9 @@ def _limits(values: Iterable[Value], *, pad: float = 0.06) -> tuple[float, float
     """Least to greatest, and a little more; never empty."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    margin = pad * (high - low) or 0.05 * abs(high) or 1.0
+    if max(abs(low), abs(high)) < _ZERO:
+        return low - 1.0, high + 1.0
+    margin = pad * (high - low) or 0.05 * abs(high)
     return low - margin, high + margin
 
 
