@@ -29,6 +29,7 @@ from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.pretraining import Bucket, Stage
 from tscompress.recovery_config import RecoveryConfig
+from tscompress.sensitivity import Sensitivity
 from tscompress.serialization import save
 from tscompress.streams import iterate_series
 
@@ -1064,6 +1065,22 @@ def test_profile(command: Command, bolt: Path, tmp_path: Path) -> None:
     assert_refused(command("profile", bolt, "--weights-only", "-e", 0), 2, "epsilon")
 
 
+def test_sensitivities_are_shown_and_kept(command: Command, bolt: Path, tmp_path: Path) -> None:
+    options = ("sensitivity", bolt, "--calibration-series", 8)
+    outcome = command(*options, "--depth", "--output", tmp_path / "costs.json")
+    assert outcome.code == 0, outcome.err
+    for title in ("queries and keys", "values", "hidden units", "whole layers"):
+        assert title in outcome.out
+    found = Sensitivity.load(tmp_path / "costs.json")
+    assert {part.kind for part in found.parts} == {"qk", "vo", "hidden", "layer"}
+    # Without layers it is what a budget plans with, and a second look is instant.
+    again = command(*options, "--json")
+    assert {part["kind"] for part in again.json["parts"]} == {"qk", "vo", "hidden"}
+    assert_refused(command(*options, "--output", tmp_path / "costs.json"), 2, "exists already")
+    few = command("sensitivity", bolt, "--calibration-series", 2)
+    assert_refused(few, 1, "at least four calibration series")
+
+
 def tiny_yaml(steps: int) -> str:
     bucket = Bucket(context_length=32, horizon=8, batch_size=2)
     recipe = tiny_recipe("chronos-bolt", stages=(Stage(steps=steps, buckets=(bucket,)),))
@@ -1103,7 +1120,8 @@ def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
         out, err = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert child.returncode in (0, 130)
+    assert child.returncode == 130
+    assert "stopped; nothing" not in err  # a checkpoint was kept
     assert "Traceback" not in err
     assert "everything is saved. Go on with --resume" in out
     with safe_open(tmp_path / "out" / "checkpoint" / "state.safetensors", "pt") as reader:

@@ -15,6 +15,7 @@ from chronos import BaseChronosPipeline
 from safetensors.torch import load_file, save_file
 
 import tscompress
+from tscompress.api import compress_loaded_, plan_loaded
 from tscompress.calibration import (
     CalibrationConfig,
     Moment,
@@ -44,7 +45,7 @@ from tscompress.planning import (
     RankSchedule,
     make_plan,
 )
-from tscompress.recipe import load_recipe
+from tscompress.recipe import Recipe, load_recipe
 from tscompress.surgery import apply_plan_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
@@ -613,8 +614,71 @@ def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_p
     output = tscompress.save(
         tscompress.compress(checkpoint, rank=4, method="svd"), tmp_path / "small"
     )
+    for options in (
+        {"rank": 2, "method": "svd"}, {"rank": 2}, {"ff_ratio": 0.5}, {"epsilon": 0.5},
+    ):  # fmt: skip
+        with pytest.raises(PlanError, match="compress the original"):
+            tscompress.compress(output, **options)
+
+
+def test_a_folded_checkpoint_is_a_plain_one_and_folds_again(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folded = tscompress.compress(checkpoint, rank=4)
     with pytest.raises(PlanError, match="compress the original"):
-        tscompress.compress(output, rank=2, method="svd")
+        tscompress.compress(folded, rank=2)
+    again = tscompress.compress(tscompress.save(folded, tmp_path / "small"), rank=2)
+    assert again.config["d_kv"] == 2
+
+
+def test_a_plan_that_keeps_all_layers(checkpoint: Path) -> None:
+    loaded = tscompress.load(checkpoint)
+    kept = {"encoder": (0, 1)}
+    plan = Plan(family=loaded.family, method="fold", kept_layers=kept)
+    with pytest.raises(PlanError, match="names every layer"):
+        tscompress.compress(loaded, plan=plan)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank": 4, "multiple": 0},
+        {"rank": 4, "layout": ""},
+        {"budget": "parameters=0.5", "multiple": 0},
+        {"budget": "parameters=0.5", "layout": ""},
+        {"schedule": (float("inf"), 1.0)},
+        {"schedule": (1e300, 300.0)},
+        {"rank": 10**20},
+    ],
+)
+def test_options_that_are_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        tscompress.compress("anywhere", **options)
+
+
+def test_a_plan_takes_no_size_beside_it(checkpoint: Path) -> None:
+    plan = Plan(family="chronos-bolt", method="fold", kept_layers={"encoder": (0,)})
+    with pytest.raises(UsageError, match="a plan says every size"):
+        tscompress.compress(checkpoint, plan=plan, rank=0)
+
+
+@pytest.mark.parametrize("series", [[np.array([1.0, 2.0, np.inf] * 30)] * 8, [[1.0, 1e300] * 40]])
+def test_infinite_values_count_as_missing(checkpoint: Path, series: Any) -> None:
+    small = tscompress.compress(checkpoint, rank=4, series=series)
+    assert all(torch.isfinite(weight).all() for weight in small.model.parameters())
+
+
+def test_a_dry_run_plans_what_would_be_done(checkpoint: Path) -> None:
+    loaded = tscompress.load(checkpoint, dtype="float32")
+    before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
+    for options in ({"schedule": RankSchedule(rank=4), "ff_ratio": 0.5},
+                    {"schedule": RankSchedule(rank=4), "method": "svd"}):  # fmt: skip
+        recipe = Recipe.model_validate({"model": "-", "output": "-", **options})
+        plan = plan_loaded(loaded, recipe)
+        after = dict(loaded.model.named_parameters())
+        assert all(torch.equal(after[name], weight) for name, weight in before.items())
+        done = compress_loaded_(tscompress.load(checkpoint, dtype="float32"), recipe)
+        assert done.plan == plan
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -17,6 +17,7 @@ from tscompress.data import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     check_no_leak,
+    given_series,
     read_series,
     training_series,
 )
@@ -361,3 +362,31 @@ def test_training_series_are_long_enough_and_trimmed() -> None:
 def test_unknown_collection() -> None:
     with pytest.raises(RecipeError, match="no collection 'm4'; available: aus_retail, "):
         training_series(["m4"])
+
+
+def test_rows_that_no_id_tells_apart(tmp_path: Path) -> None:
+    """Else twelve shops would be one series, sorted by date."""
+    days = pd.date_range("2020-01-01", periods=5).repeat(12)
+    table = pd.DataFrame({"store": [*range(12)] * 5, "date": days, "target": np.arange(60.0)})
+    table.to_csv(tmp_path / "shops.csv", index=False)
+    with pytest.raises(DataError, match=r"several rows have the same date.*name it one of item_id"):
+        read_series(tmp_path / "shops.csv")
+    table.rename(columns={"store": "id"}).to_csv(tmp_path / "named.csv", index=False)
+    assert len(read_series(tmp_path / "named.csv")) == 12
+
+
+def test_given_series_are_numbers_in_one_dimension(tmp_path: Path) -> None:
+    found = given_series([[1, 2, np.inf], np.array([1e300, 3.0, np.nan])])
+    assert [values.dtype for values in found] == [np.float32, np.float32]
+    np.testing.assert_array_equal(found[0], [1, 2, np.nan])
+    np.testing.assert_array_equal(found[1], [np.nan, 3, np.nan])
+    labelled = given_series(LabelledSeries([np.arange(4.0)], ["D"]))
+    assert isinstance(labelled, LabelledSeries)
+    assert labelled.frequencies == ("D",)
+    (tmp_path / "one.csv").write_text("y\n1\n2\n")
+    np.testing.assert_array_equal(given_series(tmp_path / "one.csv")[0], [1, 2])
+    for bad in ([[1.0, 2.0], ["a"]], [[1.0], np.ones((2, 2))]):
+        with pytest.raises(DataError, match="series 1 "):
+            given_series(bad)
+    with pytest.raises(DataError, match="series 0 has 0 dimensions; give a list of series"):
+        given_series(np.arange(5.0))

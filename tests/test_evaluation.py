@@ -627,11 +627,10 @@ def test_two_processes_score_as_one_bit_for_bit(
             del row["seconds"]
         return content
 
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    port = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-            "--main_process_port", "0"]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                "--master_port", "0"]  # fmt: skip
     alone = run(sys.executable, output=tmp_path / "alone.json")
-    assert run(*launch, *port, output=tmp_path / "both.json") == alone
+    assert run(*torchrun, output=tmp_path / "both.json") == alone
 
 
 # --- evaluate -------------------------------------------------------------------------------------

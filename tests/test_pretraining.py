@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from tscompress import pretraining
 from tscompress.corpus import CorpusConfig
-from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError
+from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
 from tscompress.pretraining import (
     Batch,
     Bucket,
@@ -210,7 +210,7 @@ def test_divergence_keeps_the_last_checkpoint(
 
 def test_resuming_from_what_does_not_fit(tmp_path: Path) -> None:
     pretrain(short("chronos-bolt", steps=1), tmp_path / "bolt")
-    with pytest.raises(CorruptCheckpointError, match="it belongs to another recipe"):
+    with pytest.raises(RecipeError, match="was begun with family 'chronos-bolt'"):
         pretrain(short("chronos-t5"), tmp_path / "bolt", resume=True)
     state = tmp_path / "bolt" / "checkpoint" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
@@ -406,3 +406,41 @@ def test_resuming_from_nothing_is_refused_and_leaves_what_is_there(tmp_path: Pat
     with pytest.raises(RecipeError, match=r"no checkpoint at .* to resume from"):
         pretrain(short("chronos-bolt"), tmp_path / "typo", resume=True)
     assert not (tmp_path / "typo").exists()
+
+
+def test_only_some_keys_may_change_on_the_way(tmp_path: Path) -> None:
+    recipe = short("chronos-bolt", checkpoint_minutes=1e-9)
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert pretrain(recipe, tmp_path, report=stop, log_every=1) is None
+    with pytest.raises(RecipeError, match=r"was begun with seed 0; the recipe says 99"):
+        pretrain(recipe.model_copy(update={"seed": 99}), tmp_path, resume=True)
+    with pytest.raises(RecipeError, match=r"was begun with missing_probability"):
+        pretrain(recipe.model_copy(update={"missing_probability": 0.9}), tmp_path, resume=True)
+    model = pretrain(recipe.model_copy(update={"learning_rate": 5e-4}), tmp_path, resume=True)
+    assert model is not None
+    record = json.loads((model / "provenance.json").read_text())["pretraining"]
+    assert record["parts"] == [[0, recipe.learning_rate, 6], [3, 5e-4, 6]]
+
+
+def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
+    recipe = short("chronos-bolt")
+    pretrain(recipe, tmp_path)
+
+    def die(progress: Progress) -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        pretrain(recipe, tmp_path, report=die, log_every=1)
+    with pytest.raises(RecipeError, match="no checkpoint"):
+        pretrain(recipe, tmp_path, resume=True)
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="one process"):
+        pretrain(short("chronos-bolt"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -41,6 +41,7 @@ from tscompress.distillation import (
 )
 from tscompress.errors import (
     CorruptCheckpointError,
+    DataError,
     DivergenceError,
     LeakError,
     OutputExistsError,
@@ -324,6 +325,33 @@ def test_what_was_lost_comes_back_and_the_form_stays(
         assert type(pipeline) is type(teacher.forecaster)
 
 
+def test_a_fresh_start_leaves_no_older_checkpoint(bolt: Callable[[], Any], tmp_path: Path) -> None:
+    """After one that diverged, say: nobody shall go on from that."""
+    student, teacher = bolt()
+    recover_(student, teacher, short(), directory=tmp_path)
+
+    def die(line: RecoveryProgress) -> None:
+        raise SystemExit
+
+    student, _ = bolt()
+    with pytest.raises(SystemExit):
+        recover_(student, teacher, short(learning_rate=1e-4), directory=tmp_path, report=die)
+    student, _ = bolt()
+    with pytest.raises(RecipeError, match="no checkpoint"):
+        recover_(student, teacher, short(), directory=tmp_path, resume=True)
+
+
+def test_what_is_no_config_or_no_series(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    config: Any = {"steps": 3}
+    with pytest.raises(UsageError, match=r"a dict; give a RecoveryConfig"):
+        recover_(student, teacher, config)
+    with pytest.raises(DataError, match="give a list of series"):
+        recover_(student, teacher, short(), series=np.arange(50.0))
+    with pytest.raises(UsageError, match="synthetic_share is 0"):
+        recover_(student, teacher, short(synthetic_share=0.0))
+
+
 def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> None:
     model = checkpoints["chronos-bolt"]
     with pytest.raises(PlanError, match=r"plan\.json"):
@@ -332,7 +360,7 @@ def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> No
 
 def test_stopped_and_resumed_is_bit_equal(bolt: Callable[[], Any], tmp_path: Path) -> None:
     whole, teacher = bolt()
-    recover_(whole, teacher, short())
+    uninterrupted = recover_(whole, teacher, short())
 
     def stop(line: RecoveryProgress) -> None:
         if line.step == 3:
@@ -348,6 +376,8 @@ def test_stopped_and_resumed_is_bit_equal(bolt: Callable[[], Any], tmp_path: Pat
     result = recover_(resumed, teacher, short(), directory=tmp_path, resume=True)
     assert result.finished
     assert_equal(weights(whole), weights(resumed))
+    told = {line.step: line.loss for line in result.history}
+    assert told == {line.step: line.loss for line in uninterrupted.history}
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
 
@@ -719,6 +749,7 @@ def test_memory_is_counted(bolt: Callable[[], Any]) -> None:
     config = short()
     needed = memory_bytes(student, teacher, config)
     count = sum(p.numel() for p in student.model.parameters())
+    assert needed["process"] > 50_000_000
     assert needed["student"] == 20 * count
     assert needed["teacher"] == 4 * sum(p.numel() for p in teacher.model.parameters())
     halved = memory_bytes(student, teacher, short(accumulate=2))
@@ -861,6 +892,9 @@ def test_the_command(
     ran = command(*arguments, "--force", "--synthetic-share", "3")
     assert ran.code == 2
     assert "synthetic_share" in ran.err
+    ran = command(*arguments, "--force", "--synthetic-share", "0")
+    assert ran.code == 2
+    assert "give series with it" in ran.err
 
 
 @pytest.mark.slow

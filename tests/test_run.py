@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from tscompress.api import run
 from tscompress.calibration import CalibrationConfig
-from tscompress.errors import OutputExistsError
+from tscompress.errors import LeakError, OutputExistsError
 from tscompress.latency import Workload
 from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
+from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import headline, report_tables, write_report
+from tscompress.suites import LongFormat
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
@@ -102,3 +106,37 @@ def test_a_walk_does_not_replace_a_checkpoint_unasked(
     with pytest.raises(OutputExistsError, match="--force"):
         run(recipe)
     run(recipe, force=True)
+
+
+def test_a_recipe_does_not_learn_what_it_is_scored_on(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    walks = rng.normal(size=(6, 90)).cumsum(axis=1)
+
+    def write(name: str, values: Any) -> Path:
+        times = pd.date_range("2020-01-01", periods=values.shape[1], freq="D")
+        parts = [pd.DataFrame({"id": i, "date": times, "y": row}) for i, row in enumerate(values)]
+        pd.concat(parts).to_csv(tmp_path / name, index=False)
+        return tmp_path / name
+
+    whole = write("sales.csv", walks)
+    copied, history = write("copy.csv", 3 * walks[:, 40:] + 1), write("history.csv", walks[:, :-7])
+    evaluation = EvaluationConfig(suite=str(whole), long_format=LongFormat(horizon=7))
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", evaluation=evaluation, bench=None
+    )
+
+    def calibrated_on(path: Path) -> Recipe:
+        return recipe.model_copy(
+            update={"calibration": CalibrationConfig(source=str(path), context_length=32)}
+        )
+
+    for leaking in (whole, copied):
+        with pytest.raises(LeakError, match="6 of 6 series belong"):
+            run(calibrated_on(leaking))
+        recovery = RecoveryConfig(steps=1, series=(str(leaking),))
+        with pytest.raises(LeakError, match=f"series 0 of '{leaking.name}' belongs"):
+            run(recipe.model_copy(update={"recover": recovery}), force=True)
+    # What came before the steps that are forecast may be learnt from.
+    assert run(calibrated_on(history), force=True).compressed is not None

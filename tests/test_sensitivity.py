@@ -483,7 +483,9 @@ def test_a_second_pass_runs_nothing(checkpoint: Path, tmp_path: Path) -> None:
     assert Sensitivity.load(cached(tmp_path)) == found
 
 
-def test_whatever_changes_the_result_misses(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_whatever_changes_the_result_misses(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     batches = [windows(0, steps=32, horizon=8, grouped=True)]
     same: dict[str, Any] = {
@@ -517,7 +519,17 @@ def test_whatever_changes_the_result_misses(checkpoints: dict[str, Path], tmp_pa
     measure(loaded, **same)
     # Fitting to the residual stream makes no difference where one part alone is folded.
     measure(loaded, **same, fold=FOLD.model_copy(update={"refit": "layer"}))
+    # Nor do drawn continuations and the precision of a walk through the compressed model.
+    measure(loaded, **same, fold=FOLD.model_copy(update={"continuations": "given"}))
+    measure(loaded, **same, fold=FOLD.model_copy(update={"precision": "bfloat16"}))
     assert forwards.count == before
+    monkeypatch.setattr(sensitivity, "code_digest", lambda modules: "another")
+    measure(loaded, **same)
+    assert forwards.count > before
+    before = forwards.count
+    monkeypatch.setattr(sensitivity, "versions", lambda: {"torch": "0.0.1"})
+    measure(loaded, **same)
+    assert forwards.count > before
 
 
 @pytest.mark.parametrize("after", [3, 17])

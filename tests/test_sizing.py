@@ -286,3 +286,83 @@ def test_four_series_are_enough(
     rows = [sum(len(batch.context) for batch in part) for part in (fitted, held_out)]
     assert sum(rows) == count
     assert rows[0] >= rows[1] > 0
+
+
+def test_a_series_after_zeros_does_not_outweigh_all_others(checkpoints: dict[str, Path]) -> None:
+    original, other = (load(checkpoints["chronos-bolt"]) for _ in range(2))
+    with torch.no_grad():
+        for name, weight in other.model.named_parameters():
+            if name.endswith("self_attention.o.weight") or name.endswith(
+                "EncDecAttention.o.weight"
+            ):
+                weight.mul_(-5)
+    batches = batches_of(original)
+    alone = sizing._Wql(original, batches).ratio(other)
+    assert abs(alone - 1) > 1e-3
+    length, horizon = batches[-1].context.shape[1], batches[-1].target.shape[1]
+    started = CalibrationBatch(torch.zeros(1, length), torch.full((1, horizon), 5.0))
+    nothing = CalibrationBatch(torch.zeros(1, length), torch.zeros(1, horizon))
+    with_zeros = sizing._Wql(original, [*batches, started, nothing]).ratio(other)
+    assert abs(with_zeros - 1) > 0.5 * abs(alone - 1)
+    with pytest.raises(DataError, match="are not zero"):
+        sizing._Wql(original, [nothing])
+
+
+def test_groups_are_forecast_as_groups(checkpoints: dict[str, Path]) -> None:
+    """Else group attention sees one key, and its queries and keys would cost nothing."""
+    original, other = (load(checkpoints["chronos-2"]) for _ in range(2))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, weight in other.model.named_parameters():
+            if name.endswith("layer.1.self_attention.q.weight"):
+                weight.copy_(3 * torch.randn_like(weight))
+    batches = batches_of(original)
+    assert any(batch.group_ids is not None for batch in batches)
+    assert sizing._Wql(original, batches).ratio(other) != 1.0
+    alone = [CalibrationBatch(batch.context, batch.target) for batch in batches]
+    assert sizing._Wql(original, alone).ratio(other) == 1.0
+
+
+def test_rows_of_groups_come_back_in_their_order(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    batch = batches_of(loaded)[0]
+    mixed = CalibrationBatch(batch.context, batch.target, torch.arange(len(batch.context)) % 2)
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    ids = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    sorted_rows = CalibrationBatch(mixed.context[order], mixed.target[order], ids)
+    found, expected = (sizing._quantiles(loaded, one, 0) for one in (mixed, sorted_rows))
+    torch.testing.assert_close(found[order], expected)
+
+
+@pytest.mark.parametrize("budget", ["parameters=0.6", "wql=40%"])
+def test_the_plan_says_how_the_budget_was_met(checkpoints: dict[str, Path], budget: str) -> None:
+    original = load(checkpoints["chronos-bolt"])
+    plan = planned(original, budget)
+    found = plan.schedule["found"]
+    small = applied(checkpoints["chronos-bolt"], plan)
+    assert found["parameters"] == parameter_count(small.model) / parameter_count(original.model)
+    assert ("measured" in found) == budget.startswith("wql")
+    assert found.get("measured", 1.0) <= 1.4
+    assert f"budget {budget}:" in plan.summary()
+    assert f"parameters {found['parameters']:.3f}" in plan.summary()
+
+
+def test_free_frequencies_widen_what_a_plan_may_choose(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    free = FOLD.model_copy(update={"frequencies": "free"})
+    schedule = PlannedSchedule(budget=parse_budget("parameters=0.8"), layout="factored")
+    batches = batches_of(loaded)
+    plan = sizing.plan_within_budget(loaded, schedule, batches, free, WORKLOAD)
+    assert plan.changes_anything
+    apply_fold_(loaded, plan, batches, free)
+    tried = {
+        size
+        for part in sizing.measure_sensitivity(loaded_again(checkpoints), batches, fold=free).parts
+        if part.kind == "qk"
+        for size in part.sizes
+    }
+    assert 6 in tried  # of eight, which no plain config has
+
+
+def loaded_again(checkpoints: dict[str, Path]) -> LoadedModel:
+    return load(checkpoints["chronos-2"])

@@ -200,7 +200,7 @@ def test_evaluation_series_are_refused_when_they_come() -> None:
 
 def test_series_without_values() -> None:
     empty = np.full(20, np.nan, dtype=np.float32)
-    with pytest.raises(DataError, match="no series of 1 source"):
+    with pytest.raises(DataError, match="no series with 3 observed values"):
         SeriesStream([[empty]], longest=8)
 
 
@@ -252,3 +252,54 @@ def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, ValueError("no such config\nat all"))
     with pytest.raises(DataError, match="cannot be read from the Hub: no such config at all"):
         list(iterate_series("someone/series"))
+
+
+def test_rows_of_a_series_that_do_not_follow_one_another(tmp_path: Path) -> None:
+    """Sorted by date, each row would become a series of its own."""
+    table = long_table(own_series(5)).sort_values("timestamp", kind="stable")
+    table.to_csv(tmp_path / "by_date.csv", index=False)
+    with pytest.raises(DataError, match=r"'by_date.csv'.*series 's0' do not follow.*by item_id"):
+        list(iterate_series(tmp_path / "by_date.csv"))
+    assert len(read_series(tmp_path / "by_date.csv")) == 5
+
+
+def test_rows_without_an_id_are_one_series(tmp_path: Path) -> None:
+    table = long_table(own_series(3))
+    table.loc[table["item_id"] == "s1", "item_id"] = None
+    table.to_csv(tmp_path / "gaps.csv", index=False)
+    streamed, read = list(iterate_series(tmp_path / "gaps.csv")), read_series(tmp_path / "gaps.csv")
+    assert [len(values) for values in streamed] == [len(values) for values in read]
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_of_few_series_one_is_kept_apart(count: int) -> None:
+    stream = SeriesStream([own_series(count)], longest=20)
+    assert len(stream.held_out) == 1
+    assert len(stream._buffer) == count - 1
+    kept = stream.held_out[0]
+    assert not any(np.array_equal(kept, values, equal_nan=True) for values in stream._buffer)
+    assert not SeriesStream([own_series(1)], longest=20).held_out
+    assert not SeriesStream([own_series(count)], longest=20, held_out_every=0).held_out
+
+
+def test_a_source_without_a_usable_series_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.csv").write_text("target\nhello\nthere\n")
+    (tmp_path / "short.jsonl").write_text('{"target": [1, 2]}\n')
+    good = write(tmp_path / "good.csv", own_series(4), "long")
+    for bad in ("text.csv", "short.jsonl"):
+        with pytest.raises(DataError, match=bad):
+            SeriesStream([good, tmp_path / bad], longest=20)
+
+
+def test_a_leak_names_its_file(tmp_path: Path) -> None:
+    (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=1)
+    write(tmp_path / "a.jsonl", own_series(4), "long")
+    write(tmp_path / "b.jsonl", [*own_series(2), np.float32(dataset.contexts[0])], "long")
+    with pytest.raises(LeakError, match=r"series 2 of 'b\.jsonl' belongs"):
+        SeriesStream([tmp_path], longest=20)
+
+
+@pytest.mark.parametrize("bad", [[[1.0, 2.0], "text"], [np.ones((2, 3))], [1.0, 2.0, 3.0]])
+def test_what_is_no_list_of_series(bad: Any) -> None:
+    with pytest.raises(DataError, match=r"series [01] "):
+        SeriesStream([bad], longest=20)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from tscompress.recipe import Recipe, load_recipe
     from tscompress.recovery import RecoveryResult
     from tscompress.recovery_config import RecoveryConfig
+    from tscompress.sensitivity import Sensitivity
     from tscompress.serialization import CompressedModel, save
+    from tscompress.sizing import sensitivities
     from tscompress.statistics import Comparison, compare
 
 _HOME = {
@@ -66,8 +68,10 @@ _HOME = {
     "load_recipe": "recipe",
     "RecoveryResult": "recovery",
     "RecoveryConfig": "recovery_config",
+    "Sensitivity": "sensitivity",
     "CompressedModel": "serialization",
     "save": "serialization",
+    "sensitivities": "sizing",
     "Comparison": "statistics",
     "compare": "statistics",
 }
@@ -91,6 +95,7 @@ __all__ = [
     "RecoveryConfig",
     "RecoveryResult",
     "RunResult",
+    "Sensitivity",
     "TscompressError",
     "Workload",
     "__version__",
@@ -108,6 +113,7 @@ __all__ = [
     "relative",
     "run",
     "save",
+    "sensitivities",
     "write_card",
 ]
 

@@ -26,7 +26,8 @@ from tscompress.calibration import (
     collect_moments,
 )
 from tscompress.corpus import FloatArray
-from tscompress.errors import UsageError
+from tscompress.data import guarded
+from tscompress.errors import PlanError, UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
 from tscompress.examples import ForecastExample, typical_example
 from tscompress.factored import PLAN_FILE
@@ -55,7 +56,15 @@ from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import plan_within_budget
-from tscompress.suites import EvaluationDataset, find_suite
+from tscompress.suites import (
+    FREQUENCIES_SUITE,
+    OFFLINE_SUITE,
+    EvaluationDataset,
+    Fingerprints,
+    find_suite,
+    label_fingerprints,
+    load_suite,
+)
 from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.
@@ -111,14 +120,16 @@ def choose_schedule(
         given["budget"] = lambda: _budget_schedule(method, budget, layout, multiple, depth)
     if powers_of_two and schedule is None:
         raise UsageError("powers_of_two rounds a power law; give schedule D0,ALPHA with it.")
-    if (layout or multiple or depth) and (budget is None or method != "fold"):
+    asked = depth or (layout, multiple) != (None, None)
+    if asked and (budget is None or method != "fold"):
         raise UsageError("layout, multiple and depth go with a budget of fold.")
     if not given and not required:
         return None
     if len(given) != 1:
         came = f"{' and '.join(given)} were given" if given else "none was given"
         raise UsageError(
-            f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget."
+            f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
+            + (", or ff_ratio or latent alone." if method == "fold" and not given else ".")
         )
     ((name, make),) = given.items()
     try:
@@ -156,8 +167,8 @@ def _budget_schedule(
         return PlannedSchedule.model_validate(
             {
                 "budget": parse_budget(str(budget)),
-                "layout": layout or "folded",
-                "multiple": multiple or 1,
+                "layout": "folded" if layout is None else layout,
+                "multiple": 1 if multiple is None else multiple,
                 "depth": depth,
             }
         )
@@ -190,7 +201,7 @@ def compress(
     feed_forward: bool = False,
     fold: FoldConfig | None = None,
     calibration: CalibrationConfig | None = None,
-    series: Sequence[FloatArray] | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
     recover: RecoveryConfig | None = None,
     revision: str | None = None,
     device: str = "cpu",
@@ -231,7 +242,8 @@ def compress(
     fold
         Switches of folding.
     calibration, series
-        Which series to calibrate on; ``series`` overrides the config's source.
+        Which series to calibrate on; ``series``, a list of 1-D series or a file of them, overrides
+        the config's source.
     recover
         Distil from the original afterwards, on ``series`` too.
 
@@ -250,9 +262,9 @@ def compress(
               "budget": budget}  # fmt: skip
     chosen: Schedule | PlannedSchedule | None = None
     if plan is not None:
-        others = (*wanted.values(), powers_of_two, ff_ratio, latent, exclude, feed_forward, depth,
-                  multiple, layout)  # fmt: skip
-        if any(others):
+        values = (*wanted.values(), ff_ratio, latent, multiple, layout)
+        switches = (powers_of_two, exclude, feed_forward, depth)
+        if any(value is not None for value in values) or any(switches):
             raise UsageError("a plan says every size; give no schedule or selection with it.")
         method = plan.method
     else:
@@ -295,7 +307,7 @@ def compress_loaded_(
     recipe: Recipe,
     *,
     plan: Plan | None = None,
-    series: Sequence[FloatArray] | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
     directory: Path | None = None,
     on_progress: OnProgress = _silent,
 ) -> CompressedModel:
@@ -304,15 +316,12 @@ def compress_loaded_(
     Its weights change. ``directory`` is for the checkpoint and log of a recovery; one that was
     stopped goes on from there.
     """
-    _ = loaded.forecaster  # families that do not forecast are for profiling only
+    _check_original(loaded)
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
-    if method == "svd" and series is not None:
-        raise UsageError("svd does not calibrate; give no series, or use another method.")
+    batches = _batches(loaded, recipe, method, series)
     record: dict[str, Any] = {}
-    batches: list[CalibrationBatch] = []
-    if method != "svd":
-        batches = calibration_batches(loaded, recipe.calibration, series)
+    if batches:
         record = recipe.calibration.model_dump()
         if series is not None and recipe.calibration.source in OWN_SOURCES:
             record["source"] = "given series"
@@ -346,6 +355,47 @@ def compress_loaded_(
     )
 
 
+def plan_loaded(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    *,
+    series: Sequence[FloatArray] | str | Path | None = None,
+    on_progress: OnProgress = _silent,
+) -> Plan:
+    """What :func:`compress_loaded_` would do to a model, which stays as it is.
+
+    Free rotary frequencies are chosen only when the model is folded.
+    """
+    _check_original(loaded)
+    if recipe.method != "fold":
+        batches = _batches(loaded, recipe, recipe.method, series)
+        return _factor_plan(loaded, recipe, batches, on_progress)[0]
+    planned = isinstance(recipe.schedule, PlannedSchedule)
+    recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
+    batches = _batches(loaded, recipe, "fold", series) if planned else []
+    return _fold_plan(loaded, recipe, batches, on_progress)
+
+
+def _check_original(loaded: LoadedModel) -> None:
+    _ = loaded.forecaster  # families that do not forecast are for profiling only
+    if loaded.plan is not None:
+        raise PlanError(f"{loaded.name!r} is compressed already; compress the original checkpoint.")
+
+
+def _batches(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    method: Method,
+    series: Sequence[FloatArray] | str | Path | None,
+) -> list[CalibrationBatch]:
+    """What the method is calibrated on; nothing for svd."""
+    if method != "svd":
+        return calibration_batches(loaded, recipe.calibration, series)
+    if series is not None:
+        raise UsageError("svd does not calibrate; give no series, or use another method.")
+    return []
+
+
 def _copy(loaded: LoadedModel) -> LoadedModel:
     """The same model with weights of its own."""
     model = copy.deepcopy(loaded.model)
@@ -360,31 +410,55 @@ def _factor_(
     on_progress: OnProgress,
 ) -> None:
     """Replace projections by two factors."""
-    architecture = loaded.architecture
-    method = plan.method if plan is not None else recipe.method
-    moments: dict[str, Moment] | None = None
-    if method == "activation-svd":
-        names = [name for _, _, name in architecture.attention_projections()]
-        if recipe.feed_forward or (plan is not None and plan.parameters("feed_forward")[0]):
-            names += [name for _, _, name in architecture.feed_forward_projections()]
-        moments = collect_moments(
-            loaded, batches, names, lambda done: on_progress("calibrate", done, len(batches))
-        )
     if plan is None:
-        assert recipe.schedule is not None
-        assert not isinstance(recipe.schedule, PlannedSchedule | FitSchedule)
-        on_progress("plan", 0, 1)
-        plan = make_plan(
-            loaded.model,
-            architecture,
-            recipe.method,
-            recipe.schedule,
-            moments=moments,
-            exclude=recipe.exclude,
-            feed_forward=recipe.feed_forward,
-        )
-        on_progress("plan", 1, 1)
+        plan, moments = _factor_plan(loaded, recipe, batches, on_progress)
+    else:
+        feed_forward = bool(plan.parameters("feed_forward")[0])
+        moments = _moments(loaded, plan.method, feed_forward, batches, on_progress)
     apply_plan_(loaded, plan, moments, lambda done, total: on_progress("factor", done, total))
+
+
+def _factor_plan(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> tuple[Plan, dict[str, Moment] | None]:
+    """The ranks that a recipe asks for, and the moments they were chosen by."""
+    assert recipe.schedule is not None
+    assert not isinstance(recipe.schedule, PlannedSchedule | FitSchedule)
+    moments = _moments(loaded, recipe.method, recipe.feed_forward, batches, on_progress)
+    on_progress("plan", 0, 1)
+    plan = make_plan(
+        loaded.model,
+        loaded.architecture,
+        recipe.method,
+        recipe.schedule,
+        moments=moments,
+        exclude=recipe.exclude,
+        feed_forward=recipe.feed_forward,
+    )
+    on_progress("plan", 1, 1)
+    return plan, moments
+
+
+def _moments(
+    loaded: LoadedModel,
+    method: Method,
+    feed_forward: bool,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> dict[str, Moment] | None:
+    """Second moments of what feeds the projections; None for a method without."""
+    if method != "activation-svd":
+        return None
+    architecture = loaded.architecture
+    names = [name for _, _, name in architecture.attention_projections()]
+    if feed_forward:
+        names += [name for _, _, name in architecture.feed_forward_projections()]
+    return collect_moments(
+        loaded, batches, names, lambda done: on_progress("calibrate", done, len(batches))
+    )
 
 
 def _fold_(
@@ -396,20 +470,7 @@ def _fold_(
 ) -> None:
     """Make heads and hidden layers smaller."""
     if plan is None:
-        if isinstance(recipe.schedule, PlannedSchedule):
-            plan = plan_within_budget(
-                loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
-            )
-        else:
-            plan = fold_plan_of(
-                loaded.model,
-                loaded.architecture,
-                recipe.schedule,
-                ff_ratio=recipe.ff_ratio,
-                latent=recipe.latent,
-                exclude=recipe.exclude,
-                free_frequencies=recipe.fold.frequencies == "free",
-            )
+        plan = _fold_plan(loaded, recipe, batches, on_progress)
     if plan.kept_layers:
         keep_layers_(loaded, plan.kept_layers)
     apply_fold_(
@@ -421,12 +482,34 @@ def _fold_(
     )
 
 
+def _fold_plan(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> Plan:
+    """The sizes that a recipe asks for; ``batches`` are for a budget, which measures."""
+    if isinstance(recipe.schedule, PlannedSchedule):
+        return plan_within_budget(
+            loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
+        )
+    return fold_plan_of(
+        loaded.model,
+        loaded.architecture,
+        recipe.schedule,
+        ff_ratio=recipe.ff_ratio,
+        latent=recipe.latent,
+        exclude=recipe.exclude,
+        free_frequencies=recipe.fold.frequencies == "free",
+    )
+
+
 def recover(
     student: str | Path | LoadedModel,
     teacher: str | Path | LoadedModel,
     config: RecoveryConfig | None = None,
     *,
-    series: Sequence[FloatArray] | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
     device: str = "cpu",
@@ -445,7 +528,8 @@ def recover(
     config
         Budget, losses, data; by default five minutes on synthetic series.
     series
-        Series, each 1-D, to train on besides; missing values are NaN.
+        Series to train on besides, each 1-D, or a file or directory of them; missing values are
+        NaN.
     directory
         For the checkpoint and the log; None: nothing is written.
     resume
@@ -574,14 +658,15 @@ def run(
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None
-    if recipe.profile is not None:
-        measured = profile(
-            loaded,
-            epsilons=recipe.profile.epsilons,
-            calibration=recipe.calibration,
-            on_progress=lambda *step: on_progress("profile", *_last_two(step)),
-        )
-    compressed = compress_loaded_(loaded, recipe, directory=work, on_progress=on_progress)
+    with guarded(labels_of(recipe)):
+        if recipe.profile is not None:
+            measured = profile(
+                loaded,
+                epsilons=recipe.profile.epsilons,
+                calibration=recipe.calibration,
+                on_progress=lambda *step: on_progress("profile", *_last_two(step)),
+            )
+        compressed = compress_loaded_(loaded, recipe, directory=work, on_progress=on_progress)
     save(compressed, target, force=force)
     finish_recovery(compressed, work)
 
@@ -601,6 +686,17 @@ def run(
             on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
         )
     return result
+
+
+def labels_of(recipe: Recipe) -> list[Fingerprints]:
+    """What a recipe is scored on, where it also learns from files; the offline suites are known."""
+    config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
+    own = trained or recipe.calibration.source not in OWN_SOURCES
+    if config is None or not own or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+        return []
+    suite = find_suite(config.suite, config.long_format)
+    datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)
+    return [label_fingerprints(dataset) for dataset in datasets]
 
 
 def _evaluate_(

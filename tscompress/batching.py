@@ -250,7 +250,7 @@ def parse_batch_size(text: str) -> BatchSize:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that ``accelerate launch`` started for one evaluation, seen from one of them.
+    """The processes that ``torchrun`` started for one evaluation, seen from one of them.
 
     They share the batches of each dataset; all of them have all results. Only plain objects go
     between them, so that they meet on the CPU wherever the models are.

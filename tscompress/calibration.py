@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from tscompress.data import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     check_no_leak,
-    read_series,
+    given_series,
     training_series,
 )
 from tscompress.errors import DataError, UnsupportedModelError
@@ -110,7 +111,7 @@ class Moment:
 def calibration_batches(
     loaded: LoadedModel,
     config: CalibrationConfig,
-    series: Sequence[FloatArray] | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
 ) -> list[CalibrationBatch]:
     """Batches of about equally long series, at lengths from short to the longest allowed.
 
@@ -125,13 +126,13 @@ def calibration_batches(
     Parameters
     ----------
     series
-        Series, each 1-D, instead of ``config.source``; a
+        Series, each 1-D, or a file of them, instead of ``config.source``; a
         :class:`~tscompress.data.LabelledSeries` also knows their frequencies.
 
     Raises
     ------
     DataError
-        No series is long enough.
+        No series is long enough, or one is no list of numbers.
     LeakError
         A series belongs to an evaluation suite.
     """
@@ -150,7 +151,7 @@ def calibration_batches(
             most = min(longest + horizon, _REAL_STEPS.get(loaded.family, longest + horizon))
             kinds.append(_given_windows(rng, collected, real, config.stratify, most))
     else:
-        given = read_series(config.source) if series is None else series
+        given = given_series(config.source if series is None else series)
         check_no_leak(given)
         kinds.append(_given_windows(rng, given, count, config.stratify, longest + horizon))
 

@@ -115,18 +115,28 @@ def efficient(candidates: Iterable[Candidate], measure: Measure) -> list[Candida
     return kept[::-1]
 
 
-def _sizes(part: Part, multiple: int) -> list[int]:
+def _sizes(sensitivity: Sensitivity, part: Part, multiple: int) -> list[int]:
     """Sizes to choose from, descending, the full one first."""
     if multiple < 1:
         raise PlanError(f"sizes cannot be multiples of {multiple}; give 8 or 16, or 1 for any.")
     rounded = {min(part.size, math.ceil(size / multiple) * multiple) for size in part.sizes}
+    free = sensitivity.settings.get("fold", {}).get("frequencies") == "free"
+    if sensitivity.family == "chronos-2" and part.kind == "qk" and not free:
+        # Rounded, a size may not be one at which a plain config keeps the rotary frequencies.
+        rounded = {
+            size
+            for size in rounded
+            if size in part.sizes or stock_frequencies(part.size, size) is not None
+        }
     return sorted(rounded | {part.size}, reverse=True)
 
 
 def _common_sizes(
     sensitivity: Sensitivity, kinds: tuple[SizeKind, ...], multiple: int
 ) -> list[int]:
-    found = [set(_sizes(part, multiple)) for part in sensitivity.parts if part.kind in kinds]
+    found = [
+        set(_sizes(sensitivity, part, multiple)) for part in sensitivity.parts if part.kind in kinds
+    ]
     common = set.intersection(*found) if found else set()
     if not common:
         raise PlanError(
@@ -340,7 +350,8 @@ def _steps(
         if part.kind == "layer":
             continue
         points = [
-            (size, sensitivity.cost(part.name, part.kind, size)) for size in _sizes(part, multiple)
+            (size, sensitivity.cost(part.name, part.kind, size))
+            for size in _sizes(sensitivity, part, multiple)
         ]
         slope = 0.0
         for (before, _), (after, _) in pairwise(_hull(points)):
@@ -369,7 +380,7 @@ def _grown(
             _step(sensitivity, cost_model, part, sizes[part.name], size)
             for part in sensitivity.parts
             if (sizes := getattr(candidate, part.kind, None))
-            for size in _sizes(part, multiple)
+            for size in _sizes(sensitivity, part, multiple)
             if size > sizes[part.name]
         )
         left = allowed - candidate.costs.of(measure)

@@ -173,6 +173,50 @@ def profile(
 
 
 @app.command()
+def sensitivity(
+    model: Model,
+    series: SeriesFile = None,
+    calibration_series: Annotated[
+        int | None, typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1)
+    ] = None,
+    depth: Annotated[
+        bool, typer.Option("--depth", help="Also what leaving out each layer costs.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write all sizes to FILE.json.", parser=path)
+    ] = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what each block costs in forecast loss when it alone is made smaller.
+
+    What --budget plans with: measured once for a model and its series, then read from a cache.
+    """
+    from tscompress.calibration import MIXED, CalibrationConfig
+    from tscompress.data import read_series
+    from tscompress.files import check_output
+    from tscompress.sizing import sensitivities, sensitivity_tables
+
+    if output is not None:
+        check_output(output, force=force, inputs=(model, series))
+    given = None if series is None else read_series(series)
+    calibration = CalibrationConfig(
+        num_series=calibration_series, source=MIXED if series is None else str(series)
+    )
+    loaded = _load(model, device, "float32", revision)
+    with progress_bars() as advance:
+        found = sensitivities(
+            loaded, series=given, calibration=calibration, depth=depth, on_progress=advance
+        )
+    if output is not None:
+        found.save(output)
+    what = f"rise of the forecast loss, {found.base_loss:.4f}, with one part alone at a size:"
+    show(as_json, found.model_dump(mode="json"), what, *sensitivity_tables(found))
+
+
+@app.command()
 def compress(
     context: typer.Context,
     model: Model,
@@ -195,7 +239,7 @@ def compress(
         int | None,
         typer.Option(
             help="With fold: all cross-attention reads one latent of this size; smallest KV cache, "
-            "needs tscompress to load."
+            "fewer parameters if well below half of heads x d_kv, needs tscompress to load."
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
@@ -244,7 +288,7 @@ def compress(
     device: Device = "cpu",
     force: Force = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan, write nothing.")
+        bool, typer.Option("--dry-run", help="Show the plan; no checkpoint.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -318,6 +362,11 @@ def compress(
     chosen = chosen.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": str(output)}
     )
+    if work is None and edited is None:
+        with progress_bars() as advance:
+            planned = api.plan_loaded(loaded, chosen, series=given, on_progress=advance)
+        show(as_json, planned.model_dump(mode="json"), planned.summary())
+        return
     with progress_bars() as advance:
         compressed = api.compress_loaded_(
             loaded,
@@ -329,7 +378,7 @@ def compress(
         )
     assert compressed.plan is not None
     summary = compressed.plan.summary()
-    if work is None:
+    if work is None:  # an edited plan is tried out, to see whether it fits
         show(as_json, compressed.plan.model_dump(mode="json"), summary)
         return
     save(compressed, output, force=force, max_shard_size=largest)
@@ -412,7 +461,7 @@ def evaluate(
     """WQL and MASE on real series, next to seasonal naive and, if given, another model.
 
     Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
-    processes: accelerate launch --num_processes 2 $(which tscompress) evaluate ...
+    processes: torchrun --nproc_per_node 2 $(which tscompress) evaluate ...
     """
     from tscompress.api import score
     from tscompress.batching import Processes, parse_batch_size
@@ -892,7 +941,8 @@ def recover(
         list[str] | None,
         typer.Option(
             help="Series to train on too: a file (CSV, Parquet, Arrow, JSON lines), a directory of "
-            "such, or a Hub dataset owner/name[:config]; repeatable, of any size."
+            "such, or a Hub dataset owner/name[:config]; repeatable, of any size. The rows of one "
+            "series follow one another, in one file."
         ),
     ] = None,
     synthetic_share: Annotated[
@@ -926,7 +976,8 @@ def recover(
 ) -> None:
     """Distil from the original what compression lost: minutes, not a training.
 
-    Several processes: accelerate launch --num_processes 2 $(which tscompress) recover ...
+    Several processes: torchrun --nproc_per_node 2 $(which tscompress) recover ..., on GPUs also
+    accelerate launch --multi_gpu.
     """
     import torch
     from accelerate import PartialState
@@ -950,6 +1001,8 @@ def recover(
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
+    if synthetic_share is not None and not series:
+        raise UsageError("--synthetic-share says how much is not of --series; give series with it.")
     inputs = student, teacher, config, *api.series_files(chosen)
     check_output(output, force=force, inputs=inputs)
     work = _recovery_directory(output)
@@ -966,7 +1019,7 @@ def recover(
     needed = memory_bytes(ours, theirs, chosen, processes)
     main = os.environ.get("RANK", "0") == "0"
     if main:
-        say_memory(needed)
+        say_memory(needed, processes)
     with training_progress(main) as report:
         recovered = api.recover(
             ours,
@@ -996,6 +1049,8 @@ def recover(
         )
     if processes > 1:
         PartialState().destroy_process_group()
+    if not result.finished:
+        raise _StoppedAndSaved
 
 
 def _recovery_directory(output: Path) -> Path:
@@ -1049,6 +1104,8 @@ def pretrain(
 
     final = train(chosen, output, resume=resume, report=tell)
     show(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
+    if final is None:
+        raise _StoppedAndSaved
 
 
 def _trained(final: Path | None, output: Path) -> str:
@@ -1143,6 +1200,10 @@ def push(
     show(as_json, done.to_dict(), "\n".join(lines))
 
 
+class _StoppedAndSaved(Exception):
+    """Ctrl-C ended a training, and what it goes on from was saved and told."""
+
+
 def main() -> None:
     """Run the command: every expected error is one line and an exit code."""
     write_what_can_be()
@@ -1150,6 +1211,9 @@ def main() -> None:
         code = app(prog_name="tscompress", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
+    except _StoppedAndSaved:
+        arrived()
+        sys.exit(STOPPED)
     except _UsageMistake as error:
         error.show()
         code = error.exit_code

@@ -103,15 +103,19 @@ def _printing() -> Iterator[None]:
         ) from None
 
 
-def say_memory(needed: Mapping[str, int]) -> None:
-    """Before it is taken, by part in bytes; and a note if there is not so much."""
+def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
+    """Before it is taken, by part in bytes; and a note if there is not so much.
+
+    ``needed`` is that of each of several ``processes``.
+    """
     import psutil
 
     total = sum(needed.values())
     parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
-    typer.echo(f"memory, about: {_size(total)} ({parts})", err=True)
+    each = f" for each of {processes} processes" if processes > 1 else ""
+    typer.echo(f"memory, about: {_size(total)}{each} ({parts})", err=True)
     free = psutil.virtual_memory().available
-    if total - needed.get("process", 0) > free:
+    if processes * (total - needed.get("process", 0)) > free:
         typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,7 @@ import pandas as pd
 from tscompress.corpus import FloatArray
 from tscompress.errors import DataError, LeakError, RecipeError
 from tscompress.files import user_path
-from tscompress.suites import offline_fingerprints
+from tscompress.suites import Fingerprints, offline_fingerprints
 from tscompress.tables import (
     ID_COLUMNS,
     LONG_STEP,
@@ -108,22 +109,81 @@ def read_series(path: str | Path) -> LabelledSeries:
     return series
 
 
-def check_no_leak(series: Sequence[FloatArray]) -> None:
-    """Refuse series of the two offline evaluation suites for training or calibration.
+def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
+    """Series from a caller, as :func:`iterate_given` has them; a path is read by
+    :func:`read_series`, and a :class:`LabelledSeries` keeps its labels.
+
+    Raises
+    ------
+    DataError
+        Names the first series that is no list of numbers.
+    """
+    if isinstance(series, str | Path):
+        return read_series(series)
+    found = iterate_given(series)
+    if isinstance(series, LabelledSeries):
+        return LabelledSeries(found, series.frequencies)
+    return list(found)
+
+
+def iterate_given(series: Iterable[FloatArray]) -> Iterator[FloatArray]:
+    """Each series as float32, 1-D; what is not finite, or too large, is NaN.
+
+    Raises
+    ------
+    DataError
+        Names the first series that is no list of numbers.
+    """
+    for index, values in enumerate(series):
+        try:
+            array = np.asarray(values, dtype=np.float64)
+        except (ValueError, TypeError):
+            raise DataError(f"series {index} is no list of numbers.") from None
+        if array.ndim != 1:
+            raise DataError(
+                f"series {index} has {array.ndim} dimensions; give a list of series, each a list "
+                "of numbers, as in [[1.0, 2.0, 3.0], ...]."
+            )
+        yield floats(array)
+
+
+#: What training and calibration are held against besides the offline suites.
+_GUARDED: list[Fingerprints] = []
+
+
+@contextmanager
+def guarded(known: Iterable[Fingerprints]) -> Iterator[None]:
+    """Within, :func:`leaks` knows other series, too: those that a run is scored on."""
+    before = len(_GUARDED)
+    _GUARDED.extend(known)
+    try:
+        yield
+    finally:
+        del _GUARDED[before:]
+
+
+def leaks(values: FloatArray) -> bool:
+    """Whether a series is one that models are scored on, or a stretch of one.
 
     Rescaled copies are recognised, and so is any stretch of at least 16 observed values, or of 60
     of the hourly and half-hourly ones.
+    """
+    return any(known.recognise(values) for known in (offline_fingerprints(), *_GUARDED))
+
+
+def check_no_leak(series: Sequence[FloatArray]) -> None:
+    """Refuse series that models are scored on for training or calibration; see :func:`leaks`.
 
     Raises
     ------
     LeakError
     """
-    known = offline_fingerprints()
-    found = sum(known.recognise(values) for values in series)
+    found = sum(map(leaks, series))
     if found:
         raise LeakError(
             f"{found} of {len(series)} series belong to the evaluation suites (M1, M3, Tourism, "
-            "or those of offline-frequencies); scores would mean nothing. Use other series."
+            "those of offline-frequencies, or the recipe's own); scores would mean nothing. Use "
+            "other series."
         )
 
 
@@ -150,6 +210,11 @@ def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
         return LabelledSeries(found, [_frequency(stamps)] * len(found))
     values = floats(frame[target])[order]
     if identifier is None:
+        if time is not None and frame[time].dropna().duplicated().any():
+            raise ValueError(
+                f"several rows have the same {time}, and no column tells series apart: name it one "
+                f"of {', '.join(ID_COLUMNS)}"
+            )
         return LabelledSeries([values], [_frequency(stamps)])
     number, _ = pd.factorize(frame[identifier], use_na_sentinel=False)  # by first appearance
     number = number[order]

@@ -298,7 +298,7 @@ def forecast(
     The random numbers of a batch depend on nothing but ``seed``, ``stream`` and its position, so
     that two models are compared on common random numbers; the global generator is left as it was.
     A batch that does not fit into memory is computed in parts, which draw the same numbers, and
-    the processes of ``accelerate launch`` share the batches: neither changes a forecast by more
+    the processes of ``torchrun`` share the batches: neither changes a forecast by more
     than rounding.
 
     Parameters

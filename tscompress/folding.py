@@ -234,7 +234,7 @@ def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldCo
     if plan.parameters < plan.dense_parameters:
         moments = attention_moments(loaded, step, config)
         if config.frequencies == "free":
-            plan = _with_free_frequencies(attention, plan, moments)
+            plan = with_free_frequencies(attention, plan, moments)
         attention = fold_attention_(loaded, step.block, plan, moments, config)
         del moments
     _refit_(step, attention, "o", config)
@@ -566,7 +566,8 @@ def frequency_groups(attention: Any, plan: HeadPlan, distances: Tensor) -> list[
     return groups
 
 
-def _with_free_frequencies(attention: Any, plan: HeadPlan, moments: AttentionMoments) -> HeadPlan:
+def with_free_frequencies(attention: Any, plan: HeadPlan, moments: AttentionMoments) -> HeadPlan:
+    """The plan with the rotary pairs that tell most, as many as it has, if it has any."""
     if plan.frequencies is None:
         return plan
     chosen = choose_frequencies(attention, plan.num_heads, plan.qk_size // 2, moments)

@@ -15,7 +15,7 @@ import psutil
 from tscompress.configs import check_config
 from tscompress.factored import base_config_of
 from tscompress.loading import Checkpoint
-from tscompress.recipe import Recipe
+from tscompress.recipe import PlannedSchedule, Recipe
 
 _PROJECTION = re.compile(r"\.[qkvo]\.weight$")
 _FEED_FORWARD = re.compile(r"\.w[io]\.weight$")
@@ -27,7 +27,8 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     """What a compression holds at its peak, by part; the sum is the estimate, in bytes.
 
     ``process`` is what the interpreter and the libraries hold now; ``weights`` those of the model
-    in float32, with ``recover`` also the original's; ``work`` what is needed besides, at the
+    in float32, with ``recover`` also the original's, and with a budget in latency or WQL those of
+    the candidates that are measured; ``work`` what is needed besides, at the
     greediest moment. A recovery's own needs are those of
     :func:`tscompress.recovery_config.memory_bytes`.
 
@@ -38,9 +39,12 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     """
     weights = 4 * checkpoint.parameters
     method_bytes = _stream_bytes if recipe.method == "fold" else _factor_bytes
+    twice = recipe.recover is not None
+    if isinstance(recipe.schedule, PlannedSchedule):
+        twice = twice or recipe.schedule.budget.measure in ("latency", "wql")
     return {
         "process": int(psutil.Process().memory_info().rss),
-        "weights": weights * (2 if recipe.recover is not None else 1),
+        "weights": weights * (2 if twice else 1),
         "work": max(checkpoint.bytes_on_disk, method_bytes(checkpoint, recipe)),
     }
 

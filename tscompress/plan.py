@@ -349,6 +349,13 @@ class Plan(BaseModel):
             )
         if self.kept_layers:
             lines.append(f"layers kept: {_layers_text(self.kept_layers)}")
+        found = self.schedule.get("found")
+        if isinstance(found, dict):
+            ratios = {name: found[name] for name in found if name != "predicted_loss"}
+            measured = ratios.pop("measured", None)
+            text = ", ".join(f"{name} {value:.3f}" for name, value in ratios.items())
+            settled = "" if measured is None else f" measured {measured:.4f};"
+            lines.append(f"budget {self.schedule.get('budget')}:{settled} of the original's {text}")
         return lines
 
     def save(self, path: str | Path) -> None:

@@ -48,7 +48,7 @@ class RankSchedule(_Schedule):
     """The same rank for every projection; with ``fold``, the same size for every head (d_kv)."""
 
     kind: Literal["rank"] = "rank"
-    rank: int = Field(ge=1)
+    rank: int = Field(ge=1, le=2**31)
 
 
 class EnergySchedule(_Schedule):
@@ -62,8 +62,8 @@ class PowerLawSchedule(_Schedule):
     """Head size ceil(d_0 (1 + i)^alpha) at depth i, times the number of heads (paper sec. 5)."""
 
     kind: Literal["power-law"] = "power-law"
-    d_0: float = Field(gt=0)
-    alpha: float = Field(ge=0)
+    d_0: float = Field(gt=0, le=1e6)
+    alpha: float = Field(ge=0, le=100)
     powers_of_two: bool = Field(default=False, description="round down, as the authors' code")
 
 

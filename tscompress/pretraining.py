@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from tscompress.architectures import describe
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.corpus import CorpusConfig, SyntheticCorpus
 from tscompress.data import training_series
-from tscompress.errors import DivergenceError, RecipeError, VerificationError
+from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.files import new_directory, write_text_atomically
 from tscompress.heads import replace_heads_
@@ -45,7 +46,9 @@ from tscompress.loading import build_empty, load
 from tscompress.plan import Plan
 from tscompress.planning import PowerLawSchedule, fold_plan_of
 from tscompress.provenance import write_provenance
+from tscompress.readers import shown
 from tscompress.training import (
+    STATE_FILE,
     Bucket,
     StopRequest,
     TrainingState,
@@ -59,8 +62,8 @@ from tscompress.training import (
 PRETRAIN_FILE = "pretrain.yaml"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 QUANTILE_LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
-#: Of a recipe: what a run that goes on must not change. Shapes are compared with the checkpoint's.
-_SETTLED = ("schedule", "embedding_from", "freeze_embedding")
+#: Of a recipe: what a run that goes on may change, besides the steps of the last stage.
+_FREE_ON_RESUME = ("learning_rate", "checkpoint_minutes")
 
 
 class Stage(BaseModel):
@@ -479,8 +482,10 @@ def pretrain(
     Raises
     ------
     RecipeError
-        There is nothing to resume, it was begun with another schedule or embedding, or
-        ``embedding_from`` does not fit.
+        There is nothing to resume, it was begun with another recipe, or ``embedding_from`` does not
+        fit.
+    UsageError
+        There are several processes.
     ModelLoadError
         ``embedding_from`` cannot be read.
     DivergenceError
@@ -489,8 +494,9 @@ def pretrain(
         A factored checkpoint does not load back bit-equal; the training state is kept.
     """
     checkpoint = output / "checkpoint"
-    if resume:
-        _check_settled(recipe, checkpoint)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("pretrain runs in one process; start it without torchrun or accelerate.")
+    parts = _check_settled(recipe, checkpoint) if resume else []
     set_seed(recipe.seed)
     AcceleratorState._reset_state()  # or a second run in a process keeps the precision of the first
     accelerator = Accelerator(mixed_precision=recipe.precision, cpu=not torch.cuda.is_available())
@@ -509,9 +515,14 @@ def pretrain(
     loss_of = loss_function(model)
     corpora = stage_corpora(recipe)
     first = load_training_state(checkpoint, model, optimizer).step if resume else 0
+    part = [recipe.learning_rate, recipe.total_steps]
+    if not parts or parts[-1][1:] != part:
+        parts.append([first, *part])
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     wrapped.train()
     output.mkdir(parents=True, exist_ok=True)
+    if not resume:  # nobody shall go on from that of a run before
+        (checkpoint / STATE_FILE).unlink(missing_ok=True)
     log = (output / "log.jsonl").open("a" if resume else "w")
     started = last_saved = time.monotonic()
     losses: list[float] = []
@@ -558,20 +569,26 @@ def pretrain(
                 report(progress)
             if now - last_saved > 60 * recipe.checkpoint_minutes:
                 save_training_state(
-                    checkpoint, model, optimizer, TrainingState(step, _settled(recipe))
+                    checkpoint, model, optimizer, TrainingState(step, _settled(recipe, parts))
                 )
                 last_saved = now
-        save_training_state(checkpoint, model, optimizer, TrainingState(step, _settled(recipe)))
+        save_training_state(
+            checkpoint, model, optimizer, TrainingState(step, _settled(recipe, parts))
+        )
     if step < recipe.total_steps:
         return None
     with new_directory(output / "model", force=True) as directory:
         save_pretrained(model, directory, plan)
-        _record(recipe, directory)
+        _record(recipe, directory, parts)
     return output / "model"
 
 
-def _record(recipe: PretrainRecipe, directory: Path) -> None:
-    """The recipe, from which the same model can be trained again, and ``provenance.json``."""
+def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -> None:
+    """The recipe, from which the same model can be trained again, and ``provenance.json``.
+
+    If a resumed run had another learning rate or number of steps than it was begun with, that has
+    each part's first step, rate and steps in all.
+    """
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     write_text_atomically(directory / PRETRAIN_FILE, text)
     write_provenance(
@@ -585,18 +602,18 @@ def _record(recipe: PretrainRecipe, directory: Path) -> None:
             "steps": recipe.total_steps,
             "seed": recipe.seed,
             "embedding_from": recipe.embedding_from,
+            **({"parts": parts} if len(parts) > 1 else {}),
         },
     )
 
 
-def _settled(recipe: PretrainRecipe) -> dict[str, str]:
-    """What a run that goes on must not change, as text."""
-    content = recipe.model_dump(mode="json")
-    return {name: json.dumps(content[name]) for name in _SETTLED}
+def _settled(recipe: PretrainRecipe, parts: list[list[float]]) -> dict[str, str]:
+    """What a checkpoint says of its run, as text."""
+    return {"recipe": recipe.model_dump_json(), "parts": json.dumps(parts)}
 
 
-def _check_settled(recipe: PretrainRecipe, checkpoint: Path) -> None:
-    """Refuse to go on from a checkpoint with another schedule or embedding.
+def _check_settled(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float]]:
+    """The parts of the run so far; refuses to go on with another recipe than it was begun with.
 
     Raises
     ------
@@ -604,13 +621,19 @@ def _check_settled(recipe: PretrainRecipe, checkpoint: Path) -> None:
         Names the first key that differs.
     """
     record = read_training_record(checkpoint)
-    for name, value in _settled(recipe).items():
-        begun = record.get(name, "false" if name == "freeze_embedding" else "null")
-        if begun != value:
+    begun, ours = json.loads(record.get("recipe", "{}")), recipe.model_dump(mode="json")
+    for content in (begun, ours):
+        for stage in content.get("stages", [])[-1:]:
+            stage["steps"] = "any"
+    for name, value in ours.items():
+        if begun.get(name) != value and name not in _FREE_ON_RESUME:
             raise RecipeError(
-                f"{str(checkpoint)!r} was begun with {name} {begun}; the recipe says {value}. "
-                "Resume with the recipe it was begun with, or choose another output."
+                f"{str(checkpoint)!r} was begun with {name} {shown(begun.get(name))}; the recipe "
+                f"says {shown(value)}. Resume with the recipe it was begun with, or choose another "
+                "output."
             )
+    parts: list[list[float]] = json.loads(record["parts"])
+    return parts
 
 
 def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None = None) -> None:

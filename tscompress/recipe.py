@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tscompress.budgets import Budget
+from tscompress.budgets import Budget, parse_budget
 from tscompress.calibration import CalibrationConfig
-from tscompress.errors import RecipeError
+from tscompress.errors import RecipeError, UsageError
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
 from tscompress.planning import (
@@ -65,12 +65,22 @@ class PlannedSchedule(BaseModel):
     model_config = _STRICT
 
     kind: Literal["planned"] = "planned"
-    budget: Budget
+    budget: Budget = Field(description="also as text: parameters=0.5, bytes=20MB, wql=1%")
     layout: Literal["folded", "factored"] = Field(
         default="folded", description="one size everywhere, a plain config; or sizes by layer"
     )
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
     depth: bool = Field(default=False, description="may drop whole layers")
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _read_text(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_budget(value)
+        except UsageError as error:
+            raise ValueError(str(error).removesuffix(".")) from None
 
     @model_validator(mode="after")
     def _layout_allows(self) -> PlannedSchedule:
@@ -139,6 +149,12 @@ class Recipe(BaseModel):
                 raise ValueError("a budget plans folded heads; give no latent with it")
             if kind == "planned" and self.exclude:
                 raise ValueError("a budget considers every layer; give no exclude with it")
+            if isinstance(self.schedule, PlannedSchedule) and (
+                self.schedule.layout == "folded" and self.fold.frequencies == "free"
+            ):
+                raise ValueError(
+                    "free frequencies make a factored checkpoint; give layout: factored with them"
+                )
             if self.feed_forward:
                 raise ValueError("fold sizes feed-forwards by ff_ratio; leave out feed_forward")
             return self

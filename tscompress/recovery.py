@@ -158,7 +158,7 @@ def recover_(
     teacher: LoadedModel,
     config: RecoveryConfig | None = None,
     *,
-    series: Sequence[FloatArray] | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
     directory: Path | None = None,
     resume: bool = False,
     report: OnRecovery = _silent,
@@ -171,7 +171,7 @@ def recover_(
     Parameters
     ----------
     series
-        Series, each 1-D, besides those of ``config.series``.
+        Series, each 1-D, or a file or directory of them, besides those of ``config.series``.
     directory
         For the checkpoint and the log; None: nothing is written.
     resume
@@ -190,6 +190,11 @@ def recover_(
     RecipeError, CorruptCheckpointError
         There is nothing to resume from, or it belongs to another run.
     """
+    if not isinstance(config, RecoveryConfig | None):
+        raise UsageError(
+            f"config is a {type(config).__name__}; give a RecoveryConfig, as in "
+            "RecoveryConfig(steps=100)."
+        )
     config = (config or RecoveryConfig()).resolved(student)
     check_comparable(teacher, student)
     run = _Run(student, teacher, config, directory, report)
@@ -253,6 +258,7 @@ class _Run:
         self.state: dict[str, float] = {}  # of the held-out losses: before, best, and when
         self.best: dict[str, Tensor] = {}
         self.history: list[RecoveryProgress] = []
+        self.pending, self.counted = np.zeros(4), 0  # losses since the last line of the log
 
     def close(self) -> None:
         """Leave the models as models: no hooks, no wrappers, parameters that can be trained."""
@@ -273,12 +279,13 @@ class _Run:
         elif self._writes:
             assert self.directory is not None
             self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / LOG_FILE).unlink(missing_ok=True)
+            for stale in (LOG_FILE, f"{CHECKPOINT}/{STATE_FILE}"):
+                (self.directory / stale).unlink(missing_ok=True)
         if not self.state:
             self._log(self._evaluated(held_out))
         clock = _Clock(self.seconds)
         saved_at = time.monotonic()
-        sums, counted, trained = np.zeros(4), 0, 0.0
+        sums, counted, rows, trained = self.pending, self.counted, 0, 0.0
         stopped = False
         with StopRequest() as stop:
             while not self._is_done and not stopped:
@@ -289,14 +296,16 @@ class _Run:
                 stopped = requested
                 self.step += 1
                 sums, counted = sums + losses, counted + len(batch.context)
+                rows += len(batch.context)
                 trained += time.monotonic() - started
                 evaluates = self.step % self.config.evaluate_every == 0 or self._is_done
                 if evaluates or self.step % _LOG_EVERY == 0:
-                    line = self._line(sums / counted, rate, counted / trained)
+                    line = self._line(sums / counted, rate, rows / trained)
                     if evaluates:
                         line = self._evaluated(held_out, line)
                     self._log(line)
-                    sums, counted, trained = np.zeros(4), 0, 0.0
+                    sums, counted, rows, trained = np.zeros(4), 0, 0, 0.0
+                self.pending, self.counted = sums, counted
                 if self._is_due(saved_at) or stopped:
                     self._save()
                     saved_at = time.monotonic()
@@ -484,6 +493,7 @@ class _Run:
             "models": json.dumps(self._models),
             "seconds": repr(self.seconds),
             "held_out": json.dumps(self.state),
+            "pending": json.dumps([*self.pending.tolist(), self.counted]),
         }
         state = TrainingState(self.step, record, self.best)
         save_training_state(self.directory / CHECKPOINT, self.student.model, self.optimizer, state)
@@ -508,6 +518,8 @@ class _Run:
         self.step, self.best = state.step, state.kept
         self.seconds = float(state.record["seconds"])
         self.state = json.loads(state.record["held_out"])
+        *pending, self.counted = json.loads(state.record["pending"])
+        self.pending = np.array(pending)
         self.history = [line for line in read_log(self.directory) if line.step <= self.step]
         if self._writes:  # a killed run may have logged steps that it did not save
             lines = "".join(json.dumps(asdict(line)) + "\n" for line in self.history)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
@@ -14,6 +16,7 @@ from torch import nn
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import training_series
 from tscompress.distillation import Distance, HiddenAt, TrainingBatch
+from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
@@ -173,14 +176,16 @@ class Batches:
         self,
         family: str,
         config: RecoveryConfig,
-        series: Sequence[FloatArray] | None = None,
+        series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
         assert config.buckets is not None
         self.family, self.config, self.buckets = family, config, config.buckets
         self.corpus = SyntheticCorpus(config.corpus, training_series(config.real_series))
-        sources: list[str | Sequence[FloatArray]] = [*config.series]
+        sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
         if series is not None:
             sources.append(series)
+        if not sources and config.synthetic_share == 0:
+            raise UsageError("synthetic_share is 0 and there are no series; give series.")
         self.stream: SeriesStream | None = None
         if sources:
             longest = max(bucket.context_length + bucket.horizon for bucket in self.buckets)
@@ -202,7 +207,10 @@ class Batches:
             self._given(step, *self._draw(np.random.default_rng([self.config.seed, step])))
 
     def held_out(self) -> list[TrainingBatch]:
-        """Windows that no step trains on, of the shapes and kinds that the steps have."""
+        """Windows that no step trains on, of the shapes and kinds that the steps have.
+
+        A single given series cannot be kept apart: windows of it are trained on, too.
+        """
         rng = np.random.default_rng([self.config.seed, 0, 1])
         share = self.config.sampled_share or 0.0
         wanted = self.config.held_out_series or 0
@@ -286,8 +294,9 @@ def memory_bytes(
 ) -> dict[str, int]:
     """About what a run will hold in each process: weights exactly, activations estimated.
 
-    The student's weights come five times in float32 (master, gradient, two Adam moments, best so
-    far), the teacher's once. Activations are those of the largest batch.
+    ``process`` is what the interpreter, the libraries and both models hold now. The student's
+    weights come five times in float32 (master, gradient, two Adam moments, best so far), the
+    teacher's once. Activations are those of the largest batch.
     """
     config = config.resolved(student)
     counts = [sum(p.numel() for p in loaded.model.parameters()) for loaded in (student, teacher)]
@@ -295,7 +304,12 @@ def memory_bytes(
     activations = max(
         _activation_bytes(student.model, bucket, config) // parts for bucket in config.buckets or ()
     )
-    return {"student": 20 * counts[0], "teacher": 4 * counts[1], "activations": activations}
+    return {
+        "process": int(psutil.Process().memory_info().rss),
+        "student": 20 * counts[0],
+        "teacher": 4 * counts[1],
+        "activations": activations,
+    }
 
 
 def _activation_bytes(model: nn.Module, bucket: Bucket, config: RecoveryConfig) -> int:

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +149,10 @@ def dataset_digest(dataset: EvaluationDataset) -> str:
     return digest.hexdigest()
 
 
-def code_digest() -> str:
-    """SHA-256 of the source of the modules that forecast and score."""
+def code_digest(modules: Sequence[str] = _CODE) -> str:
+    """SHA-256 of the source of modules, by default of those that forecast and score."""
     digest = hashlib.sha256()
-    for name in _CODE:
+    for name in modules:
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()
 

@@ -37,14 +37,18 @@ from tscompress.folding import (
     folded_heads,
     hidden_moments,
     naming_failures,
+    with_free_frequencies,
 )
 from tscompress.heads import replace_heads_
 from tscompress.layerwise import Step, record, walk
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 from tscompress.planning import PATCH_EMBEDDINGS, fold_plan
+from tscompress.score_cache import code_digest, versions
 
 SENSITIVITY_VERSION: Literal[1] = 1
+#: The modules that fold and measure; of a development version they change without a number.
+_CODE = ("calibration", "folding", "heads", "layerwise", "linalg", "planning", "sensitivity")
 
 PartKind = Literal["qk", "vo", "hidden", "layer"]
 T = TypeVar("T")
@@ -253,7 +257,10 @@ class _Forecasts:
         totals = list(self._each(lambda batch: forecast_loss(self.loaded, batch)))
         count = sum(steps for _, steps in totals)
         if not count:
-            raise DataError("no window to measure the loss on has an observed target.")
+            raise DataError(
+                "no window to measure the loss on has an observed target after a context that "
+                "varies; give other series."
+            )
         return sum(total for total, _ in totals) / count
 
     def start_at(self, layer: str | None) -> None:
@@ -384,10 +391,12 @@ def measure_sensitivity(
         The loss is measured on these; None: on ``batches``.
     fold
         How layers are folded; each is fitted to its own original output, whatever ``refit`` says
-        but ``none``.
+        but ``none``, on ``batches`` alone and in float32: ``order``, ``continuations`` and
+        ``precision`` have no say.
     head_sizes
         Sizes to try, where they are smaller; None: halves and three quarters of halves down to 1.
-        Queries and keys with rotary embedding are tried only at sizes that a plain config allows.
+        Queries and keys with rotary embedding are tried only at sizes that a plain config allows,
+        or with free ``frequencies`` at even ones.
     hidden_ratios
         Hidden units to try, as shares of the original's, in (0, 1).
     layers
@@ -418,8 +427,10 @@ def measure_sensitivity(
         raise PlanError(f"{loaded.name!r} is compressed already; measure the original checkpoint.")
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
     refit: Literal["layer", "none"] = "none" if fold.refit == "none" else "layer"
-    config = fold.model_copy(update={"order": "original", "refit": refit})
-    wanted = _wanted_parts(loaded, head_sizes, hidden_ratios, layers)
+    same = {"order": "original", "continuations": "given", "precision": "float32"}
+    config = fold.model_copy(update={"refit": refit, **same})
+    free = config.frequencies == "free"
+    wanted = _wanted_parts(loaded, head_sizes, hidden_ratios, layers, free_frequencies=free)
     store = None
     if cache is not None:
         directory = cache_directory() if cache == "default" else Path(cache)
@@ -457,6 +468,8 @@ def _wanted_parts(
     head_sizes: Sequence[int] | None,
     hidden_ratios: Sequence[float],
     layers: bool,
+    *,
+    free_frequencies: bool,
 ) -> list[_Wanted]:
     if any(size < 1 for size in head_sizes or ()):
         raise PlanError(f"head sizes must be at least 1, not {min(head_sizes or ())}.")
@@ -468,7 +481,10 @@ def _wanted_parts(
     for head in whole.heads:
         size = head.head_size
         tried = _below(size, default_head_sizes(size) if head_sizes is None else head_sizes)
-        turned = tuple(s for s in tried if head.kind != "time" or stock_frequencies(size, s))
+        turned = tried
+        if head.kind == "time":
+            kept = (lambda s: s % 2 == 0) if free_frequencies else partial(stock_frequencies, size)
+            turned = tuple(s for s in tried if kept(s))
         wanted += [_Wanted(head.name, "qk", size, turned), _Wanted(head.name, "vo", size, tried)]
     for hidden in whole.hidden:
         units = _below(hidden.d_ff, [max(1, round(r * hidden.d_ff)) for r in hidden_ratios])
@@ -547,6 +563,8 @@ class _Pass:
             nonlocal leading
             plan = _with_qk(whole, size)
             with naming_failures(whole.name):
+                if self.config.frequencies == "free":
+                    plan = with_free_frequencies(attention, plan, moments)
                 if plan.frequencies is not None or not leading:
                     leading = folded_heads(attention, plan, moments, self.config)
             # Components come in the order of what they tell: the largest size has all others.
@@ -607,7 +625,9 @@ class _Pass:
 
 
 def _with_qk(whole: HeadPlan, size: int) -> HeadPlan:
-    turned = None if whole.frequencies is None else stock_frequencies(whole.head_size, size)
+    turned = None
+    if whole.frequencies is not None:
+        turned = stock_frequencies(whole.head_size, size) or tuple(range(size // 2))
     return whole.model_copy(update={"qk_size": size, "frequencies": turned})
 
 
@@ -667,6 +687,8 @@ def _content_key(
         digest.update(flat.view(torch.uint8).numpy().data)
 
     add("version", SENSITIVITY_VERSION)
+    add("code", code_digest(_CODE))
+    add("versions", versions())
     add("family", loaded.family)
     add("config", dict(loaded.config))
     add("fold", config.model_dump(mode="json"))

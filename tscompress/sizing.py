@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 from torch import Tensor
 
 from tscompress.architectures import describe
-from tscompress.calibration import CalibrationBatch
+from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,
     choose_factored,
@@ -17,16 +21,20 @@ from tscompress.candidates import (
     folded_candidates,
     latency_of,
 )
-from tscompress.costs import CostModel
+from tscompress.corpus import FloatArray
+from tscompress.costs import CostModel, Measure
 from tscompress.errors import DataError
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
-from tscompress.loading import LoadedModel, build_empty
+from tscompress.linalg import even_picks
+from tscompress.loading import LoadedModel, build_empty, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
 from tscompress.recipe import PlannedSchedule
-from tscompress.sensitivity import measure_sensitivity
+from tscompress.sensitivity import PartKind, Sensitivity, measure_sensitivity
 from tscompress.surgery import apply_fold_, config_of_layers, keep_layers_
+
+OnProgress = Callable[[str, int, int], None]
 
 #: Of calibration windows, one in so many is kept from the statistics and only measured on.
 _HOLD_OUT = 4
@@ -39,7 +47,7 @@ def plan_within_budget(
     batches: Sequence[CalibrationBatch],
     fold: FoldConfig,
     workload: Workload | None,
-    on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Plan:
     """The plan to fold that is predicted to lose least within a budget.
 
@@ -59,28 +67,20 @@ def plan_within_budget(
     """
     workload = _fitting(loaded, workload or Workload())
     fitted, held_out = _split(batches)
-    sensitivity = measure_sensitivity(
-        loaded,
-        fitted,
-        holdout=held_out,
-        fold=fold,
-        layers=schedule.depth,
-        on_progress=lambda done, total: on_progress("sensitivity", done, total),
-    )
+    sensitivity = _measured(loaded, fitted, held_out, fold, schedule.depth, on_progress)
     costs = CostModel(
         loaded.family, loaded.model, workload, bytes_per_number=loaded.stored_dtype.itemsize
     )
     base = _Wql(loaded, held_out) if schedule.budget.measure == "wql" else None
-    measured = 0
+    measured: dict[int, float] = {}
 
     def count(candidate: Candidate, value: float) -> None:
-        nonlocal measured
-        measured += 1
-        on_progress("candidates", measured, measured + 1)
+        measured[id(candidate)] = value
+        on_progress("candidates", len(measured), len(measured) + 1)
 
     def quality(candidate: Candidate) -> float:
         assert base is not None
-        plan = plan_of(loaded, candidate, schedule)
+        plan = plan_of(loaded, candidate, schedule, fold)
         trial = copy.deepcopy(loaded)
         if plan.kept_layers:
             keep_layers_(trial, plan.kept_layers)
@@ -112,10 +112,119 @@ def plan_within_budget(
             measure_wql=quality,
             on_measured=count,
         )
-    return plan_of(loaded, chosen, schedule)
+    plan = plan_of(loaded, chosen, schedule, fold)
+    found = _found(chosen, costs, measured.get(id(chosen)))
+    return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
 
 
-def plan_of(loaded: LoadedModel, candidate: Candidate, schedule: PlannedSchedule) -> Plan:
+def sensitivities(
+    model: str | Path | LoadedModel,
+    *,
+    series: Sequence[FloatArray] | str | Path | None = None,
+    calibration: CalibrationConfig | None = None,
+    fold: FoldConfig | None = None,
+    depth: bool = False,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Sensitivity:
+    """What each part of a model costs in forecast loss when it alone is made smaller.
+
+    It is what a budget plans with, and comes from the same cache: planning is instant after this.
+
+    Parameters
+    ----------
+    model
+        As for :func:`tscompress.load`, or a model already loaded, in float32; it stays as it is.
+    series, calibration, fold
+        As for :func:`tscompress.compress`.
+    depth
+        Measure leaving out whole layers too.
+
+    Returns
+    -------
+    Sensitivity
+        Nats a token of Chronos-T5, scaled pinball loss of the others, on held-out windows.
+
+    Raises
+    ------
+    TscompressError
+        A subclass says what was wrong; see :func:`tscompress.sensitivity.measure_sensitivity`.
+    """
+    loaded = model if isinstance(model, LoadedModel) else load(model, dtype=torch.float32)
+    batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
+    return _measured(loaded, *_split(batches), fold or FoldConfig(), depth, on_progress)
+
+
+def _measured(
+    loaded: LoadedModel,
+    fitted: Sequence[CalibrationBatch],
+    held_out: Sequence[CalibrationBatch],
+    fold: FoldConfig,
+    depth: bool,
+    on_progress: OnProgress,
+) -> Sensitivity:
+    return measure_sensitivity(
+        loaded,
+        fitted,
+        holdout=held_out,
+        fold=fold,
+        layers=depth,
+        on_progress=lambda done, total: on_progress("sensitivity", done, total),
+    )
+
+
+_KINDS: dict[PartKind, str] = {
+    "qk": "queries and keys", "vo": "values", "hidden": "hidden units", "layer": "whole layers",
+}  # fmt: skip
+_MAX_SIZES = 6
+
+
+def sensitivity_tables(found: Sensitivity) -> list[Table]:
+    """For a terminal, one table for each kind: rises of the forecast loss, by size."""
+    tables = []
+    for kind, title in _KINDS.items():
+        parts = [part for part in found.parts if part.kind == kind]
+        if not parts:
+            continue
+        sizes = sorted({size for part in parts for size in part.sizes}, reverse=True)
+        shown = [sizes[index] for index in even_picks(len(sizes), _MAX_SIZES).tolist()]
+        table = Table(
+            title=title,
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        table.add_column("", no_wrap=True)
+        for size in shown:
+            table.add_column("left out" if kind == "layer" else str(size), justify="right")
+        for part in parts:
+            losses = dict(zip(part.sizes, part.losses, strict=True))
+            cells = (_signed(losses[size]) if size in losses else "" for size in shown)
+            table.add_row(part.name, *cells)
+        tables.append(table)
+    return tables
+
+
+def _signed(loss: float) -> str:
+    text = f"{loss:+.4f}"
+    return text if float(text) else f"{0:.4f}"
+
+
+def _found(chosen: Candidate, costs: CostModel, measured: float | None) -> dict[str, float]:
+    """What was chosen, for the record: ratios to the original, and the predicted rise of loss.
+
+    ``measured`` is the ratio of what a budget in latency or WQL was measured in.
+    """
+    found = {} if measured is None else {"measured": measured}
+    for measure in get_args(Measure):
+        if original := costs.original.of(measure):
+            found[measure] = chosen.costs.of(measure) / original
+    return found | {"predicted_loss": chosen.loss}
+
+
+def plan_of(
+    loaded: LoadedModel, candidate: Candidate, schedule: PlannedSchedule, fold: FoldConfig
+) -> Plan:
     """The plan that folds ``loaded`` to a candidate's sizes."""
     model = loaded.model
     if candidate.kept_layers:
@@ -126,6 +235,7 @@ def plan_of(loaded: LoadedModel, candidate: Candidate, schedule: PlannedSchedule
         qk=candidate.qk,
         vo=candidate.vo,
         hidden=candidate.hidden,
+        free_frequencies=fold.frequencies == "free",
         kept_layers=candidate.kept_layers,
         schedule={
             **schedule.model_dump(mode="json", exclude={"budget"}),
@@ -155,7 +265,7 @@ def _split(
         return fitted, held_out
     if whole_groups:  # fewer than four groups
         return _split(batches, whole_groups=False)
-    raise DataError("a budget takes at least four calibration series; give more.")
+    raise DataError("what parts cost is measured on at least four calibration series; give more.")
 
 
 def _fitting(loaded: LoadedModel, workload: Workload) -> Workload:
@@ -170,11 +280,20 @@ def _fitting(loaded: LoadedModel, workload: Workload) -> Workload:
 
 
 class _Wql:
-    """Weighted quantile loss on windows, each scaled by its context, against the original's."""
+    """Weighted quantile loss on windows against the original's.
+
+    Each window is scaled by its context or its target, whichever is larger, so that none, such as
+    one that follows nothing but zeros, outweighs all others.
+    """
 
     def __init__(self, original: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
         self.batches = batches
         self.base = self.of(original)
+        if not self.base > 0:
+            raise DataError(
+                "a budget in WQL needs calibration windows that are observed, are not zero and are "
+                "not forecast without error; give other series."
+            )
 
     def ratio(self, loaded: LoadedModel) -> float:
         return self.of(loaded) / self.base
@@ -184,26 +303,40 @@ class _Wql:
         levels = torch.tensor(_LEVELS, dtype=torch.float64)
         for index, batch in enumerate(self.batches):
             forecast = _quantiles(loaded, batch, seed=index)  # [B, H, 9]
-            target = batch.target[..., None].to(torch.float64)
-            size = batch.context.abs().nanmean(1)[:, None, None].clamp_min(1e-9)
-            error = (target - forecast) / size
+            context, target = (x.to(torch.float64) for x in (batch.context, batch.target))
+            size = torch.fmax(context.abs().nanmean(1), target.abs().nanmean(1))
+            told = torch.isfinite(size) & (size > 0)
+            size = size[told, None]
+            error = (target[told, :, None] - forecast[told]) / size[..., None]
             pinball = torch.maximum(levels * error, (levels - 1) * error)
             loss += float(pinball.nansum()) * 2 / len(_LEVELS)
-            scale += float((target / size).abs().nansum())
-        return loss / scale if scale > 0 else loss
+            scale += float((target[told] / size).abs().nansum())
+        return loss / scale if scale > 0 else 0.0
 
 
 def _quantiles(loaded: LoadedModel, batch: CalibrationBatch, seed: int) -> Tensor:
+    """Forecasts ``[B, H, 9]`` as ``predict`` makes them."""
+    horizon = batch.target.shape[1]
     # Chronos-T5 draws sample paths: the same random numbers for every model.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        forecasts, _ = loaded.forecaster.predict_quantiles(
-            _inputs(loaded, batch), batch.target.shape[1], quantile_levels=_LEVELS
+        if loaded.family != "chronos-2":
+            forecasts: Tensor
+            forecasts, _ = loaded.forecaster.predict_quantiles(
+                batch.context, horizon, quantile_levels=_LEVELS
+            )
+            return forecasts.to(torch.float64)
+        rows = _groups(batch)
+        tasks, _ = loaded.forecaster.predict_quantiles(
+            [batch.context[group] for group in rows], horizon, quantile_levels=_LEVELS
         )
-    stacked = torch.stack(list(forecasts)) if isinstance(forecasts, list) else forecasts
-    return stacked.reshape(len(batch.target), batch.target.shape[1], -1).to(torch.float64)
+    in_order = torch.cat(rows).argsort()
+    return torch.cat(list(tasks))[in_order].to(torch.float64)
 
 
-def _inputs(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor:
-    # Chronos-2 takes [series, variates, steps].
-    return batch.context[:, None] if loaded.family == "chronos-2" else batch.context
+def _groups(batch: CalibrationBatch) -> list[Tensor]:
+    """Rows that attend to each other: the variates of one task."""
+    rows = torch.arange(len(batch.context))
+    if batch.group_ids is None:
+        return list(rows[:, None])
+    return [rows[batch.group_ids == group] for group in sorted(set(batch.group_ids.tolist()))]

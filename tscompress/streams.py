@@ -7,20 +7,21 @@ against the evaluation suites when it is first read.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from tscompress.corpus import FloatArray, cut_window
-from tscompress.data import SUFFIXES, json_lines_targets, read_series
+from tscompress.data import SUFFIXES, iterate_given, json_lines_targets, leaks, read_series
 from tscompress.errors import DataError, LeakError, OfflineError
 from tscompress.files import user_path
-from tscompress.readers import single_line
-from tscompress.suites import evaluation_dataset_names, offline_fingerprints
+from tscompress.readers import shown, single_line
+from tscompress.suites import evaluation_dataset_names
 from tscompress.tables import (
     ID_COLUMNS,
     TARGET_COLUMNS,
@@ -40,6 +41,7 @@ _MIN_OBSERVED = 3
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 
 Frame = Any
+T = TypeVar("T")
 
 
 def iterate_series(source: str | Path) -> Iterator[FloatArray]:
@@ -47,29 +49,39 @@ def iterate_series(source: str | Path) -> Iterator[FloatArray]:
 
     CSV, Parquet, Arrow and JSON lines as :func:`tscompress.read_series` takes them, but without
     holding more than a batch of records: of a long table the rows of one series must follow one
-    another. Parquet and Arrow may also have a list of values a row. A Hub dataset is
-    ``owner/name`` or ``owner/name:config``; its train split is streamed, with the package
-    ``datasets``, and all its columns of lists but the timestamps are series.
+    another, and no series goes on in another file. Parquet and Arrow may also have a list of values
+    a row. A Hub dataset is ``owner/name`` or ``owner/name:config``; its train split is streamed,
+    with the package ``datasets``, and all its columns of lists but the timestamps are series.
 
     Raises
     ------
     DataError
-        The source is missing, of another kind, or holds no series.
+        The source is missing, of another kind, or holds no series; rows of one series do not
+        follow one another.
     LeakError
         A Hub dataset of the evaluation suites.
     OfflineError
         The Hub could not be reached.
     """
+    return (values for _, values in _named_series(source))
+
+
+def _named_series(source: str | Path) -> Iterator[tuple[str, FloatArray]]:
+    """The file or dataset of each series, and the series."""
     path = user_path(source)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
         if not found:
             raise DataError(f"{str(path)!r} holds no file of {', '.join(SUFFIXES)}.")
-        return chain.from_iterable(_file_series(file) for file in found)
+        return chain.from_iterable(_named(file.name, _file_series(file)) for file in found)
     match = _HUB_ID.fullmatch(str(source))
     if match and not path.exists() and path.suffix.lower() not in SUFFIXES:
-        return _hub_series(match["repo"], match["config"])
-    return _file_series(path)
+        return _named(str(source), _hub_series(match["repo"], match["config"]))
+    return _named(path.name, _file_series(path))
+
+
+def _named(name: str, series: Iterable[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
+    return ((name, values) for values in series)
 
 
 def _file_series(path: Path) -> Iterator[FloatArray]:
@@ -161,15 +173,29 @@ def _table_series(path: Path, frames: Iterator[Frame]) -> Iterator[FloatArray]:
 
 
 def _runs(frames: Iterator[Frame], identifier: Any, target: Any, time: Any) -> Iterator[FloatArray]:
-    """Series of a long table: consecutive rows with the same id, over the ends of frames too."""
+    """Series of a long table: consecutive rows with the same id, over the ends of frames too.
+
+    Raises
+    ------
+    ValueError
+        The rows of a series do not follow one another.
+    """
     held: Frame = None
+    ended: set[int] = set()  # hashes of the ids before
     for frame in frames:
         if held is not None:
             frame = pd.concat([held, frame], ignore_index=True)
-        names = frame[identifier].to_numpy()
-        ends = np.flatnonzero(names[1:] != names[:-1]) + 1
-        for start, stop in pairwise([0, *ends]):
-            yield _run(frame.iloc[start:stop], target, time)
+        numbers, names = pd.factorize(frame[identifier], use_na_sentinel=False)
+        ends = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        for start, stop in pairwise([0, *ends, len(frame)]):
+            if (name := hash(str(names[numbers[start]]))) in ended:
+                raise ValueError(
+                    f"rows of series {shown(names[numbers[start]])} do not follow one another; "
+                    f"sort the file by {identifier}"
+                )
+            if stop < len(frame):
+                ended.add(name)
+                yield _run(frame.iloc[start:stop], target, time)
         held = frame.iloc[ends[-1] if len(ends) else 0 :]
     if held is not None and len(held):
         yield _run(held, target, time)
@@ -251,7 +277,8 @@ class SeriesStream:
     longest
         Longest window that will be asked for, in steps.
     held_out_every
-        Every so many series one is kept apart, in ``held_out``; 0: none.
+        Every so many series one is kept apart, in ``held_out``, and of fewer the last, unless it is
+        the only one; 0: none.
     held_out_limit
         At most so many are kept apart; later ones are passed over.
 
@@ -282,6 +309,8 @@ class SeriesStream:
         self._incoming = self._endless()
         self._buffer = list(islice(self._incoming, buffer_size))
         self._whole = len(self._buffer) < buffer_size
+        if held_out_every and self._whole and not self.held_out and len(self._buffer) > 1:
+            self.held_out.append(self._buffer.pop())
         if not self._buffer:
             raise DataError(
                 f"no series of {len(sources)} source(s) is left to train on; each needs "
@@ -299,7 +328,7 @@ class SeriesStream:
         return windows
 
     def sample_held_out(self, rng: np.random.Generator, count: int, length: int) -> FloatArray:
-        """Windows of the series kept apart; of few series none is, and these are of all."""
+        """Windows of the series kept apart; of a single series none is, and these are of it."""
         series = self.held_out or self._buffer
         picks = rng.integers(len(series), size=count)
         return np.stack([cut_window(rng, series[pick], length) for pick in picks])
@@ -307,16 +336,13 @@ class SeriesStream:
     def _endless(self) -> Iterator[FloatArray]:
         seen = 0
         while True:
-            for values in _in_turns([_open(source) for source in self._sources]):
-                observed = np.flatnonzero(np.isfinite(values))
-                if len(observed) < _MIN_OBSERVED:
-                    continue
-                if not self._checked and offline_fingerprints().recognise(values):
+            for where, values in _in_turns([_usable(source) for source in self._sources]):
+                if not self._checked and leaks(values):
                     raise LeakError(
-                        f"series {seen} belongs to the evaluation suites; scores would mean "
-                        "nothing. Use other series."
+                        f"{where} belongs to the evaluation suites; scores would mean nothing. Use "
+                        "other series."
                     )
-                values = self._cut(values[observed[0] : observed[-1] + 1])
+                values = self._cut(values)
                 seen += 1
                 if self._held_out_every and seen % self._held_out_every == 0:
                     if not self._checked and len(self.held_out) < self._held_out_limit:
@@ -336,18 +362,39 @@ class SeriesStream:
         return values[start : start + self._longest].copy()
 
 
-def _open(source: str | Path | Sequence[FloatArray]) -> Iterator[FloatArray]:
+def _usable(source: str | Path | Sequence[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
+    """Series with enough observed values, from the first to the last of these, and their names.
+
+    Raises
+    ------
+    DataError
+        At the end, if there was none.
+    """
     if isinstance(source, str | Path):
-        return iterate_series(source)
-    return (np.asarray(values, dtype=np.float32) for values in source)
+        name, series = repr(str(source)), _named_series(source)
+    else:
+        name, series = "what was given", _named("", iterate_given(source))
+    numbers: Counter[str] = Counter()
+    found = False
+    for file, values in series:
+        number = numbers[file]
+        numbers[file] += 1
+        observed = np.flatnonzero(np.isfinite(values))
+        if len(observed) >= _MIN_OBSERVED:
+            found = True
+            where = f"series {number}" + (f" of {file!r}" if file else "")
+            yield where, values[observed[0] : observed[-1] + 1]
+    if not found:
+        raise DataError(f"{name} holds no series with {_MIN_OBSERVED} observed values.")
 
 
-def _in_turns(streams: Sequence[Iterator[FloatArray]]) -> Iterator[FloatArray]:
+def _in_turns(streams: Sequence[Iterator[T]]) -> Iterator[T]:
     left = list(streams)
     while left:
         for stream in tuple(left):
-            values = next(stream, None)
-            if values is None:
+            try:
+                value = next(stream)
+            except StopIteration:
                 left.remove(stream)
             else:
-                yield values
+                yield value

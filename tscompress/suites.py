@@ -621,6 +621,16 @@ def fingerprints(arrays: Iterable[npt.ArrayLike]) -> Fingerprints:
     return Fingerprints(window_fingerprints(observed), _beginnings(observed))
 
 
+def label_fingerprints(dataset: EvaluationDataset) -> Fingerprints:
+    """What series are recognised by that hold steps a dataset asks to forecast.
+
+    The history before those steps may be trained on; a window that ends in the first of them is
+    known already.
+    """
+    tails = (values[-dataset.horizon - _WINDOW_DIFFERENCES :] for values in dataset.series)
+    return Fingerprints(window_fingerprints(tails), np.zeros(0, dtype=np.uint64))
+
+
 def window_fingerprints(arrays: Iterable[npt.ArrayLike]) -> HashArray:
     """Hashes of every window of 13 observed values, sorted, each once.
 
