@@ -366,7 +366,7 @@ def test_the_command_refuses_it_in_one_line(
 
 def test_a_dense_run_does_not_go_on_with_a_schedule(tmp_path: Path) -> None:
     pretrain(short("chronos-t5", steps=1, schedule=None), tmp_path)
-    with pytest.raises(RecipeError, match="was begun with schedule null; the recipe says "):
+    with pytest.raises(RecipeError, match="was begun with schedule None; the recipe says "):
         pretrain(short("chronos-t5"), tmp_path, resume=True)
 
 

@@ -373,7 +373,9 @@ def test_a_latent_is_not_looked_into_again(checkpoint: Path, tmp_path: Path) -> 
     small = tscompress.compress(checkpoint, latent=6, calibration=CALIBRATION)
     output = tscompress.save(small, tmp_path / "small")
     for again in (tscompress.profile, lambda model: tscompress.compress(model, rank=4)):
-        with pytest.raises(UnsupportedModelError, match=r"compress the original checkpoint\.$"):
+        with pytest.raises(
+            (UnsupportedModelError, PlanError), match=r"compress the original checkpoint\.$"
+        ):
             again(load(output))
     assert small.plan is not None
     with pytest.raises(PlanError, match="reads a latent already; compress the original"):

@@ -472,7 +472,10 @@ def _fold_(
     if plan is None:
         plan = _fold_plan(loaded, recipe, batches, on_progress)
     if plan.kept_layers:
+        before = latency.parameter_count(loaded.model)
         keep_layers_(loaded, plan.kept_layers)
+        if latency.parameter_count(loaded.model) == before:
+            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
     apply_fold_(
         loaded,
         plan,

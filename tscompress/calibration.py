@@ -262,11 +262,6 @@ def _given_windows(
     known: Sequence[str | None] = [None] * len(given)
     if isinstance(given, LabelledSeries):
         known = given.frequencies
-        if len(known) != len(given):
-            raise DataError(
-                f"{len(given)} series have {len(known)} frequencies: the list was changed after it "
-                "was made. Make a new LabelledSeries."
-            )
     usable = [(_trim(s), name) for s, name in zip(given, known, strict=True) if _is_usable(s)]
     if not usable:
         raise DataError("no calibration series has three observed values.")

@@ -122,6 +122,11 @@ def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
         return read_series(series)
     found = iterate_given(series)
     if isinstance(series, LabelledSeries):
+        if len(series.frequencies) != len(series):
+            raise DataError(
+                f"{len(series)} series have {len(series.frequencies)} frequencies: the list was "
+                "changed after it was made. Make a new LabelledSeries."
+            )
         return LabelledSeries(found, series.frequencies)
     return list(found)
 

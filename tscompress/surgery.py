@@ -140,10 +140,6 @@ def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> 
                 "give at least one, ascending."
             )
         changes["num_layers" if stack == "encoder" else "num_decoder_layers"] = len(layers)
-    if kept and all(
-        len(layers) == len(getattr(model, stack).block) for stack, layers in kept.items()
-    ):
-        raise PlanError("kept_layers names every layer, so that none would go; leave it out.")
     if hasattr(model, "decoder"):
         # Without a number of its own, the decoder would have as many layers as the encoder.
         changes.setdefault("num_layers", len(model.encoder.block))
