@@ -12,7 +12,7 @@ import yaml
 
 from tscompress.errors import RecipeError
 from tscompress.loading import REFERENCE_PREFIX
-from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.recipe import PlannedSchedule, Recipe, load_pretrain_recipe, load_recipe
 from tscompress.suites import find_suite
 from tscompress.sweep import load_sweep_recipe, points_of
 
@@ -231,3 +231,23 @@ def test_a_few_lines_cannot_stand_for_gigabytes(tmp_path: Path, text: str) -> No
     started = time.process_time()
     refused(load_recipe, tmp_path / "recipe.yaml", "has YAML aliases")
     assert time.process_time() - started < 5
+
+
+def test_a_key_that_comes_twice(tmp_path: Path) -> None:
+    """PyYAML would keep the last."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: a\noutput: b\nfold: {damping: 0.1, damping: 0.2}\n")
+    refused(load_recipe, path, "has the key 'damping' twice")
+
+
+def test_a_budget_is_also_text(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    text = "model: a\noutput: b\nschedule: {{kind: planned, budget: {}}}\n"
+    path.write_text(text.format("wql=1%"))
+    schedule = load_recipe(path).schedule
+    assert isinstance(schedule, PlannedSchedule)
+    assert str(schedule.budget) == "wql=1%"
+    path.write_text(text.format("wql=1"))
+    refused(load_recipe, path, "'wql=1' is no budget")
+    path.write_text(text.format("bytes=1MB") + "fold: {frequencies: free}\n")
+    refused(load_recipe, path, "free frequencies make a factored checkpoint")

@@ -28,6 +28,21 @@ MAX_REASON = 300  # characters of a message that others wrote
 
 #: libyaml's, where PyYAML has it: recipes are read several times as fast.
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _DistinctKeysLoader(_SAFE_LOADER):  # type: ignore[misc]
+    """Refuses a key that comes twice in a mapping, of which PyYAML keeps the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    raise UnreadableFileError(f"it has the key {shown(key.value)} twice")
+                keys.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
 _FLOATING = ("F64", "F32", "BF16", "F16")
 _WHOLE = ("I64", "I32", "I16", "I8", "U8", "BOOL")
 
@@ -130,12 +145,12 @@ def read_yaml(path: Path) -> Any:
     ------
     FileNotFoundError, PermissionError
     UnreadableFileError
-        As :func:`read_json`; or it has aliases, or tags that are not plain data.
+        As :func:`read_json`; or it has aliases, a key twice, or tags that are not plain data.
     """
     text = read_text(path, MAX_YAML_BYTES)
     try:
         _check_events(text)
-        return yaml.load(text, Loader=_SAFE_LOADER)  # plain data only, as safe_load
+        return yaml.load(text, Loader=_DistinctKeysLoader)  # plain data only, as safe_load
     except UnreadableFileError:
         raise
     # Constructors of dates and numbers do not wrap what they raise; a bad !!bool is a KeyError.
