@@ -622,13 +622,14 @@ def test_two_processes_score_as_one_bit_for_bit(
             command, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
+        assert ("2 processes share the batches" in done.stderr) == (len(launcher) > 1)
         content: dict[str, Any] = json.loads(output.read_text())["result"]
         for row in content["rows"]:
             del row["seconds"]
         return content
 
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-                "--master_port", "0"]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                "--nproc_per_node", "2"]  # fmt: skip
     alone = run(sys.executable, output=tmp_path / "alone.json")
     assert run(*torchrun, output=tmp_path / "both.json") == alone
 

@@ -461,7 +461,7 @@ def evaluate(
     """WQL and MASE on real series, next to seasonal naive and, if given, another model.
 
     Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
-    processes: torchrun --nproc_per_node 2 $(which tscompress) evaluate ...
+    processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
     from tscompress.api import score
     from tscompress.batching import Processes, parse_batch_size
@@ -489,6 +489,8 @@ def evaluate(
         )
         return
     processes = Processes()
+    if processes.is_main and processes.count > 1:
+        typer.echo(f"{processes.count} processes share the batches", err=True)
     cache = None if no_cache else ScoreCache()
     inputs = model, against, suite, root
     if output is not None:
@@ -976,8 +978,8 @@ def recover(
 ) -> None:
     """Distil from the original what compression lost: minutes, not a training.
 
-    Several processes: torchrun --nproc_per_node 2 $(which tscompress) recover ..., on GPUs also
-    accelerate launch --multi_gpu.
+    Several processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) recover ..., on
+    GPUs also accelerate launch --multi_gpu.
     """
     import torch
     from accelerate import PartialState
