@@ -1,0 +1,94 @@
+"""Is a larger model, compressed, better than the next smaller one?
+
+    tscompress pretrain recipes/pretrain/bolt-mini.yaml --output results/bolt-mini
+    python eval/family.py --output eval/results/family-bolt --larger results/bolt-mini/model \\
+        --smaller reference/bolt
+
+The larger model, as it is and folded to several sizes, against a smaller one trained on the
+same data and steps: ratios of WQL and MASE on the offline suite with 95 % intervals (paired
+bootstrap over series), of parameters, and of latency, for which all models take turns in one
+process. No training after the cut; calibration on the default series.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+import torch
+from fold import quality, with_interval
+from methods import WORKLOADS
+from rich.console import Console
+
+import tscompress
+from tscompress.api import score
+from tscompress.files import write_text_atomically
+from tscompress.latency import bench
+from tscompress.loading import cast_parameters_, load
+from tscompress.recipe import EvaluationConfig
+
+#: Sizes of heads, and shares of hidden units.
+FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))
+
+
+def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
+    """A row for the larger model and each of its folded ones."""
+    config = EvaluationConfig(max_series=max_series, batch_size=64)
+    models = {"as it is": load(larger, dtype="float32")}
+    for head_size, ff_ratio in FOLDED:
+        folded = tscompress.compress(larger, rank=head_size, ff_ratio=ff_ratio)
+        cast_parameters_(folded.model, torch.float32)
+        models[f"d_kv {head_size}, d_ff {ff_ratio:.1%}"] = folded
+    reference = load(smaller, dtype="float32")
+    scores = score(reference.forecaster, "smaller", config)
+    timed = [("smaller", reference.forecaster), *((n, m.forecaster) for n, m in models.items())]
+    times = bench(timed, WORKLOADS[reference.family], measure_macs=False)
+    rows = []
+    for name, loaded in models.items():
+        low, high = times.latency_ratio_interval(name) or (float("nan"), float("nan"))
+        ratios = times.ratios(name)
+        rows.append({
+            "model": name,
+            "parameters": ratios["parameters"],
+            "latency": ratios["latency_ms"],
+            "latency low": low,
+            "latency high": high,
+            **quality(score(loaded.forecaster, name, config), scores),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The table as GitHub shows it; ratios to the smaller model."""
+    lines = [
+        "| the larger model | parameters | latency (95 %) | WQL (95 %) | MASE (95 %) |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row in frame.to_dict("records"):
+        latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+        lines.append(
+            f"| {row['model']} | {row['parameters']:.1%} | {latency} | "
+            f"{with_interval(row, 'WQL')} | {with_interval(row, 'MASE')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser.add_argument("--larger", required=True, help="a directory or a name")
+    parser.add_argument("--smaller", required=True, help="a directory or a name")
+    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    arguments = parser.parse_args()
+    frame = measure(arguments.larger, arguments.smaller, arguments.max_series)
+    write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
+    table = markdown(frame)
+    write_text_atomically(Path(f"{arguments.output}.md"), table)
+    Console().print(table, markup=False)
+
+
+if __name__ == "__main__":
+    main()
