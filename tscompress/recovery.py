@@ -38,6 +38,7 @@ from tscompress.training import (
     STATE_FILE,
     StopRequest,
     TrainingState,
+    attention_for_training,
     load_training_state,
     read_training_record,
     save_training_state,
@@ -242,10 +243,10 @@ class _Run:
             distance=config.distance,
             match=config.hidden_at if config.hidden_weight > 0 else None,
         )
-        self._recomputed = (
-            recomputed_layers(student.model) if config.gradient_checkpointing else nullcontext()
-        )
-        self._recomputed.__enter__()
+        self._training = ExitStack()
+        self._training.enter_context(attention_for_training(student.model))
+        if config.gradient_checkpointing:
+            self._training.enter_context(recomputed_layers(student.model))
         optimizer = torch.optim.AdamW(
             _parameter_groups(student.model, config.weight_decay),
             lr=config.learning_rate or 0.0,
@@ -264,7 +265,7 @@ class _Run:
         """Leave the models as models: no hooks, no wrappers, parameters that can be trained."""
         self.distillation.close()
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        self._recomputed.__exit__(None, None, None)
+        self._training.close()
         for parameter, trained in self._trained.items():
             parameter.requires_grad_(trained)
             parameter.grad = None

