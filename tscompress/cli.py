@@ -948,7 +948,8 @@ def recover(
         ),
     ] = None,
     synthetic_share: Annotated[
-        float | None, typer.Option(help="Synthetic part of each batch, where there are series.")
+        float | None,
+        typer.Option(help="Part of each batch that is none of yours, where there are series."),
     ] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
     hidden_weight: Annotated[

@@ -110,7 +110,10 @@ class RecoveryConfig(BaseModel):
         default=(), description="files, directories or Hub datasets of series"
     )
     synthetic_share: float = Field(
-        default=0.5, ge=0, le=1, description="of each batch, where there are series"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="of each batch, where there are series: part drawn from the corpus",
     )
     shuffle_series: int = Field(default=1024, ge=1, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
