@@ -47,7 +47,7 @@ from tscompress.recovery_config import RecoveryConfig
 FACTORED = (0.25, 0.125)
 FOLDED = ((8, 1.0), (8, 0.25), (4, 0.25), (2, 0.125))
 KINDS = ("svd", "activation-svd", "fold", "fold + recovery", "next smaller size", "by design")
-#: Of recovery: some three to five minutes of one quiet core for a tiny model.
+#: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
 #: Latency depends on shapes alone; these models are never scored.
 _ANY = CalibrationConfig(source=SYNTHETIC, num_series=16, context_length=64)

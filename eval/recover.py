@@ -43,6 +43,7 @@ from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.surgery import keep_layers_
+from tscompress.training import attention_for_training
 
 _TIMED_STEPS = 20
 
@@ -162,17 +163,18 @@ def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
     loss_of = loss_function(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     count, started = 0, 0.0
-    for step in range(_TIMED_STEPS + 2):
-        if step == 2:  # the first ones allocate
-            count, started = 0, time.monotonic()
-        batch = batches.at(step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
-            loss = loss_of(model, Batch(batch.context, batch.target, 0.0))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        count += len(batch)
+    with attention_for_training(model):
+        for step in range(_TIMED_STEPS + 2):
+            if step == 2:  # the first ones allocate
+                count, started = 0, time.monotonic()
+            batch = batches.at(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+                loss = loss_of(model, Batch(batch.context, batch.target, 0.0))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            count += len(batch)
     return count / (time.monotonic() - started)
 
 

@@ -28,6 +28,8 @@ import tscompress
 from tscompress import recovery
 from tscompress.api import finish_recovery
 from tscompress.calibration import CalibrationConfig
+from tscompress.corpus import CorpusConfig
+from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.distillation import (
     Distillation,
     HiddenAt,
@@ -214,6 +216,17 @@ def test_a_model_is_at_no_distance_from_itself(
     assert float(other.hidden.detach().min()) > 0
 
 
+def test_layers_are_matched_along_drawn_paths(checkpoints: dict[str, Path]) -> None:
+    teacher, same = load(checkpoints["chronos-t5"]), load(checkpoints["chronos-t5"])
+    batch = batch_of("chronos-t5")
+    drawn = dataclasses.replace(batch, noise=torch.rand(batch.target.shape))
+    for match in (None, "layers"):
+        losses = Distillation(teacher, same, match=match)(same.model, drawn)  # type: ignore[arg-type]
+        assert float(losses.teacher.detach().abs().max()) < 1e-5
+        assert float(losses.hidden.detach().abs().max()) < 1e-6
+        assert not losses.truth.any()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_is_matched_by_what_it_adds(family: str, checkpoints: dict[str, Path]) -> None:
     teacher, other = load(checkpoints[family]), load(checkpoints[family])
@@ -308,6 +321,27 @@ def test_attention_for_training_is_the_same_attention(
     assert plain.keys() == fused.keys()
     for name, gradient in plain.items():
         torch.testing.assert_close(gradient, fused[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_recovery_trains_in_products_and_gives_back_what_was(
+    checkpointing: bool, students: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    student, teacher = pair(students, checkpoints, "chronos-t5")
+    model: Any = student.model
+    seen: list[str] = []
+
+    def watch(_: RecoveryProgress) -> None:
+        seen.append(model.decoder.config._attn_implementation)
+        if len(seen) == 3:
+            raise RuntimeError
+
+    config = short(gradient_checkpointing=checkpointing, evaluate_every=1)
+    with pytest.raises(RuntimeError):
+        recover_(student, teacher, config, report=watch)
+    assert seen == ["eager"] * 3
+    assert model.decoder.config._attn_implementation == "sdpa"
+    assert not any("forward" in vars(block) for block in model.decoder.block)
 
 
 def test_attention_for_training_where_nothing_is_to_gain(checkpoints: dict[str, Path]) -> None:
@@ -655,6 +689,7 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-t5", {"temperature": 3.0}),
         ("chronos-t5", {"sampled_share": 1.0}),
         ("chronos-t5", {"truth_weight": 3.0}),
+        ("chronos-t5", {"real_series": ()}),
     ],
 )  # fmt: skip
 def test_options_change_what_they_name(
@@ -774,6 +809,46 @@ def test_held_out_series_are_not_trained_on() -> None:
     trained = set.union(*(levels(batches.at(step)) for step in range(20)))
     assert held_out == {9, 19}
     assert not held_out & trained
+
+
+def test_real_series_of_wheels_are_held_out_whole() -> None:
+    config = short(
+        buckets=(Bucket(context_length=24, horizon=4, batch_size=64),),
+        corpus={"kernel_weight": 0, "structural_weight": 0, "stochastic_weight": 0,
+                "count_weight": 0, "real_weight": 1, "mixup_probability": 0,
+                "shift_probability": 0, "outlier_probability": 0},
+        real_series=("aus_production", "prison"),
+        missing_probability=0.0,
+        held_out_series=64,
+    )  # fmt: skip
+    batches = Batches("chronos-t5", config)
+
+    def known(batch: TrainingBatch) -> set[float]:
+        return set(batch.target[torch.isfinite(batch.target)].tolist())
+
+    held_out = set.union(*(known(batch) for batch in batches.held_out()))
+    trained = set.union(*(known(batches.at(step)) for step in range(20)))
+    real = training_series(config.real_series or ())
+    assert held_out <= {float(x) for series in real[::16] for x in series}
+    assert trained <= {float(x) for i, series in enumerate(real) if i % 16 for x in series}
+
+
+def test_a_corpus_of_nothing_is_one_line() -> None:
+    nothing = {name: 0 for name in CorpusConfig.model_fields if name.endswith("_weight")}
+    with pytest.raises(UsageError, match="at least one family with a weight above 0; give another"):
+        Batches("chronos-t5", short(corpus=nothing | {"real_weight": 1}, real_series=()))
+
+
+def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> None:
+    found = {family: RecoveryConfig().resolved(load(checkpoints[family])) for family in FAMILIES}
+    t5 = found.pop("chronos-t5")
+    assert (t5.teacher_weight, t5.truth_weight, t5.sampled_share) == (1, 1, 0)
+    assert t5.real_series == tuple(TRAINING_COLLECTIONS)
+    corpus = Batches("chronos-t5", t5).corpus
+    assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
+    for config in found.values():
+        assert (config.teacher_weight, config.truth_weight, config.sampled_share) == (1, 0, 0)
+        assert (config.real_series, config.corpus) == ((), CorpusConfig())
 
 
 def test_groups_of_chronos_2() -> None:

@@ -529,7 +529,8 @@ def recover(
     teacher
         The original, as for :func:`tscompress.load`.
     config
-        Budget, losses, data; by default five minutes on synthetic series.
+        Budget, losses, data; by default five minutes on synthetic series, Chronos-T5 also on real
+        ones.
     series
         Series to train on besides, each 1-D, or a file or directory of them; missing values are
         NaN.
@@ -694,14 +695,13 @@ def run(
 def labels_of(recipe: Recipe) -> list[Fingerprints]:
     """What a recipe is scored on, where it may learn from that; the offline suites are known.
 
-    That is where it learns from files, or is scored on one; of the other suites, what the
-    collections in wheels have in common with them is not offered.
+    Of the suites that have names, what wheels have in common with them is not offered anyway.
     """
     config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
     if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
         return []
-    own = trained or recipe.calibration.source not in OWN_SOURCES
-    if not own and config.long_format is None:
+    from_files = trained or recipe.calibration.source not in OWN_SOURCES
+    if not from_files and not Path(config.suite).suffix:
         return []
     suite = find_suite(config.suite, config.long_format)
     datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)

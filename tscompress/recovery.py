@@ -1,6 +1,6 @@
 """Recovery: minutes of distillation from the original win back what surgery lost.
 
-The student learns to forecast as its teacher does, on synthetic series, the user's own, or both.
+The student learns to forecast as its teacher does, on synthetic series, real ones, the user's own.
 The batch of a step does not depend on how many processes share it, nor do its losses but for
 rounding, and a checkpoint has everything: a run of a number of steps that was stopped or killed
 goes on to the same weights.
@@ -201,6 +201,9 @@ def recover_(
     run = _Run(student, teacher, config, directory, report)
     with ExitStack() as stack:
         stack.callback(run.close)
+        stack.enter_context(attention_for_training(student.model))
+        if config.gradient_checkpointing:
+            stack.enter_context(recomputed_layers(student.model))
         return run.train(Batches(student.family, config, series), resume)
 
 
@@ -243,10 +246,6 @@ class _Run:
             distance=config.distance,
             match=config.hidden_at if config.hidden_weight > 0 else None,
         )
-        self._training = ExitStack()
-        self._training.enter_context(attention_for_training(student.model))
-        if config.gradient_checkpointing:
-            self._training.enter_context(recomputed_layers(student.model))
         optimizer = torch.optim.AdamW(
             _parameter_groups(student.model, config.weight_decay),
             lr=config.learning_rate or 0.0,
@@ -265,7 +264,6 @@ class _Run:
         """Leave the models as models: no hooks, no wrappers, parameters that can be trained."""
         self.distillation.close()
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        self._training.close()
         for parameter, trained in self._trained.items():
             parameter.requires_grad_(trained)
             parameter.grad = None

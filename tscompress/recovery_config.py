@@ -22,6 +22,7 @@ from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
 
 GROUP_SIZE = 4  # series in a group that Chronos-2 attends across
+_HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
 
 _BUCKETS = {
     # A token a step: long contexts and paths of 64 draws cost many times what short ones do.
@@ -117,7 +118,9 @@ class RecoveryConfig(BaseModel):
     )
     shuffle_series: int = Field(default=1024, ge=1, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
-        default=None, description="what is drawn; null: synthetic series, T5 half real ones"
+        default=None,
+        description="what is drawn; null: synthetic series, T5 half real ones; another one of T5 "
+        "has real ones at its real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
@@ -190,7 +193,14 @@ class Batches:
     ) -> None:
         assert config.buckets is not None
         self.family, self.config, self.buckets = family, config, config.buckets
-        self.corpus = SyntheticCorpus(config.corpus, training_series(config.real_series or ()))
+        real = training_series(config.real_series or ())
+        kept = real[::_HELD_OUT_OF]
+        trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
+        try:
+            self.corpus = SyntheticCorpus(config.corpus, trained)
+            self.held_out_corpus = SyntheticCorpus(config.corpus, kept)
+        except ValueError as error:
+            raise UsageError(f"{error}; give another corpus, or real_series for it.") from None
         sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
         if series is not None:
             sources.append(series)
@@ -209,7 +219,7 @@ class Batches:
         bucket, given = self._draw(rng)
         sampled = rng.random() < (self.config.sampled_share or 0.0)
         windows = self._given(step, bucket, given)
-        return self._batch(rng, bucket, windows, sampled, grouped=step % 2 == 1)
+        return self._batch(rng, self.corpus, bucket, windows, sampled, grouped=step % 2 == 1)
 
     def skip(self, steps: int) -> None:
         """Read past the series of the first ``steps`` steps, as a run that goes on must."""
@@ -236,7 +246,9 @@ class Batches:
                 length = bucket.context_length + bucket.horizon
                 windows = self.stream.sample_held_out(rng, given, length)
             sampled = math.floor((index + 1) * share) > math.floor(index * share)
-            batches.append(self._batch(rng, bucket, windows, sampled, grouped=index % 2 == 1))
+            grouped = index % 2 == 1
+            corpus = self.held_out_corpus
+            batches.append(self._batch(rng, corpus, bucket, windows, sampled, grouped))
             count, index = count + rows, index + 1
         return batches
 
@@ -257,6 +269,7 @@ class Batches:
     def _batch(
         self,
         rng: np.random.Generator,
+        corpus: SyntheticCorpus,
         bucket: Bucket,
         given: FloatArray | None,
         sampled: bool,
@@ -265,7 +278,7 @@ class Batches:
         length = bucket.context_length + bucket.horizon
         parts = [] if given is None else [given]
         if missing := bucket.batch_size - sum(map(len, parts)):
-            parts.append(self.corpus.sample(rng, missing, length))
+            parts.append(corpus.sample(rng, missing, length))
         windows = np.concatenate(parts)  # [B, T + H]
         grouped = grouped and self.family == "chronos-2"
         if grouped:
