@@ -368,7 +368,9 @@ def test_what_was_lost_comes_back_and_the_form_stays(
     student, teacher = pair(students, checkpoints, family)
     before = {name: p.shape for name, p in student.model.named_parameters()}
     lines: list[RecoveryProgress] = []
-    config = short(steps=24, evaluate_every=8, sampled_share=0.5, truth_weight=0.0)
+    config = short(
+        steps=24, evaluate_every=8, learning_rate=1e-3, sampled_share=0.5, truth_weight=0.0
+    )
     recovered = tscompress.recover(
         student, teacher, config, directory=tmp_path / "work", report=lines.append
     )
