@@ -831,6 +831,8 @@ def test_real_series_of_wheels_are_held_out_whole() -> None:
     held_out = set.union(*(known(batch) for batch in batches.held_out()))
     trained = set.union(*(known(batches.at(step)) for step in range(20)))
     real = training_series(config.real_series or ())
+    assert len(held_out) > 10
+    assert len(trained) > 100
     assert held_out <= {float(x) for series in real[::16] for x in series}
     assert trained <= {float(x) for i, series in enumerate(real) if i % 16 for x in series}
 
