@@ -56,7 +56,7 @@ from tscompress.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.recovery import CHECKPOINT, RecoveryProgress, can_resume, recover_
-from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes
+from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
 from tscompress.serialization import CompressedModel, save
 from tscompress.suites import load_suite
 from tscompress.training import (
@@ -835,6 +835,59 @@ def test_real_series_of_wheels_are_held_out_whole() -> None:
     assert len(trained) > 100
     assert held_out <= {float(x) for series in real[::16] for x in series}
     assert trained <= {float(x) for i, series in enumerate(real) if i % 16 for x in series}
+
+
+def test_windows_have_as_much_history_as_future() -> None:
+    nan = np.nan
+    windows = np.array(
+        [
+            [1, 2, 3, 4, 5, 6, 7, 8],  # long enough
+            [nan, nan, nan, nan, 5, 6, 7, 8],  # as short as the horizon
+            [nan, nan, nan, 4, nan, 6, 7, 8],  # a gap counts as history
+            [nan, nan, nan, nan, nan, nan, nan, 8],
+            [nan, nan, nan, nan, nan, nan, nan, nan],
+        ],
+        dtype=np.float32,
+    )
+    expected = [
+        [1, 2, 3, 4, 5, 6, 7, 8],
+        [nan, nan, 5, 6, 7, 8, nan, nan],
+        [nan, 4, nan, 6, 7, 8, nan, nan],
+        [nan, nan, nan, 8, nan, nan, nan, nan],
+        [nan] * 8,
+    ]
+    np.testing.assert_array_equal(with_history(windows, 4), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_series_shorter_than_the_horizon_teach_something(family: str) -> None:
+    series = [50 + np.arange(20 + k, dtype=np.float32) for k in range(20)]
+    bucket = Bucket(context_length=64, horizon=48, batch_size=16)
+    config = short(buckets=(bucket,), synthetic_share=0.0, missing_probability=0.0)
+    batches = Batches(family, config, series)
+    for batch in (*map(batches.at, range(4)), *batches.held_out()):
+        for values in (batch.context, batch.target):
+            assert (torch.isfinite(values).sum(1) >= 6).all()
+        if batch.group_ids is None:  # what comes after the origin follows from what came before
+            step = batch.target[:, 0] - batch.context[:, -1]
+            torch.testing.assert_close(step, torch.ones_like(step))
+
+
+def test_groups_miss_what_one_of_them_misses() -> None:
+    series = [np.sin(np.arange(n, dtype=np.float32)) + 5 for n in (24, 30, 40, 400)] * 4
+    bucket = Bucket(context_length=64, horizon=16, batch_size=16)
+    config = short(buckets=(bucket,), synthetic_share=0.0, missing_probability=0.0)
+    batch = Batches("chronos-2", config, series).at(1)
+    assert batch.group_ids is not None
+    missing = torch.isnan(batch.target)
+    for group in range(4):
+        rows = missing[batch.group_ids == group]
+        assert (rows == rows[0]).all()
+    # A mix of waves around 5 has no jumps to another level.
+    values = torch.cat([batch.context, batch.target], 1)
+    known = values[torch.isfinite(values)]
+    assert known.min() > 3.5
+    assert known.max() < 6.5
 
 
 def test_a_corpus_of_nothing_is_one_line() -> None:

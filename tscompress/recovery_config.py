@@ -279,7 +279,7 @@ class Batches:
         parts = [] if given is None else [given]
         if missing := bucket.batch_size - sum(map(len, parts)):
             parts.append(corpus.sample(rng, missing, length))
-        windows = np.concatenate(parts)  # [B, T + H]
+        windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
         grouped = grouped and self.family == "chronos-2"
         if grouped:
             windows = _related(rng, windows)
@@ -295,15 +295,35 @@ class Batches:
         )
 
 
+def with_history(windows: FloatArray, horizon: int) -> FloatArray:
+    """Windows ``[B, T + H]``, each with at least as much history as future.
+
+    One that begins too late, as a series shorter than the horizon does, comes earlier; what would
+    follow its end is NaN.
+    """
+    count, length = windows.shape
+    observed = np.isfinite(windows)
+    first = np.where(observed.any(axis=1), observed.argmax(axis=1), 0)
+    values = length - first
+    shift = horizon - np.minimum(horizon, values // 2)  # [B]
+    source = np.arange(length)[None, :] + shift[:, None]
+    moved = windows[np.arange(count)[:, None], np.minimum(source, length - 1)]
+    return np.where(source < length, moved, np.float32(np.nan))
+
+
 def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
-    """Each window ``[B, L]`` mixed with those of its group of four, in its own unit."""
-    mixed = windows.copy()
+    """Each window ``[B, L]`` mixed with those of its group of four, in its own unit.
+
+    Where a value of one is missing, all of the mixes miss it: without it they would jump. A window
+    of nothing is 0.
+    """
+    mixed = np.empty_like(windows)
     for start in range(0, len(windows), GROUP_SIZE):
         group = windows[start : start + GROUP_SIZE]
+        group = np.where(np.isfinite(group).any(axis=1, keepdims=True), group, np.float32(0))
         unit = np.maximum(np.nanmean(np.abs(group), axis=1, keepdims=True), 1e-12)
         shares = rng.dirichlet(np.ones(len(group)), size=len(group))
-        blend = (unit * (shares @ (group / unit))).astype(np.float32)
-        mixed[start : start + GROUP_SIZE] = np.where(np.isfinite(blend), blend, group)
+        mixed[start : start + GROUP_SIZE] = unit * (shares @ (group / unit))
     return mixed
 
 
