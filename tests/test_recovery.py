@@ -84,7 +84,7 @@ def short(**changes: Any) -> RecoveryConfig:
 
 
 def smooth(**changes: Any) -> RecoveryConfig:
-    """A run whose gradients rounding cannot turn around, as it can those of absolute distances."""
+    """A Bolt's run whose gradients rounding cannot turn around, as it can absolute distances'."""
     return short(distance="squared", truth_weight=0.5, learning_rate=1e-3, **changes)
 
 
@@ -369,7 +369,11 @@ def test_what_was_lost_comes_back_and_the_form_stays(
     before = {name: p.shape for name, p in student.model.named_parameters()}
     lines: list[RecoveryProgress] = []
     config = short(
-        steps=24, evaluate_every=8, learning_rate=1e-3, sampled_share=0.5, truth_weight=0.0
+        steps=24,
+        evaluate_every=8,
+        learning_rate=1e-3,
+        truth_weight=0.0,
+        sampled_share=0.5 if family == "chronos-t5" else None,
     )
     recovered = tscompress.recover(
         student, teacher, config, directory=tmp_path / "work", report=lines.append
@@ -721,6 +725,29 @@ def test_options_change_what_they_name(
     assert trained[0] != trained[1]
 
 
+@pytest.mark.parametrize(
+    ("family", "option"),
+    [
+        ("chronos-t5", {"distance": "squared"}),
+        ("chronos-bolt", {"temperature": 2.0}),
+        ("chronos-bolt", {"sampled_share": 0.5}),
+    ],
+)
+def test_options_of_another_family_are_refused_before_the_work(
+    family: str, option: dict[str, Any], checkpoints: dict[str, Path]
+) -> None:
+    told: list[str] = []
+    with pytest.raises(UsageError, match=f"^{next(iter(option))} is .* out for a {family}"):
+        tscompress.compress(
+            checkpoints[family],
+            method="fold",
+            rank=2,
+            recover=short(**option),
+            on_progress=lambda stage, *_: told.append(stage),
+        )
+    assert not told
+
+
 def test_layers_first_and_then_forecasts(bolt: Callable[[], Any]) -> None:
     student, teacher = bolt()
     config = short(
@@ -755,6 +782,9 @@ def test_unknown_keys_and_bad_values(tmp_path: Path) -> None:
         short(hidden_first=True)
     with pytest.raises(ValidationError, match="hidden_first needs a hidden_share below 1"):
         short(hidden_first=True, hidden_weight=1.0)
+    for idle in ({"hidden_at": "both"}, {"hidden_share": 0.5}):
+        with pytest.raises(ValidationError, match="need a hidden_weight above 0"):
+            short(**idle)
     path = tmp_path / "config.yaml"
     path.write_text("steps: 3\nrate: 1\n")
     with pytest.raises(RecipeError, match="unknown key 'rate'"):
@@ -1085,7 +1115,7 @@ def test_recovery_on_a_gpu(
 ) -> None:
     student = load(students[family], device="cuda")
     teacher = load(checkpoints[family])
-    config = short(precision="bf16", sampled_share=0.5)
+    config = short(precision="bf16", sampled_share=0.5 if family == "chronos-t5" else None)
     recovered = tscompress.recover(student, teacher, config, directory=tmp_path)
     assert recovered.recovery is not None
     assert recovered.recovery.finished

@@ -317,6 +317,8 @@ def compress_loaded_(
     stopped goes on from there.
     """
     _check_original(loaded)
+    if recipe.recover is not None:
+        recipe.recover.check_family(loaded.family)  # before the work
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)

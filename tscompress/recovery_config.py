@@ -149,10 +149,40 @@ class RecoveryConfig(BaseModel):
             raise ValueError("hidden_first needs a hidden_weight above 0")
         if self.hidden_first and self.hidden_share == 1:
             raise ValueError("hidden_first needs a hidden_share below 1, or forecasts never count")
+        if not self.hidden_weight and (self.hidden_at != "layers" or self.hidden_share != 1):
+            raise ValueError("hidden_at and hidden_share need a hidden_weight above 0")
         return self
 
+    def check_family(self, family: str) -> None:
+        """Refuse options that mean nothing to models of ``family``.
+
+        Raises
+        ------
+        UsageError
+        """
+        tokens = family == "chronos-t5"
+        idle = {
+            "distance": tokens and self.distance != "absolute",
+            "temperature": not tokens and self.temperature != 1,
+            "sampled_share": not tokens and bool(self.sampled_share),
+        }
+        for name, given in idle.items():
+            if given:
+                kind = "quantiles" if name == "distance" else "Chronos-T5 and its tokens"
+                raise UsageError(
+                    f"{name} is {getattr(self, name)}, which is for {kind}; leave it out for a "
+                    f"{family} model."
+                )
+
     def resolved(self, loaded: LoadedModel) -> RecoveryConfig:
-        """With the family's values in place of null, and shapes that the model reads."""
+        """With the family's values in place of null, and shapes that the model reads.
+
+        Raises
+        ------
+        UsageError
+            An option means nothing to models of this family.
+        """
+        self.check_family(loaded.family)
         known = {
             name: value
             for name, value in _DEFAULTS[loaded.family].items()

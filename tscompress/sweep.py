@@ -201,7 +201,7 @@ class Point(NamedTuple):
     def identity(self, model_hash: str, scored_on: Sequence[str] = ()) -> str:
         """Hash of what the measurements depend on: model, recipe, series and versions.
 
-        ``scored_on`` is the content of the suite, where that is the user's, see :func:`suite_content`.
+        ``scored_on`` is the content of a suite of the user's, see :func:`suite_content`.
         """
         content = self.recipe.model_dump(mode="json", exclude={"output", "model", "revision"})
         return _identity(model_hash, content, [*_file_hashes(self.recipe).items(), *scored_on])
