@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tscompress import calibration, recovery_config
 from tscompress.api import labels_of, run
 from tscompress.calibration import CalibrationConfig
 from tscompress.data import guarded, training_series
@@ -23,6 +24,7 @@ from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_reci
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import headline, report_tables, write_report
 from tscompress.suites import LongFormat
+from tscompress.training import Bucket
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
@@ -144,7 +146,7 @@ def test_a_recipe_does_not_learn_what_it_is_scored_on(
 
 
 def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
-    checkpoints: dict[str, Path], tmp_path: Path
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Smooth series look like many others, and are not recognised.
     beer, *_ = training_series(["aus_production"])
@@ -162,3 +164,25 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
     assert len(left) < len(collection)
     assert not any(np.array_equal(series, beer, equal_nan=True) for series in left)
     assert labels_of(recipe.model_copy(update={"evaluation": EvaluationConfig()})) == []
+
+    # All the way down to what calibration and recovery draw from.
+    drawn: dict[str, list[Any]] = {}
+    for module in (calibration, recovery_config):
+
+        def offered(names: Any, where: str = module.__name__) -> list[Any]:
+            drawn[where] = training_series(names)
+            return drawn[where]
+
+        monkeypatch.setattr(module, "training_series", offered)
+    recovery = RecoveryConfig(
+        steps=1,
+        real_series=("aus_production",),
+        buckets=(Bucket(context_length=32, horizon=8, batch_size=4),),
+        held_out_series=4,
+    )
+    mixed = recipe.calibration.model_copy(update={"source": "mixed"})
+    run(recipe.model_copy(update={"recover": recovery, "calibration": mixed, "profile": None}))
+    assert len(drawn) == 2
+    for series in drawn.values():
+        assert len(series) > len(left) - 1
+        assert not any(np.array_equal(one, beer, equal_nan=True) for one in series)
