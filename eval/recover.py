@@ -222,8 +222,10 @@ def main() -> None:
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
     parser.add_argument("--learning-rate", type=float)
-    parser.add_argument("--sampled-share", type=float)
+    parser.add_argument("--sampled-share", type=float, help="with --model reference/t5 alone")
     arguments = parser.parse_args()
+    if arguments.sampled_share and arguments.model != ["reference/t5"]:
+        parser.error("--sampled-share is for --model reference/t5.")
     settings = {
         "learning_rate": arguments.learning_rate,
         "sampled_share": arguments.sampled_share,

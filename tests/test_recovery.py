@@ -59,6 +59,7 @@ from tscompress.recovery import CHECKPOINT, RecoveryProgress, can_resume, recove
 from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
 from tscompress.serialization import CompressedModel, save
 from tscompress.suites import load_suite
+from tscompress.sweep import SweepRecipe, sweep
 from tscompress.training import (
     STATE_FILE,
     Bucket,
@@ -725,26 +726,44 @@ def test_options_change_what_they_name(
     assert trained[0] != trained[1]
 
 
+@pytest.mark.parametrize("front_door", ["compress", "run", "sweep"])
 @pytest.mark.parametrize(
     ("family", "option"),
     [
         ("chronos-t5", {"distance": "squared"}),
         ("chronos-bolt", {"temperature": 2.0}),
         ("chronos-bolt", {"sampled_share": 0.5}),
+        ("chronos-2", {"hidden_share": 0.5}),
     ],
 )
-def test_options_of_another_family_are_refused_before_the_work(
-    family: str, option: dict[str, Any], checkpoints: dict[str, Path]
+def test_options_that_do_nothing_are_refused_before_the_work(
+    family: str,
+    option: dict[str, Any],
+    front_door: str,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
+    model, output = str(checkpoints[family]), str(tmp_path / "out")
     told: list[str] = []
-    with pytest.raises(UsageError, match=f"^{next(iter(option))} is .* out for a {family}"):
-        tscompress.compress(
-            checkpoints[family],
-            method="fold",
-            rank=2,
-            recover=short(**option),
-            on_progress=lambda stage, *_: told.append(stage),
-        )
+
+    def tell(stage: Any, *_: Any) -> None:
+        told.append(str(stage))
+
+    def enter() -> None:
+        recover = short(**option)
+        if front_door == "compress":
+            tscompress.compress(model, rank=2, recover=recover, on_progress=tell)
+        elif front_door == "run":
+            recipe = {"model": model, "output": output, "profile": {}, "recover": recover,
+                      "schedule": RankSchedule(rank=2)}  # fmt: skip
+            tscompress.run(Recipe.model_validate(recipe), on_progress=tell)
+        else:
+            grid = [{"rank": [3]}, {"rank": [2], "recover_steps": [2]}]
+            points = {"model": model, "output": output, "grid": grid, "recover": recover}
+            sweep(SweepRecipe.model_validate(points), on_point=tell, on_progress=tell)
+
+    with pytest.raises(UsageError, match=rf"^(hidden_at and )?{next(iter(option))}\b"):
+        enter()
     assert not told
 
 
@@ -782,9 +801,6 @@ def test_unknown_keys_and_bad_values(tmp_path: Path) -> None:
         short(hidden_first=True)
     with pytest.raises(ValidationError, match="hidden_first needs a hidden_share below 1"):
         short(hidden_first=True, hidden_weight=1.0)
-    for idle in ({"hidden_at": "both"}, {"hidden_share": 0.5}):
-        with pytest.raises(ValidationError, match="need a hidden_weight above 0"):
-            short(**idle)
     path = tmp_path / "config.yaml"
     path.write_text("steps: 3\nrate: 1\n")
     with pytest.raises(RecipeError, match="unknown key 'rate'"):
@@ -887,6 +903,11 @@ def test_windows_have_as_much_history_as_future() -> None:
         [nan] * 8,
     ]
     np.testing.assert_array_equal(with_history(windows, 4), expected)
+    # No more history than there is room for: whole windows stay.
+    short_context = np.arange(6, dtype=np.float32)[None, :]
+    np.testing.assert_array_equal(with_history(short_context, 4), short_context)
+    late = np.array([[nan, nan, nan, 4, 5, 6]], dtype=np.float32)
+    np.testing.assert_array_equal(with_history(late, 4), [[4, 5, 6, nan, nan, nan]])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -903,21 +924,45 @@ def test_series_shorter_than_the_horizon_teach_something(family: str) -> None:
             torch.testing.assert_close(step, torch.ones_like(step))
 
 
-def test_groups_miss_what_one_of_them_misses() -> None:
-    series = [np.sin(np.arange(n, dtype=np.float32)) + 5 for n in (24, 30, 40, 400)] * 4
+def group_batch(series: list[Any]) -> TrainingBatch:
+    """A batch of Chronos-2 whose rows belong to groups of four."""
     bucket = Bucket(context_length=64, horizon=16, batch_size=16)
     config = short(buckets=(bucket,), synthetic_share=0.0, missing_probability=0.0)
     batch = Batches("chronos-2", config, series).at(1)
     assert batch.group_ids is not None
-    missing = torch.isnan(batch.target)
-    for group in range(4):
-        rows = missing[batch.group_ids == group]
-        assert (rows == rows[0]).all()
-    # A mix of waves around 5 has no jumps to another level.
+    return batch
+
+
+def test_groups_last_as_long_as_all_of_them() -> None:
+    # One of 26 steps at a level of its own, in any group: mixes would jump where it begins.
+    series = [(-1.0) ** k * 100 + np.sin(np.arange(26 + 90 * (k % 3), dtype=np.float32) + k)
+              for k in range(16)]  # fmt: skip
+    batch = group_batch(series)
     values = torch.cat([batch.context, batch.target], 1)
-    known = values[torch.isfinite(values)]
-    assert known.min() > 3.5
-    assert known.max() < 6.5
+    missing = torch.isnan(batch.target)
+    assert missing.any()
+    for group in range(4):
+        rows = batch.group_ids == group
+        assert (missing[rows] == missing[rows][0]).all()
+        steps = values[rows].diff()
+        assert float(steps[torch.isfinite(steps)].abs().max()) < 5
+
+
+def test_gaps_of_one_series_are_not_those_of_its_group() -> None:
+    # Weekly values on days, each on another one.
+    days = np.arange(300)
+    series = [np.where(days % 7 == k % 7, 5 + np.sin(days / 30), np.nan) for k in range(14)]
+    batch = group_batch(series)
+    observed = torch.isfinite(batch.target).sum(1)
+    assert float(observed.float().mean()) > 1.2  # of 16 / 7
+    assert int(torch.isfinite(batch.context).sum(1).median()) >= 3
+
+
+def test_groups_with_next_to_nothing_in_common_stay_as_they_are() -> None:
+    series = [50 + 10 * k + np.arange(10, dtype=np.float32) for k in range(20)]
+    batch = group_batch(series)
+    steps = torch.cat([batch.context, batch.target], 1).diff()
+    torch.testing.assert_close(steps[torch.isfinite(steps)].unique(), torch.ones(1))
 
 
 def test_a_corpus_of_nothing_is_one_line() -> None:

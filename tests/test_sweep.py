@@ -194,6 +194,13 @@ def test_identities_follow_what_points_depend_on(
     before = identity(calibration=calibrated)
     file.write_text("another")
     assert identity(calibration=calibrated) != before
+    (tmp_path / "more").mkdir()
+    learnt = {**settings("", "")["recover"], "series": [str(tmp_path / "more")]}
+    recovering = {"grid": [{"rank": [4], "recover_steps": [5]}], "recover": learnt}
+    empty = identity(**recovering)
+    (tmp_path / "more" / "series.csv").write_text("one")
+    assert identity(**recovering) != empty
+    assert identity("a") == base
     monkeypatch.setattr(sweeping, "versions", lambda: {"torch": "0"})
     assert identity() != base
 

