@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,15 @@ def test_mixed_series_keep_left_padding_and_finite_scale() -> None:
 def test_values_out_of_range_and_unknown_keys(change: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         CorpusConfig(**change)
+
+
+def test_windows_in_a_gap_are_no_warning() -> None:
+    gap = np.full(400, np.nan, dtype=np.float32)
+    gap[:8], gap[-8:] = 1, 2
+    config = CorpusConfig(**PLAIN | {"real_weight": 1, "shift_probability": 1,
+                                     "outlier_probability": 1})  # fmt: skip
+    corpus = SyntheticCorpus(config, [gap])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        series = corpus.sample(np.random.default_rng(0), 64, 40)
+    assert np.isnan(series).all(axis=1).any()

@@ -366,9 +366,17 @@ def _mixup(rng: np.random.Generator, series: FloatArray, probability: float) -> 
     return series
 
 
+def _spread(series: FloatArray) -> FloatArray:
+    """Standard deviation of what is observed of each series, ``[B, 1]``; 0 of nothing."""
+    spread = np.zeros((len(series), 1), dtype=np.float32)
+    known = np.isfinite(series).any(axis=1)
+    spread[known] = np.nanstd(series[known], axis=1, keepdims=True)
+    return spread
+
+
 def _level_shifts(rng: np.random.Generator, series: FloatArray, probability: float) -> FloatArray:
     count, length = series.shape
-    spread = np.nanstd(series, axis=1, keepdims=True)
+    spread = _spread(series)
     shifted = (rng.random((count, 1)) < probability) * rng.normal(0, 1.5, (count, 1)) * spread
     start = rng.integers(0, length, (count, 1))
     result: FloatArray = series + shifted * (np.arange(length)[None, :] >= start)
@@ -377,7 +385,7 @@ def _level_shifts(rng: np.random.Generator, series: FloatArray, probability: flo
 
 def _outliers(rng: np.random.Generator, series: FloatArray, probability: float) -> FloatArray:
     count, length = series.shape
-    spread = np.nanstd(series, axis=1, keepdims=True)
+    spread = _spread(series)
     hit = (rng.random((count, 1)) < probability) & (rng.random((count, length)) < 0.01)
     result: FloatArray = series + hit * rng.normal(0, 4, (count, length)) * spread
     return result.astype(np.float32)
