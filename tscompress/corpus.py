@@ -379,13 +379,11 @@ def _level_shifts(rng: np.random.Generator, series: FloatArray, probability: flo
     spread = _spread(series)
     shifted = (rng.random((count, 1)) < probability) * rng.normal(0, 1.5, (count, 1)) * spread
     start = rng.integers(0, length, (count, 1))
-    result: FloatArray = series + shifted * (np.arange(length)[None, :] >= start)
-    return result.astype(np.float32)
+    return (series + shifted * (np.arange(length)[None, :] >= start)).astype(np.float32)
 
 
 def _outliers(rng: np.random.Generator, series: FloatArray, probability: float) -> FloatArray:
     count, length = series.shape
     spread = _spread(series)
     hit = (rng.random((count, 1)) < probability) & (rng.random((count, length)) < 0.01)
-    result: FloatArray = series + hit * rng.normal(0, 4, (count, length)) * spread
-    return result.astype(np.float32)
+    return (series + hit * rng.normal(0, 4, (count, length)) * spread).astype(np.float32)
