@@ -184,5 +184,5 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
     run(recipe.model_copy(update={"recover": recovery, "calibration": mixed, "profile": None}))
     assert len(drawn) == 2
     for series in drawn.values():
-        assert len(series) > len(left) - 1
+        assert len(series) >= len(left)
         assert not any(np.array_equal(one, beer, equal_nan=True) for one in series)

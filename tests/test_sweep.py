@@ -23,7 +23,13 @@ from typer.testing import CliRunner
 
 from tscompress import cli
 from tscompress import sweep as sweeping
-from tscompress.errors import FactorizationError, OutputExistsError, RecipeError, TscompressError
+from tscompress.errors import (
+    DataError,
+    FactorizationError,
+    OutputExistsError,
+    RecipeError,
+    TscompressError,
+)
 from tscompress.latency import MemoryUse, bytes_on_disk, parameter_count
 from tscompress.loading import load
 from tscompress.statistics import pareto_front
@@ -231,6 +237,13 @@ def test_a_suite_whose_file_changed_is_scored_again(
     again, others = measured(level + 30 * (np.arange(40) % 3))
     assert again == first
     assert not set(ids) & set(others)  # of the original, too
+
+    def write_meanwhile(*_: Any) -> None:
+        pd.DataFrame({"date": dates, "target": 2 * level}).to_csv(file, index=False)
+
+    pd.DataFrame({"date": dates, "target": level**2}).to_csv(file, index=False)
+    with pytest.raises(DataError, match="changed while points were scored; run the sweep again"):
+        sweep(chosen, on_point=write_meanwhile)
 
 
 # --- the front ------------------------------------------------------------------------------------
