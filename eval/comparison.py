@@ -42,6 +42,7 @@ from tscompress.latency import bench
 from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
+from tscompress.score_cache import ScoreCache
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)
@@ -115,7 +116,7 @@ class Bed:
         self.name, self.steps = name, steps
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
-        self.dense = score(self.original.forecaster, name, self.config)
+        self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
 
     def row(self, contender: Contender) -> dict[str, Any]:
         """Fit, recover where it is asked for, and score."""

@@ -27,6 +27,7 @@ from tscompress.files import write_text_atomically
 from tscompress.latency import bench
 from tscompress.loading import cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
+from tscompress.score_cache import ScoreCache
 
 #: Sizes of heads, and shares of hidden units.
 FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))
@@ -41,7 +42,7 @@ def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
         cast_parameters_(folded.model, torch.float32)
         models[f"d_kv {head_size}, d_ff {ff_ratio:.1%}"] = folded
     reference = load(smaller, dtype="float32")
-    scores = score(reference.forecaster, "smaller", config)
+    scores = score(reference.forecaster, "smaller", config, cache=ScoreCache())
     timed = [("smaller", reference.forecaster), *((n, m.forecaster) for n, m in models.items())]
     times = bench(timed, WORKLOADS[reference.family], measure_macs=False)
     rows = []

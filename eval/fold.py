@@ -52,6 +52,7 @@ from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
+from tscompress.score_cache import ScoreCache
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
 from tscompress.statistics import compare
 
@@ -98,7 +99,7 @@ class Bed:
         self.scores = self.score(self.original, model)
 
     def score(self, loaded: LoadedModel, label: str) -> EvaluationResult:
-        return score(loaded.forecaster, label, self.config, seeds=self.seeds)
+        return score(loaded.forecaster, label, self.config, seeds=self.seeds, cache=ScoreCache())
 
     def plan(self, head_size: int, ff_ratio: float) -> Plan:
         """The same sizes everywhere."""

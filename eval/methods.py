@@ -32,6 +32,7 @@ from tscompress.latency import Workload, bench
 from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
+from tscompress.score_cache import ScoreCache
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
 BY_BLOCK = "fold by block"
@@ -75,7 +76,7 @@ def measure(
     """A row for every method and ratio; the first is the original itself."""
     config = EvaluationConfig(max_series=max_series, batch_size=64)
     original = load(name, dtype="float32")
-    scores = score(original.forecaster, name, config)
+    scores = score(original.forecaster, name, config, cache=ScoreCache())
     known = pd.read_csv(path).to_dict("records") if path.exists() else []
     rows: list[dict[str, Any]] = [
         {"model": name, "method": "dense", "budget": 1.0, "attention": 1.0, "WQL": 1.0, "MASE": 1.0}

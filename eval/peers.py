@@ -76,6 +76,7 @@ from tscompress.layerwise import small_batches
 from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
+from tscompress.score_cache import ScoreCache
 from tscompress.surgery import keep_layers_
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
@@ -254,7 +255,9 @@ def measure(
     rows = pd.read_csv(path).to_dict("records") if path.exists() else []
     known = {(row["kind"], row["label"]) for row in rows}
     missing = [peer for peer in found if (peer.kind, peer.label) not in known]
-    dense = score(bed.original.forecaster, bed.name, config) if missing else None
+    dense = None
+    if missing:
+        dense = score(bed.original.forecaster, bed.name, config, cache=ScoreCache())
     for peer in missing:
         assert dense is not None
         if peer.kind.startswith(("SVD-LLM", "ASVD")):

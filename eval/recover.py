@@ -42,6 +42,7 @@ from tscompress.planning import fold_plan
 from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
+from tscompress.score_cache import ScoreCache
 from tscompress.surgery import keep_layers_
 from tscompress.training import attention_for_training
 
@@ -92,7 +93,7 @@ class Bed:
         self.original = load(model, dtype="float32")
         self.held_out = calibration_batches(self.original, HELD_OUT)
         self.loss = mean_loss(self.original, self.held_out)
-        self.scores = score(self.original.forecaster, model, self.config)
+        self.scores = score(self.original.forecaster, model, self.config, cache=ScoreCache())
 
     def folded(self, trial: Trial, seed: int) -> tscompress.CompressedModel:
         return tscompress.compress(
@@ -121,7 +122,9 @@ class Bed:
         """Ratios of the scores, and the rise of the loss."""
         loaded = copy.copy(loaded)
         loaded.model.float()
-        quality = relative(score(loaded.forecaster, "student", self.config), self.scores)
+        quality = relative(
+            score(loaded.forecaster, "student", self.config, cache=ScoreCache()), self.scores
+        )
         loss = mean_loss(loaded, self.held_out) - self.loss
         return {"WQL": quality["WQL"], "MASE": quality["MASE"], "loss": loss}
 
@@ -221,12 +224,14 @@ def main() -> None:
     )
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), help="default: the family's")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--sampled-share", type=float, help="with --model reference/t5 alone")
     arguments = parser.parse_args()
     if arguments.sampled_share and arguments.model != ["reference/t5"]:
         parser.error("--sampled-share is for --model reference/t5.")
     settings = {
+        "optimizer": arguments.optimizer,
         "learning_rate": arguments.learning_rate,
         "sampled_share": arguments.sampled_share,
     }

@@ -86,7 +86,9 @@ def short(**changes: Any) -> RecoveryConfig:
 
 def smooth(**changes: Any) -> RecoveryConfig:
     """A Bolt's run whose gradients rounding cannot turn around, as it can absolute distances'."""
-    return short(distance="squared", truth_weight=0.5, learning_rate=1e-3, **changes)
+    return short(
+        distance="squared", truth_weight=0.5, optimizer="muon", learning_rate=1e-3, **changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -440,9 +442,13 @@ def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> No
         tscompress.recover(model, model, short())
 
 
-def test_stopped_and_resumed_is_bit_equal(bolt: Callable[[], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_stopped_and_resumed_is_bit_equal(
+    optimizer: str, bolt: Callable[[], Any], tmp_path: Path
+) -> None:
+    config = short(optimizer=optimizer)
     whole, teacher = bolt()
-    uninterrupted = recover_(whole, teacher, short())
+    uninterrupted = recover_(whole, teacher, config)
 
     def stop(line: RecoveryProgress) -> None:
         if line.step == 3:
@@ -450,12 +456,12 @@ def test_stopped_and_resumed_is_bit_equal(bolt: Callable[[], Any], tmp_path: Pat
 
     handler = signal.getsignal(signal.SIGINT)
     student, _ = bolt()
-    result = recover_(student, teacher, short(), directory=tmp_path, report=stop)
+    result = recover_(student, teacher, config, directory=tmp_path, report=stop)
     assert not result.finished
     assert result.steps < 6
     assert signal.getsignal(signal.SIGINT) is handler
     resumed, _ = bolt()
-    result = recover_(resumed, teacher, short(), directory=tmp_path, resume=True)
+    result = recover_(resumed, teacher, config, directory=tmp_path, resume=True)
     assert result.finished
     assert_equal(weights(whole), weights(resumed))
     told = {line.step: line.loss for line in result.history}
@@ -689,6 +695,8 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-bolt", {"real_series": ("aus_production",)}),
         ("chronos-bolt", {"missing_probability": 1.0}),
         ("chronos-bolt", {"precision": "bf16"}),
+        ("chronos-bolt", {"optimizer": "muon"}),
+        ("chronos-t5", {"optimizer": "adamw"}),
         ("chronos-bolt", {"seed": 1}),
         ("chronos-bolt", {"series": True}),
         ("chronos-bolt", {"series": True, "synthetic_share": 0.0}),
@@ -976,11 +984,32 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     t5 = found.pop("chronos-t5")
     assert (t5.teacher_weight, t5.truth_weight, t5.sampled_share) == (1, 1, 0)
     assert t5.real_series == tuple(TRAINING_COLLECTIONS)
+    assert (t5.optimizer, t5.learning_rate) == ("muon", 1e-3)
     corpus = Batches("chronos-t5", t5).corpus
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight, config.sampled_share) == (1, 0, 0)
         assert (config.real_series, config.corpus) == ((), CorpusConfig())
+        assert (config.optimizer, config.learning_rate) == ("adamw", 5e-4)
+    other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints["chronos-t5"]))
+    assert (other.optimizer, other.learning_rate) == ("adamw", 3e-4)
+
+
+def test_muon_moves_what_layers_hold_as_matrices(bolt: Callable[[], Any]) -> None:
+    student, _ = bolt()
+    config = short(optimizer="muon", weight_decay=0.1).resolved(student)
+    optimizer = recovery._optimizer(student.model, config)
+    names = {p: name for name, p in student.model.named_parameters()}
+    matrices, tables, others = (
+        {names[p] for p in group["params"]} for group in optimizer.param_groups
+    )
+    assert matrices | tables | others == set(names.values())
+    assert {name.rsplit(".", 2)[-2] for name in matrices} == {"q", "k", "v", "o", "wi", "wo"}
+    assert {name.split(".")[0] for name in tables} == {
+        "input_patch_embedding", "output_patch_embedding"
+    }  # fmt: skip
+    assert "shared.weight" in others
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
 
 
 def test_groups_of_chronos_2() -> None:

@@ -951,6 +951,9 @@ def recover(
         float | None,
         typer.Option(help="Part of each batch that is none of yours, where there are series."),
     ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw or muon; by default what is best for the family.")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
     hidden_weight: Annotated[
         float | None, typer.Option(help="Weight of matching the teacher layer by layer.")

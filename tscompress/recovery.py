@@ -32,6 +32,7 @@ from tscompress.distillation import (
 )
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.loading import LoadedModel, cast_parameters_
+from tscompress.optimizers import Muon
 from tscompress.recovery_config import GROUP_SIZE, Batches, RecoveryConfig
 from tscompress.score_cache import model_digest
 from tscompress.training import (
@@ -246,12 +247,7 @@ class _Run:
             distance=config.distance,
             match=config.hidden_at if config.hidden_weight > 0 else None,
         )
-        optimizer = torch.optim.AdamW(
-            _parameter_groups(student.model, config.weight_decay),
-            lr=config.learning_rate or 0.0,
-            betas=(0.9, 0.98),
-            fused=True,
-        )
+        optimizer = _optimizer(student.model, config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
         self.step = 0
         self.seconds = 0.0
@@ -603,15 +599,30 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
     return [parameter for loaded in models for parameter in loaded.model.parameters()]
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Decayed matrices, and the rest."""
+def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
+    """AdamW, or Muon for what is a matrix within a layer; biases by distance are a table."""
     matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            decayed = parameter.ndim == 2 and "shared" not in name and "bias" not in name
-            (matrices if decayed else others).append(parameter)
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim != 2 or "shared" in name or "bias" in name:
+            others.append(parameter)
+        else:
+            (matrices if ".block." in name else tables).append(parameter)
+    decayed: dict[str, Any] = {"weight_decay": config.weight_decay}
+    groups = [
+        {"params": matrices, "orthogonal": config.optimizer == "muon", **decayed},
+        {"params": tables, **decayed},
         {"params": others, "weight_decay": 0.0},
     ]
+    options: dict[str, Any] = {
+        "lr": config.learning_rate or 0.0,
+        "betas": (0.9, 0.98),
+        "fused": True,
+    }
+    if config.optimizer == "muon":
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        return Muon(groups, dtype=dtype, **options)
+    return torch.optim.AdamW(groups, **options)

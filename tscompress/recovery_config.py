@@ -44,7 +44,7 @@ _BUCKETS = {
 #: What is best for a family, where the user says nothing; eval/NOTES.md has the measurements.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
-        "learning_rate": 3e-4,
+        "optimizer": "muon",
         "truth_weight": 1.0,
         "sampled_share": 0.0,
         "held_out_series": 64,
@@ -53,7 +53,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "real_series": tuple(TRAINING_COLLECTIONS),
     },
     "chronos-bolt": {
-        "learning_rate": 5e-4,
+        "optimizer": "adamw",
         "truth_weight": 0.0,
         "sampled_share": 0.0,
         "held_out_series": 256,
@@ -63,6 +63,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
+_LEARNING_RATES: dict[str, dict[str, float]] = {
+    "chronos-t5": {"adamw": 3e-4, "muon": 1e-3},
+    "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
+    "chronos-2": {"adamw": 5e-4, "muon": 2e-3},
+}
 
 
 class RecoveryConfig(BaseModel):
@@ -80,7 +85,13 @@ class RecoveryConfig(BaseModel):
     buckets: tuple[Bucket, ...] | None = Field(
         default=None, min_length=1, description="batch shapes, cut to what the model reads"
     )
-    learning_rate: float | None = Field(default=None, gt=0)
+    optimizer: Literal["adamw", "muon"] | None = Field(
+        default=None,
+        description="muon: AdamW but for matrices within layers; null: what is best for the family",
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="null: depends on family and optimizer"
+    )
     warmup_steps: int = Field(default=20, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -193,6 +204,9 @@ class RecoveryConfig(BaseModel):
         }
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
+        if self.learning_rate is None:
+            rates = _LEARNING_RATES[loaded.family]
+            known["learning_rate"] = rates[self.optimizer or known["optimizer"]]
         buckets = self.buckets or known["buckets"]
         context, horizon = (
             loaded.forecaster.model_context_length,
