@@ -47,7 +47,8 @@ from tscompress.score_cache import ScoreCache
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)
 FOLDED = ((8, 1.0), (8, 0.25), (4, 0.25), (2, 0.125))
-KINDS = ("svd", "activation-svd", "fold", "fold + recovery", "next smaller size", "by design")
+RECOVERED = "fold + recovery"
+KINDS = ("svd", "activation-svd", "fold", RECOVERED, "next smaller size", "by design")
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
 #: Latency depends on shapes alone; these models are never scored.
@@ -105,7 +106,7 @@ def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Ite
             yield Contender("activation-svd", f"{share:.1%} of attention", seed, share=share)
         for head_size, ff_ratio in FOLDED:
             label = f"d_kv {head_size}, d_ff {ff_ratio:.1%}"
-            for kind in ("fold", "fold + recovery"):
+            for kind in ("fold", RECOVERED):
                 yield Contender(kind, label, seed, head_size=head_size, ff_ratio=ff_ratio)
 
 
@@ -113,9 +114,10 @@ class Bed:
     """A dense model and its scores: what every contender is held against."""
 
     def __init__(self, name: str, max_series: int | None, steps: int) -> None:
-        self.name, self.steps = name, steps
+        self.name, self.recovery = name, RecoveryConfig(steps=steps)
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
+        self.optimizer = self.recovery.resolved(self.original).optimizer
         self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
 
     def row(self, contender: Contender) -> dict[str, Any]:
@@ -134,22 +136,26 @@ class Bed:
             "WQL": quality["WQL"],
             "MASE": quality["MASE"],
             "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
+            "optimizer": self.optimizer if contender.kind == RECOVERED else "",
         }
 
     def _fitted(self, contender: Contender) -> LoadedModel:
         calibration = CalibrationConfig(seed=max(contender.seed, 0))
-        if contender.kind != "fold + recovery":
+        if contender.kind != RECOVERED:
             return contender.compressed(self.name, calibration)
         student: Any = contender.compressed(self.name, calibration)
-        config = RecoveryConfig(steps=self.steps, seed=contender.seed)
+        config = self.recovery.model_copy(update={"seed": contender.seed})
         return tscompress.recover(student, self.name, config)
 
 
 def measure(bed: Bed, found: Sequence[Contender], path: Path, console: Console) -> pd.DataFrame:
-    """Rows of all contenders; those that ``path`` has already are kept."""
+    """Rows of all contenders; those that ``path`` has are kept, unless recovered otherwise."""
     rows: list[dict[str, Any]] = []
     if path.exists():
         rows = pd.read_csv(path).to_dict("records")
+    rows = [
+        row for row in rows if row["kind"] != RECOVERED or row.get("optimizer") == bed.optimizer
+    ]
     known = {(row["kind"], row["label"], row["seed"]) for row in rows}
     for contender in found:
         if (contender.kind, contender.label, contender.seed) in known:
@@ -262,7 +268,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, choices=REFERENCES)
     parser.add_argument("--smaller", type=Path, action="append", default=[], help="a directory")
     parser.add_argument("--by-design", type=Path, action="append", default=[], help="a directory")
-    parser.add_argument("--steps", type=int, help="of recovery; default: 600, T5 200")
+    parser.add_argument("--steps", type=int, help="of recovery; default: 600, T5 400")
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1, 2")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()

@@ -122,9 +122,7 @@ class Bed:
         """Ratios of the scores, and the rise of the loss."""
         loaded = copy.copy(loaded)
         loaded.model.float()
-        quality = relative(
-            score(loaded.forecaster, "student", self.config, cache=ScoreCache()), self.scores
-        )
+        quality = relative(score(loaded.forecaster, "student", self.config), self.scores)
         loss = mean_loss(loaded, self.held_out) - self.loss
         return {"WQL": quality["WQL"], "MASE": quality["MASE"], "loss": loss}
 
@@ -149,6 +147,8 @@ class Bed:
             "data": "synthetic and real" if real or result.config.real_series else "synthetic",
             **{f"{name} before": value for name, value in before.items()},
             **after,
+            "optimizer": result.config.optimizer,
+            "learning rate": result.config.learning_rate,
             "minutes": trial.minutes,
             "CPU minutes": cpu_minutes,
             "steps": result.steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -86,9 +87,7 @@ def short(**changes: Any) -> RecoveryConfig:
 
 def smooth(**changes: Any) -> RecoveryConfig:
     """A Bolt's run whose gradients rounding cannot turn around, as it can absolute distances'."""
-    return short(
-        distance="squared", truth_weight=0.5, optimizer="muon", learning_rate=1e-3, **changes
-    )
+    return short(distance="squared", truth_weight=0.5, learning_rate=1e-3, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -442,11 +441,13 @@ def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> No
         tscompress.recover(model, model, short())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    "change", [{}, {"optimizer": "muon"}, {"optimizer": "muon", "precision": "bf16"}]
+)
 def test_stopped_and_resumed_is_bit_equal(
-    optimizer: str, bolt: Callable[[], Any], tmp_path: Path
+    change: dict[str, Any], bolt: Callable[[], Any], tmp_path: Path
 ) -> None:
-    config = short(optimizer=optimizer)
+    config = short(**change)
     whole, teacher = bolt()
     uninterrupted = recover_(whole, teacher, config)
 
@@ -516,7 +517,7 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """What runs in other processes left behind."""
+    """What runs in other processes left behind; ``shared`` has a directory for each optimizer."""
 
     killed: Path
     killed_config: RecoveryConfig
@@ -529,7 +530,7 @@ def processes(
     checkpoints: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Processes:
-    """One run that was killed with SIGKILL after its fifth step, and one in two processes."""
+    """One run that was killed with SIGKILL after its fifth step, and two in two processes each."""
     root = tmp_path_factory.mktemp("processes")
     rng = np.random.default_rng(0)
     lines = [json.dumps({"target": rng.normal(size=60).cumsum().tolist()}) for _ in range(40)]
@@ -538,9 +539,11 @@ def processes(
     config = short(
         checkpoint_steps=2, evaluate_every=5, series=(str(root / "series.jsonl"),), shuffle_series=8
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    ports = {}
+    with socket.socket() as first, socket.socket() as second:
+        for optimizer, free in (("adamw", first), ("muon", second)):
+            free.bind(("127.0.0.1", 0))
+            ports[optimizer] = str(free.getsockname()[1])
     models = {
         "student": str(students["chronos-bolt"]),
         "teacher": str(checkpoints["chronos-bolt"]),
@@ -548,7 +551,7 @@ def processes(
     jobs: list[dict[str, Any]] = [
         {"config": config.model_dump(), "directory": "killed", "kill_at": 5, "environment": {}}
     ]
-    for rank in ("0", "1"):
+    for (optimizer, port), rank in itertools.product(ports.items(), ("0", "1")):
         environment = {
             "RANK": rank,
             "LOCAL_RANK": rank,
@@ -557,10 +560,12 @@ def processes(
             "MASTER_PORT": port,
             "ACCELERATE_USE_CPU": "true",
         }
-        shared = smooth(accumulate=2).model_dump()
-        jobs.append(
-            {"config": shared, "directory": "shared", "kill_at": -1, "environment": environment}
-        )
+        jobs.append({
+            "config": smooth(accumulate=2, optimizer=optimizer).model_dump(),
+            "directory": f"shared/{optimizer}",
+            "kill_at": -1,
+            "environment": environment,
+        })  # fmt: skip
     jobs = [{**job, **models, "directory": str(root / job["directory"])} for job in jobs]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(jobs)],
@@ -570,7 +575,7 @@ def processes(
         timeout=180,
         check=False,
     )
-    assert done.stdout.strip() == f"[{-signal.SIGKILL}, 0, 0]", done.stderr
+    assert done.stdout.strip() == f"[{-signal.SIGKILL}, 0, 0, 0, 0]", done.stderr
     return Processes(root / "killed", config, root / "shared")
 
 
@@ -593,19 +598,21 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     assert_equal(weights(whole), weights(resumed))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_two_processes_have_the_losses_of_one(
-    processes: Processes, bolt: Callable[[], Any]
+    optimizer: str, processes: Processes, bolt: Callable[[], Any]
 ) -> None:
-    log = (processes.shared / "log.jsonl").read_text().splitlines()
+    directory = processes.shared / optimizer
+    log = (directory / "log.jsonl").read_text().splitlines()
     shared = [json.loads(line) for line in log]
     alone, teacher = bolt()
-    history = recover_(alone, teacher, smooth()).history
+    history = recover_(alone, teacher, smooth(optimizer=optimizer)).history
     assert [line["step"] for line in shared] == [line.step for line in history] == [0, 3, 6]
     for line, expected in zip(shared, history, strict=True):
         assert line["held_out"] == pytest.approx(expected.held_out, rel=1e-4)
         if expected.loss is not None:
             assert line["loss"] == pytest.approx(expected.loss, rel=1e-4)
-    for name, tensor in load_file(processes.shared / "weights.safetensors").items():
+    for name, tensor in load_file(directory / "weights.safetensors").items():
         torch.testing.assert_close(tensor, weights(alone)[name], rtol=1e-3, atol=1e-4)
 
 
@@ -697,6 +704,8 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-bolt", {"precision": "bf16"}),
         ("chronos-bolt", {"optimizer": "muon"}),
         ("chronos-t5", {"optimizer": "adamw"}),
+        ("chronos-2", {"optimizer": "muon"}),
+        ("factored", {"optimizer": "muon"}),
         ("chronos-bolt", {"seed": 1}),
         ("chronos-bolt", {"series": True}),
         ("chronos-bolt", {"series": True, "synthetic_share": 0.0}),
@@ -775,10 +784,12 @@ def test_options_that_do_nothing_are_refused_before_the_work(
     assert not told
 
 
-def test_layers_first_and_then_forecasts(bolt: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_layers_first_and_then_forecasts(optimizer: str, bolt: Callable[[], Any]) -> None:
     student, teacher = bolt()
     config = short(
-        steps=4, truth_weight=0.0, hidden_weight=2.0, hidden_share=0.5, hidden_first=True,
+        optimizer=optimizer, steps=4,
+        truth_weight=0.0, hidden_weight=2.0, hidden_share=0.5, hidden_first=True,
         gradient_checkpointing=True, hidden_at="both", evaluate_every=1,
     )  # fmt: skip
     lines = recover_(student, teacher, config).history[1:]
@@ -995,10 +1006,14 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     assert (other.optimizer, other.learning_rate) == ("adamw", 3e-4)
 
 
-def test_muon_moves_what_layers_hold_as_matrices(bolt: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
+def test_muon_moves_what_layers_hold_as_matrices(
+    precision: str, dtype: torch.dtype, bolt: Callable[[], Any]
+) -> None:
     student, _ = bolt()
-    config = short(optimizer="muon", weight_decay=0.1).resolved(student)
+    config = short(optimizer="muon", precision=precision, weight_decay=0.1).resolved(student)
     optimizer = recovery._optimizer(student.model, config)
+    assert optimizer.param_groups[0]["dtype"] == dtype
     names = {p: name for name, p in student.model.named_parameters()}
     matrices, tables, others = (
         {names[p] for p in group["params"]} for group in optimizer.param_groups

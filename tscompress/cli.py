@@ -952,7 +952,8 @@ def recover(
         typer.Option(help="Part of each batch that is none of yours, where there are series."),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="adamw or muon; by default what is best for the family.")
+        str | None,
+        typer.Option(help="adamw or muon; without it T5 has muon, others adamw."),
     ] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
     hidden_weight: Annotated[

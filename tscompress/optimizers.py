@@ -20,8 +20,8 @@ class Muon(torch.optim.AdamW):
     """AdamW in which groups with ``orthogonal=True``, of matrices, move along their polar factors.
 
     Those keep a mean of their gradients, as ``exp_avg``; their update is the orthogonal factor of
-    the gradient looked ahead (Nesterov), times ``0.2 sqrt(max(m, n))``: all its directions count
-    alike, however small their gradients are. Gradients of such groups are used up by a step.
+    the gradient looked ahead (Nesterov), times ``0.2 sqrt(max(m, n))``: its directions count nearly
+    alike, and its size for nothing. Gradients of such groups are used up by a step.
     From Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), scaled as
     by Liu et al., "Muon is scalable for LLM training" (2025), eq. 4.
 
@@ -45,12 +45,13 @@ class Muon(torch.optim.AdamW):
         dtype: torch.dtype = torch.float32,
         **options: Any,
     ) -> None:
-        for group in groups:
-            for parameter in group["params"] if group.get("orthogonal") else ():
+        matrices = [group for group in groups if group.get("orthogonal")]
+        for group in matrices:
+            for parameter in group["params"]:
                 if parameter.ndim != 2:
                     raise ValueError(f"Muon moves matrices, not shape {tuple(parameter.shape)}.")
+            group |= {"momentum": momentum, "dtype": dtype}
         super().__init__(groups, **options)
-        self.momentum, self.dtype = momentum, dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -71,25 +72,26 @@ class Muon(torch.optim.AdamW):
             if parameter.grad is None:
                 continue
             state = self.state[parameter]
-            if not state:
+            if not state:  # AdamW expects a step of every state that it loads
                 state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter)}
             state["step"] += 1
-            mean = state["exp_avg"].lerp_(parameter.grad, 1 - self.momentum)
-            ahead = parameter.grad.lerp(mean, self.momentum)
+            mean = state["exp_avg"].lerp_(parameter.grad, 1 - group["momentum"])
+            ahead = parameter.grad.lerp(mean, group["momentum"])
             alike[parameter.shape, parameter.device].append((parameter, ahead))
             parameter.grad = None  # nothing is left for AdamW
         rate = group["lr"]
         for (shape, _), found in alike.items():
-            factors = polar_factors(torch.stack([ahead for _, ahead in found]), self.dtype)
+            factors = polar_factors(torch.stack([ahead for _, ahead in found]), group["dtype"])
             for (parameter, _), factor in zip(found, factors, strict=True):
                 parameter.mul_(1 - rate * group["weight_decay"])
                 parameter.sub_(factor, alpha=rate * _UPDATE_SIZE * max(shape) ** 0.5)
 
 
 def polar_factors(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Nearly orthogonal factors of ``[N, m, n]``, float32: singular values within 0.3 of 1.
+    """Nearly orthogonal factors of ``[N, m, n]``, float32: singular values of 0.6 to 1.25.
 
-    Five quintic Newton-Schulz iterations; those far below the norm of a matrix stay smaller.
+    Five quintic Newton-Schulz iterations. They take small singular values some 500 times as far, so
+    that those below a 1000th of a matrix's norm stay smaller, and in bfloat16 rounding counts.
     """
     a, b, c = _QUINTIC
     upright = matrices.shape[-2] > matrices.shape[-1]

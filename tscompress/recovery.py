@@ -406,10 +406,10 @@ class _Run:
 
     def _diverged(self, what: str) -> None:
         self._restore_best()
-        raise DivergenceError(
-            f"{what}; lower learning_rate ({self.config.learning_rate:g}) or max_grad_norm "
-            f"({self.config.max_grad_norm:g}) and run again."
-        )
+        lower = f"learning_rate ({self.config.learning_rate:g})"
+        if self.config.optimizer != "muon":  # to whom the size of a gradient is nothing
+            lower += f" or max_grad_norm ({self.config.max_grad_norm:g})"
+        raise DivergenceError(f"{what}; lower {lower} and run again.")
 
     # ----------------------------------------------------------------------------------------------
     # Held-out series
@@ -600,7 +600,7 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
 
 
 def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """AdamW, or Muon for what is a matrix within a layer; biases by distance are a table."""
+    """AdamW, or Muon for matrices within layers; all but matrices and the token table decay."""
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []

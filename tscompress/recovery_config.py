@@ -41,7 +41,7 @@ _BUCKETS = {
         Bucket(context_length=2048, horizon=64, batch_size=32, weight=0.1),
     ),
 }
-#: What is best for a family, where the user says nothing; eval/NOTES.md has the measurements.
+#: Where the user says nothing; eval/NOTES.md has the measurements.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
         "optimizer": "muon",
@@ -63,11 +63,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
+#: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
 _LEARNING_RATES: dict[str, dict[str, float]] = {
     "chronos-t5": {"adamw": 3e-4, "muon": 1e-3},
     "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
-    "chronos-2": {"adamw": 5e-4, "muon": 2e-3},
 }
+_LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
 
 
 class RecoveryConfig(BaseModel):
@@ -87,7 +88,7 @@ class RecoveryConfig(BaseModel):
     )
     optimizer: Literal["adamw", "muon"] | None = Field(
         default=None,
-        description="muon: AdamW but for matrices within layers; null: what is best for the family",
+        description="muon: AdamW but for matrices within layers; null: muon for T5, else adamw",
     )
     learning_rate: float | None = Field(
         default=None, gt=0, description="null: depends on family and optimizer"
@@ -407,7 +408,7 @@ def memory_bytes(
     """About what a run will hold in each process: weights exactly, activations estimated.
 
     ``process`` is what the interpreter, the libraries and both models hold now. The student's
-    weights come five times in float32 (master, gradient, two Adam moments, best so far), the
+    weights come five times in float32 (master, gradient, at most two moments, best so far), the
     teacher's once. Activations are those of the largest batch.
     """
     config = config.resolved(student)

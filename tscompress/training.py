@@ -150,7 +150,7 @@ def attention_for_training(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class TrainingState:
-    """What a checkpoint holds besides weights and Adam moments.
+    """What a checkpoint holds besides weights and moments.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class TrainingState:
 def save_training_state(
     directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
-    """Weights and Adam moments as safetensors, replaced in one rename."""
+    """Weights and moments of the optimizer as safetensors, replaced in one rename."""
     tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
