@@ -196,10 +196,10 @@ def markdown(frame: pd.DataFrame) -> str:
         "| loss | after | series/s | fine-tuning |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for (model, trial, data, minutes), group in frame.groupby(
-        ["model", "trial", "data", "minutes"], sort=False
-    ):
-        cells = [f"{model}, {trial}, {data}", f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
+    by = ["model", "trial", "data", "optimizer", "learning rate", "minutes"]
+    for (model, trial, data, optimizer, rate, minutes), group in frame.groupby(by, sort=False):
+        name = f"{model}, {trial}, {data}, {optimizer} {rate:g}"
+        cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
         for name in ("WQL before", "WQL", "MASE before", "MASE", "loss before", "loss"):
             sign = "+" if "loss" in name else ""

@@ -995,7 +995,7 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     t5 = found.pop("chronos-t5")
     assert (t5.teacher_weight, t5.truth_weight, t5.sampled_share) == (1, 1, 0)
     assert t5.real_series == tuple(TRAINING_COLLECTIONS)
-    assert (t5.optimizer, t5.learning_rate) == ("muon", 1e-3)
+    assert (t5.optimizer, t5.learning_rate) == ("muon", 6e-4)
     corpus = Batches("chronos-t5", t5).corpus
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():

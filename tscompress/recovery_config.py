@@ -65,7 +65,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
 #: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
 _LEARNING_RATES: dict[str, dict[str, float]] = {
-    "chronos-t5": {"adamw": 3e-4, "muon": 1e-3},
+    "chronos-t5": {"adamw": 3e-4, "muon": 6e-4},
     "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
 }
 _LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
