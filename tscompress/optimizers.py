@@ -23,7 +23,7 @@ class Muon(torch.optim.AdamW):
     the gradient looked ahead (Nesterov), times ``0.2 sqrt(max(m, n))``: its directions count nearly
     alike, and its size for nothing. Gradients of such groups are used up by a step.
     From Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), scaled as
-    by Liu et al., "Muon is scalable for LLM training" (2025), eq. 4.
+    by Liu et al., "Muon is scalable for LLM training" (2025).
 
     Parameters
     ----------
@@ -35,6 +35,11 @@ class Muon(torch.optim.AdamW):
         In which polar factors are found.
     options
         Of AdamW, such as ``lr``, ``betas``, ``fused``.
+
+    Raises
+    ------
+    ValueError
+        A parameter of a group with ``orthogonal=True`` is no matrix.
     """
 
     def __init__(

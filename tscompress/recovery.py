@@ -600,7 +600,7 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
 
 
 def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """AdamW, or Muon for matrices within layers; all but matrices and the token table decay."""
+    """AdamW, or Muon for matrices within layers. The token table, biases and norms do not decay."""
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
