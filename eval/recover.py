@@ -122,7 +122,8 @@ class Bed:
         """Ratios of the scores, and the rise of the loss."""
         loaded = copy.copy(loaded)
         loaded.model.float()
-        quality = relative(score(loaded.forecaster, "student", self.config), self.scores)
+        scores = score(loaded.forecaster, "student", self.config, cache=ScoreCache())
+        quality = relative(scores, self.scores)
         loss = mean_loss(loaded, self.held_out) - self.loss
         return {"WQL": quality["WQL"], "MASE": quality["MASE"], "loss": loss}
 

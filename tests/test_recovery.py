@@ -616,6 +616,33 @@ def test_two_processes_have_the_losses_of_one(
         torch.testing.assert_close(tensor, weights(alone)[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("change", [{}, {"sampled_share": 1.0}, {"hidden_weight": 1.0}])
+def test_a_teacher_speaks_once_of_held_out_series(
+    change: dict[str, Any],
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+    lesson = Distillation.lesson
+
+    def counting(self: Distillation, batch: TrainingBatch) -> Any:
+        nonlocal asked
+        asked += 1
+        return lesson(self, batch)
+
+    monkeypatch.setattr(Distillation, "lesson", counting)
+    config = short(**change)
+    student, teacher = pair(students, checkpoints, "chronos-t5")
+    result = recover_(student, teacher, config)
+    # One batch is held out, and evaluated three times.
+    assert asked == 6 + (3 if config.hidden_weight else 1)
+    monkeypatch.setattr(Distillation, "matches", property(lambda _: True))
+    again, _ = pair(students, checkpoints, "chronos-t5")
+    expected = recover_(again, teacher, config).history
+    assert [line.held_out for line in result.history] == [line.held_out for line in expected]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("change", [{"accumulate": 2}, {"gradient_checkpointing": True}])
 def test_less_memory_changes_nothing_else(
@@ -658,10 +685,10 @@ def test_divergence_is_one_line_and_leaves_the_best_weights(
     original = Distillation.__call__
     calls = 0
 
-    def diverging(self: Distillation, model: Any, batch: TrainingBatch) -> Any:
+    def diverging(self: Distillation, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        losses = original(self, model, batch)
+        losses = original(self, *arguments)
         if when == "training" and torch.is_grad_enabled():
             return dataclasses.replace(losses, teacher=losses.teacher * math.nan)
         factor = 1 if calls < 3 else 10.0

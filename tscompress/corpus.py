@@ -24,6 +24,9 @@ FloatArray = NDArray[np.float32]
 #: Seasonal periods of common sampling frequencies, with how often each is drawn.
 COMMON_PERIODS = (4, 5, 6, 7, 12, 24, 30, 48, 52, 60, 96, 168, 288, 336)
 PERIOD_WEIGHTS = (5.0, 1.0, 1.0, 4.0, 9.0, 5.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.5, 0.5)
+#: In one, as months in a quarter, a half-year or a year.
+AGGREGATED_STEPS = (2, 3, 4, 6, 12)
+_SHORTEST_AGGREGATED = 24
 
 
 class CorpusConfig(BaseModel):
@@ -36,6 +39,9 @@ class CorpusConfig(BaseModel):
     stochastic_weight: float = Field(default=0.15, ge=0, description="AR and random-walk paths")
     count_weight: float = Field(default=0.05, ge=0, description="intermittent and seasonal counts")
     real_weight: float = Field(default=0.10, ge=0, description="windows of given real series")
+    aggregation_probability: float = Field(
+        default=0.0, ge=0, le=1, description="of real series: means of 2 to 12 steps are the steps"
+    )
     noise_scale: float = Field(default=1.0, ge=0, description="factor on structural noise")
     seasonal_share: float = Field(default=0.75, ge=0, le=1, description="of structural series")
     longest_period: float | None = Field(
@@ -92,7 +98,8 @@ class SyntheticCorpus:
 
     def _draw(self, name: str, rng: np.random.Generator, count: int, length: int) -> FloatArray:
         if name == "real":
-            return _real_windows(rng, self.real_series, count, length)
+            probability = self.config.aggregation_probability
+            return _real_windows(rng, self.real_series, count, length, probability)
         if name == "structural":
             return structural_series(rng, count, length, self.config)
         generators: dict[str, Callable[[np.random.Generator, int, int], FloatArray]] = {
@@ -188,10 +195,37 @@ def count_series(rng: np.random.Generator, count: int, length: int) -> FloatArra
 
 
 def _real_windows(
-    rng: np.random.Generator, series: Sequence[FloatArray], count: int, length: int
+    rng: np.random.Generator,
+    series: Sequence[FloatArray],
+    count: int,
+    length: int,
+    aggregation_probability: float = 0.0,
 ) -> FloatArray:
-    picks = rng.integers(len(series), size=count)
-    return np.stack([cut_window(rng, series[pick], length) for pick in picks])
+    windows = []
+    for pick in rng.integers(len(series), size=count):
+        values = series[pick]
+        if aggregation_probability and rng.random() < aggregation_probability:
+            values = aggregated(rng, values)
+        windows.append(cut_window(rng, values, length))
+    return np.stack(windows)
+
+
+def aggregated(rng: np.random.Generator, values: FloatArray) -> FloatArray:
+    """Means of ``values`` ``[L]`` over 2, 3, 4, 6 or 12 steps, as of months over quarters or years.
+
+    Of any first step; missing values are left out, and a mean of nothing is NaN. A series of which
+    fewer than 24 steps would remain stays as it is.
+    """
+    choices = [steps for steps in AGGREGATED_STEPS if len(values) // steps >= _SHORTEST_AGGREGATED]
+    if not choices:
+        return values
+    steps = choices[rng.integers(len(choices))]
+    values = values[rng.integers(steps) :]
+    blocks = values[: len(values) // steps * steps].reshape(-1, steps)
+    known = np.isfinite(blocks)
+    counts = known.sum(axis=1)
+    means = np.where(known, blocks, 0).sum(axis=1) / np.maximum(counts, 1)
+    return np.where(counts > 0, means, np.nan).astype(np.float32)
 
 
 def cut_window(rng: np.random.Generator, values: FloatArray, length: int) -> FloatArray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -71,6 +71,31 @@ class Losses:
     def stack(self) -> Tensor:
         """All three, ``[3, B]``."""
         return torch.stack([self.teacher, self.truth, self.hidden])
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a teacher made of a batch; a student can learn from it more than once.
+
+    Attributes
+    ----------
+    forecast
+        Scaled quantiles ``[B, Q, H]``, or logits ``[B, H, V]``.
+    labels, observed
+        Chronos-T5: the path of tokens that is fed, and which of them count, ``[B, H]``.
+    outputs, streams
+        Of the modules that are matched, by name: what they put out, and the residual stream after
+        them where that is not the same.
+    encoder_mask
+        Positions of the encoder that count, ``[B, S]``; None: all, or nothing is matched.
+    """
+
+    forecast: Tensor
+    labels: Tensor | None = None
+    observed: Tensor | None = None
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    streams: dict[str, Tensor] = field(default_factory=dict)
+    encoder_mask: Tensor | None = None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -194,85 +219,138 @@ class Distillation:
         self._of_teacher.close()
         self._of_student.close()
 
-    def __call__(self, model: nn.Module, batch: TrainingBatch) -> Losses:
-        """Losses of ``model``, the student or a wrapper around it, on ``batch``."""
-        tokens = self.teacher.family == "chronos-t5"
-        losses = (self._token_losses if tokens else self._quantile_losses)(model, batch)
+    @torch.no_grad()
+    def lesson(self, batch: TrainingBatch) -> Lesson:
+        """What the teacher makes of ``batch``."""
+        found = (self._token_lesson if self._has_tokens else self._quantile_lesson)(batch)
         self._of_teacher.forget()
+        return found
+
+    def __call__(
+        self, model: nn.Module, batch: TrainingBatch, lesson: Lesson | None = None
+    ) -> Losses:
+        """Losses of ``model``, the student or a wrapper around it, on ``batch``.
+
+        ``lesson`` is the teacher's of this very batch; None: the teacher is run.
+        """
+        lesson = lesson or self.lesson(batch)
+        losses = (self._token_losses if self._has_tokens else self._quantile_losses)(
+            model, batch, lesson
+        )
         self._of_student.forget()
         return losses
 
-    def _quantile_losses(self, model: nn.Module, batch: TrainingBatch) -> Losses:
-        inner: Any = self.teacher.model
+    @property
+    def matches(self) -> bool:
+        """Whether layers are compared, too."""
+        return bool(self._pairs)
+
+    @property
+    def _has_tokens(self) -> bool:
+        return self.teacher.family == "chronos-t5"
+
+    def _quantile_inputs(self, batch: TrainingBatch) -> dict[str, Any]:
         inputs: dict[str, Any] = {"context": batch.context}
         if self.teacher.family == "chronos-2":
+            inner: Any = self.teacher.model
             patch = inner.chronos_config.output_patch_size
             inputs |= {
                 "group_ids": batch.group_ids,
                 "num_output_patches": -(-batch.target.shape[1] // patch),
             }
-        with torch.no_grad():
-            inner(**inputs)
-        model(**inputs)
-        levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
-        theirs, ours = (
-            _scaled_quantiles(watch.seen["output_patch_embedding"], len(levels))
-            for watch in (self._of_teacher, self._of_student)
+        return inputs
+
+    def _quantile_lesson(self, batch: TrainingBatch) -> Lesson:
+        inner: Any = self.teacher.model
+        inner(**self._quantile_inputs(batch))
+        patches = self._of_teacher.seen["output_patch_embedding"]
+        return Lesson(
+            _scaled_quantiles(patches, len(inner.chronos_config.quantiles)), **self._matched()
         )
+
+    def _quantile_losses(self, model: nn.Module, batch: TrainingBatch, lesson: Lesson) -> Losses:
+        inner: Any = self.teacher.model
+        model(**self._quantile_inputs(batch))
+        levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
+        ours = _scaled_quantiles(self._of_student.seen["output_patch_embedding"], len(levels))
         context = batch.context[:, -inner.chronos_config.context_length :]
         _, loc_scale = inner.instance_norm(context)
         target, _ = inner.instance_norm(batch.target, loc_scale)  # [B, H]
         return Losses(
-            quantile_distance(ours, theirs, self.distance),
+            quantile_distance(ours, lesson.forecast, self.distance),
             pinball_loss(ours[..., : target.shape[1]], target, levels),
-            self._hidden(len(batch), None, ours),
+            self._hidden(len(batch), lesson, None, ours),
         )
 
-    def _token_losses(self, model: nn.Module, batch: TrainingBatch) -> Losses:
-        inner: Any = self.teacher.model
+    def _tokens(self, batch: TrainingBatch) -> tuple[dict[str, Tensor], Tensor]:
+        """What an encoder is given, and the scale of each series."""
         tokenizer: Any = self.teacher.forecaster.tokenizer
-        device = batch.context.device
         # The tokenizer's bin edges live on the CPU.
-        input_ids, attention_mask, scale = tokenizer.context_input_transform(batch.context.cpu())
-        input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
+        input_ids, mask, scale = tokenizer.context_input_transform(batch.context.cpu())
+        device = batch.context.device
+        return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}, scale
+
+    def _fed(self, inputs: dict[str, Tensor], labels: Tensor) -> dict[str, Any]:
+        """Those and, for the decoder, ``labels`` ``[B, H]`` a step later."""
+        config: Any = self.teacher.model.config
+        start = torch.full_like(labels[:, :1], config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], dim=1)
+        return {**inputs, "decoder_input_ids": shifted, "use_cache": False}
+
+    def _token_lesson(self, batch: TrainingBatch) -> Lesson:
+        inner: Any = self.teacher.model
+        inputs, scale = self._tokens(batch)
+        logits: Tensor | None = None
         if batch.noise is None:
+            tokenizer: Any = self.teacher.forecaster.tokenizer
             labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
-            labels, observed, theirs = labels.to(device), observed.to(device), None
+            labels, observed = labels.to(batch.target.device), observed.to(batch.target.device)
         else:
             top_k = inner.config.chronos_config["top_k"]
             special = inner.config.chronos_config["n_special_tokens"]
-            labels, theirs = draw_paths(
-                inner, input_ids, attention_mask, batch.noise, top_k, special
-            )
+            labels, logits = draw_paths(inner, **inputs, noise=batch.noise, top_k=top_k,
+                                        n_special_tokens=special)  # fmt: skip
             observed = torch.ones_like(labels, dtype=torch.bool)
-        start = torch.full_like(labels[:, :1], inner.config.decoder_start_token_id)
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "decoder_input_ids": torch.cat([start, labels[:, :-1]], dim=1),
-            "use_cache": False,
-        }
-        if theirs is None or self._pairs:  # the hooks saw one token at a time
-            with torch.no_grad():
-                theirs = inner(**inputs).logits
-        ours = model(**inputs).logits
-        divergence, entropy = token_losses(ours, theirs, labels, observed, self.temperature)
+        if logits is None or self._pairs:  # the hooks saw one token at a time
+            logits = inner(**self._fed(inputs, labels)).logits
+        assert logits is not None
+        return Lesson(logits, labels, observed, **self._matched())
+
+    def _token_losses(self, model: nn.Module, batch: TrainingBatch, lesson: Lesson) -> Losses:
+        labels, observed = lesson.labels, lesson.observed
+        assert labels is not None
+        assert observed is not None
+        inputs, _ = self._tokens(batch)
+        ours = model(**self._fed(inputs, labels)).logits
+        divergence, entropy = token_losses(
+            ours, lesson.forecast, labels, observed, self.temperature
+        )
         if batch.noise is not None:  # the teacher's own path is no truth
             entropy = torch.zeros_like(entropy)
         fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)
-        return Losses(divergence, entropy, self._hidden(len(batch), fed, ours))
+        return Losses(divergence, entropy, self._hidden(len(batch), lesson, fed, ours))
 
-    def _hidden(self, rows: int, fed: Tensor | None, like: Tensor) -> Tensor:
+    def _matched(self) -> dict[str, Any]:
+        """What the teacher's watched modules have just put out."""
+        if not self._pairs:
+            return {}
+        watch = self._of_teacher
+        return {
+            "outputs": dict(watch.seen),
+            "streams": dict(watch.streams),
+            "encoder_mask": watch.encoder_mask,
+        }
+
+    def _hidden(self, rows: int, lesson: Lesson, fed: Tensor | None, like: Tensor) -> Tensor:
         """Mean over layers; ``fed`` ``[B, H]`` says which positions of the decoder count."""
         if not self._pairs:
             return torch.zeros(rows, device=like.device)
-        encoded = self._of_teacher.encoder_mask
         distances = [
             hidden_distance(
                 self._of_student.seen[ours],
-                self._of_teacher.seen[theirs],
-                encoded if ours.startswith("encoder") else fed,
-                self._of_teacher.streams.get(theirs),
+                lesson.outputs[theirs],
+                lesson.encoder_mask if ours.startswith("encoder") else fed,
+                lesson.streams.get(theirs),
             )
             for theirs, ours in self._pairs
         ]

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tscompress.corpus import FloatArray
 from tscompress.distillation import (
     Distillation,
+    Lesson,
     TrainingBatch,
     check_comparable,
     recomputed_layers,
@@ -255,6 +256,7 @@ class _Run:
         self.best: dict[str, Tensor] = {}
         self.history: list[RecoveryProgress] = []
         self.pending, self.counted = np.zeros(4), 0  # losses since the last line of the log
+        self._lessons: dict[int, Lesson] = {}  # of held-out batches
 
     def close(self) -> None:
         """Leave the models as models: no hooks, no wrappers, parameters that can be trained."""
@@ -423,9 +425,12 @@ class _Run:
         device = self.accelerator.device
         sums = torch.zeros(5, dtype=torch.float64, device=device)
         mine = slice(self.accelerator.process_index, None, self.processes)
-        for batch in held_out[mine]:
+        for index, batch in enumerate(batch.to(device) for batch in held_out[mine]):
             with self.accelerator.autocast():
-                losses = self.distillation(self.student.model, batch.to(device)).stack()
+                lesson = self._lessons.get(index) or self.distillation.lesson(batch)
+                losses = self.distillation(self.student.model, batch, lesson).stack()
+            if not self.distillation.matches:  # outputs of all layers would be much to keep
+                self._lessons[index] = lesson
             true = 0 if batch.noise is not None else len(batch)
             counts = torch.tensor([len(batch), true], device=device)
             sums += torch.cat([losses.sum(1), counts]).double()

@@ -49,7 +49,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sampled_share": 0.0,
         "held_out_series": 64,
         "buckets": _BUCKETS["chronos-t5"],
-        "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
+        # Half of all weights; half of the real series aggregated, which are quarterly else but few.
+        "corpus": CorpusConfig(real_weight=0.9, aggregation_probability=0.5),
         "real_series": tuple(TRAINING_COLLECTIONS),
     },
     "chronos-bolt": {
