@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -1034,24 +1034,60 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
-def test_muon_moves_what_layers_hold_as_matrices(
-    precision: str, dtype: torch.dtype, bolt: Callable[[], Any]
+@pytest.mark.parametrize(
+    ("student", "moved"),
+    [
+        ({"rank": 4, "ff_ratio": 0.25}, {"q", "k", "v", "o", "wi", "wo"}),
+        ({"rank": 4}, {"q", "k", "v", "o"}),
+        ({"ff_ratio": 0.5}, {"wi", "wo"}),
+        ({"method": "svd", "rank": 2}, {"left", "right"}),
+    ],
+)
+def test_muon_moves_the_matrices_that_were_cut(
+    student: dict[str, Any],
+    moved: set[str],
+    precision: str,
+    dtype: torch.dtype,
+    checkpoints: dict[str, Path],
 ) -> None:
-    student, _ = bolt()
-    config = short(optimizer="muon", precision=precision, weight_decay=0.1).resolved(student)
-    optimizer = recovery._optimizer(student.model, config)
+    original = checkpoints["chronos-bolt"]
+    model = tscompress.compress(original, calibration=CALIBRATION, **student).model
+    teacher = load(original)
+    config = short(optimizer="muon", precision=precision, weight_decay=0.1).resolved(teacher)
+    optimizer = recovery._optimizer(model, teacher.model, config)
     assert optimizer.param_groups[0]["dtype"] == dtype
-    names = {p: name for name, p in student.model.named_parameters()}
-    matrices, tables, others = (
-        {names[p] for p in group["params"]} for group in optimizer.param_groups
-    )
-    assert matrices | tables | others == set(names.values())
-    assert {name.rsplit(".", 2)[-2] for name in matrices} == {"q", "k", "v", "o", "wi", "wo"}
-    assert {name.split(".")[0] for name in tables} == {
+    names = {p: name for name, p in model.named_parameters()}
+    cut, matrices, others = ({names[p] for p in g["params"]} for g in optimizer.param_groups)
+    assert cut | matrices | others == set(names.values())
+    assert {name.rsplit(".", 2)[-2] for name in cut} == moved
+    assert {name.split(".")[0] for name in matrices} - {"encoder", "decoder"} == {
         "input_patch_embedding", "output_patch_embedding"
     }  # fmt: skip
     assert "shared.weight" in others
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
+
+
+@pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 1.0), ("muon", 2.5)])
+def test_muon_moves_further(
+    optimizer: Literal["adamw", "muon"],
+    factor: float,
+    bolt: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = []
+    step = torch.optim.AdamW.step
+
+    def watching(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        rates.append([group["lr"] for group in self.param_groups])
+        return step(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watching)
+    student, teacher = bolt()
+    recover_(student, teacher, short(optimizer=optimizer))
+    first = SHORT["learning_rate"]
+    assert rates[0] == pytest.approx([factor * first, first, first])
+    assert len(rates) == 6
+    assert rates[-1][1] < 0.1 * first
 
 
 def test_groups_of_chronos_2() -> None:

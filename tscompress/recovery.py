@@ -34,7 +34,7 @@ from tscompress.distillation import (
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.loading import LoadedModel, cast_parameters_
 from tscompress.optimizers import Muon
-from tscompress.recovery_config import GROUP_SIZE, Batches, RecoveryConfig
+from tscompress.recovery_config import GROUP_SIZE, MUON_RATE, Batches, RecoveryConfig
 from tscompress.score_cache import model_digest
 from tscompress.training import (
     STATE_FILE,
@@ -248,7 +248,7 @@ class _Run:
             distance=config.distance,
             match=config.hidden_at if config.hidden_weight > 0 else None,
         )
-        optimizer = _optimizer(student.model, config)
+        optimizer = _optimizer(student.model, teacher.model, config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
         self.step = 0
         self.seconds = 0.0
@@ -333,7 +333,7 @@ class _Run:
         The losses are distances to teacher, truth and hidden outputs, and their weighted sum.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate"]
         parts = self._parts(batch)
         weights = self._weights()
         sums = torch.zeros(3, device=self.accelerator.device)
@@ -604,10 +604,14 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
     return [parameter for loaded in models for parameter in loaded.model.parameters()]
 
 
-def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """AdamW, or Muon for matrices within layers. The token table, biases and norms do not decay."""
+def _optimizer(model: nn.Module, teacher: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
+    """AdamW, or Muon for matrices that the teacher has not or has in another shape.
+
+    The token table, biases and norms do not decay.
+    """
+    shapes = {name: parameter.shape for name, parameter in teacher.named_parameters()}
+    cut: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
-    tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -615,19 +619,21 @@ def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
         if parameter.ndim != 2 or "shared" in name or "bias" in name:
             others.append(parameter)
         else:
-            (matrices if ".block." in name else tables).append(parameter)
+            changed = ".block." in name and shapes.get(name) != parameter.shape
+            (cut if changed else matrices).append(parameter)
+    muon = config.optimizer == "muon"
     decayed: dict[str, Any] = {"weight_decay": config.weight_decay}
     groups = [
-        {"params": matrices, "orthogonal": config.optimizer == "muon", **decayed},
-        {"params": tables, **decayed},
-        {"params": others, "weight_decay": 0.0},
+        {"params": cut, "orthogonal": muon, "rate": MUON_RATE if muon else 1.0, **decayed},
+        {"params": matrices, "rate": 1.0, **decayed},
+        {"params": others, "rate": 1.0, "weight_decay": 0.0},
     ]
     options: dict[str, Any] = {
         "lr": config.learning_rate or 0.0,
         "betas": (0.9, 0.98),
         "fused": True,
     }
-    if config.optimizer == "muon":
+    if muon:
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         return Muon(groups, dtype=dtype, **options)
     return torch.optim.AdamW(groups, **options)

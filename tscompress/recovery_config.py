@@ -67,9 +67,11 @@ _DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
 #: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
 _LEARNING_RATES: dict[str, dict[str, float]] = {
     "chronos-t5": {"adamw": 3e-4, "muon": 6e-4},
-    "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
+    "chronos-bolt": {"adamw": 5e-4, "muon": 1e-3},
 }
 _LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
+#: What Muon moves has so many times the learning rate.
+MUON_RATE = 2.5
 
 
 class RecoveryConfig(BaseModel):
@@ -89,10 +91,12 @@ class RecoveryConfig(BaseModel):
     )
     optimizer: Literal["adamw", "muon"] | None = Field(
         default=None,
-        description="muon: AdamW but for matrices within layers; null: muon for T5, else adamw",
+        description="muon: AdamW but for matrices that were cut; null: muon for T5, else adamw",
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description="null: depends on family and optimizer"
+        default=None,
+        gt=0,
+        description="null: depends on family and optimizer; what Muon moves has 2.5 times it",
     )
     warmup_steps: int = Field(default=20, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
