@@ -35,6 +35,7 @@ from tscompress.distillation import (
     Distillation,
     HiddenAt,
     TrainingBatch,
+    cut_matrices,
     draw_paths,
     hidden_distance,
     layer_targets,
@@ -616,8 +617,16 @@ def test_two_processes_have_the_losses_of_one(
         torch.testing.assert_close(tensor, weights(alone)[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("change", [{}, {"sampled_share": 1.0}, {"hidden_weight": 1.0}])
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("chronos-t5", {"sampled_share": 1.0}),
+        *((family, {"hidden_weight": 1.0}) for family in FAMILIES),
+    ],
+)
 def test_a_teacher_speaks_once_of_held_out_series(
+    family: str,
     change: dict[str, Any],
     students: dict[str, Path],
     checkpoints: dict[str, Path],
@@ -632,13 +641,14 @@ def test_a_teacher_speaks_once_of_held_out_series(
         return lesson(self, batch)
 
     monkeypatch.setattr(Distillation, "lesson", counting)
-    config = short(**change)
-    student, teacher = pair(students, checkpoints, "chronos-t5")
+    other = Bucket(context_length=24, horizon=8, batch_size=8)
+    config = short(buckets=(*BUCKETS, other), held_out_series=24, **change)
+    student, teacher = pair(students, checkpoints, family)
     result = recover_(student, teacher, config)
-    # One batch is held out, and evaluated three times.
-    assert asked == 6 + (3 if config.hidden_weight else 1)
+    # Three batches are held out, and evaluated three times.
+    assert asked == 6 + 3 * (3 if config.hidden_weight else 1)
     monkeypatch.setattr(Distillation, "matches", property(lambda _: True))
-    again, _ = pair(students, checkpoints, "chronos-t5")
+    again, _ = pair(students, checkpoints, family)
     expected = recover_(again, teacher, config).history
     assert [line.held_out for line in result.history] == [line.held_out for line in expected]
 
@@ -741,6 +751,8 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-t5", {"sampled_share": 1.0}),
         ("chronos-t5", {"truth_weight": 3.0}),
         ("chronos-t5", {"real_series": ()}),
+        ("chronos-t5", {"muon_rate_factor": 1.0}),
+        ("chronos-t5", {"corpus": {"real_weight": 0.9}}),
     ],
 )  # fmt: skip
 def test_options_change_what_they_name(
@@ -1022,55 +1034,69 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     t5 = found.pop("chronos-t5")
     assert (t5.teacher_weight, t5.truth_weight, t5.sampled_share) == (1, 1, 0)
     assert t5.real_series == tuple(TRAINING_COLLECTIONS)
-    assert (t5.optimizer, t5.learning_rate) == ("muon", 6e-4)
+    assert (t5.optimizer, t5.learning_rate, t5.muon_rate_factor) == ("muon", 6e-4, 2.5)
+    assert t5.corpus is not None
+    assert t5.corpus.aggregation_probability == 0.5
     corpus = Batches("chronos-t5", t5).corpus
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight, config.sampled_share) == (1, 0, 0)
         assert (config.real_series, config.corpus) == ((), CorpusConfig())
         assert (config.optimizer, config.learning_rate) == ("adamw", 5e-4)
-    other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints["chronos-t5"]))
-    assert (other.optimizer, other.learning_rate) == ("adamw", 3e-4)
+    for family, optimizer, rate in (
+        ("chronos-t5", "adamw", 3e-4),
+        ("chronos-bolt", "muon", 1e-3),
+        ("chronos-2", "muon", 1e-3),
+    ):
+        chosen = RecoveryConfig.model_validate({"optimizer": optimizer})
+        assert chosen.resolved(load(checkpoints[family])).learning_rate == rate
+
+
+ATTENTION, FEED_FORWARD = {"q", "k", "v", "o"}, {"wi", "wo"}
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
 @pytest.mark.parametrize(
-    ("student", "moved"),
+    ("family", "student", "moved"),
     [
-        ({"rank": 4, "ff_ratio": 0.25}, {"q", "k", "v", "o", "wi", "wo"}),
-        ({"rank": 4}, {"q", "k", "v", "o"}),
-        ({"ff_ratio": 0.5}, {"wi", "wo"}),
-        ({"method": "svd", "rank": 2}, {"left", "right"}),
+        ("chronos-bolt", {"rank": 4, "ff_ratio": 0.25}, ATTENTION | FEED_FORWARD),
+        ("chronos-bolt", {"rank": 4}, ATTENTION),
+        ("chronos-bolt", {"method": "svd", "rank": 2}, {"left", "right"}),
+        ("chronos-t5", {"rank": 4}, ATTENTION),
+        ("chronos-t5", {"ff_ratio": 0.5}, FEED_FORWARD),
+        ("chronos-2", {"rank": 4}, ATTENTION),
     ],
 )
 def test_muon_moves_the_matrices_that_were_cut(
+    family: str,
     student: dict[str, Any],
     moved: set[str],
     precision: str,
     dtype: torch.dtype,
     checkpoints: dict[str, Path],
 ) -> None:
-    original = checkpoints["chronos-bolt"]
-    model = tscompress.compress(original, calibration=CALIBRATION, **student).model
-    teacher = load(original)
-    config = short(optimizer="muon", precision=precision, weight_decay=0.1).resolved(teacher)
-    optimizer = recovery._optimizer(model, teacher.model, config)
-    assert optimizer.param_groups[0]["dtype"] == dtype
-    names = {p: name for name, p in model.named_parameters()}
-    cut, matrices, others = ({names[p] for p in g["params"]} for g in optimizer.param_groups)
+    teacher = load(checkpoints[family])
+    small = tscompress.compress(checkpoints[family], calibration=CALIBRATION, **student)
+    config = short(optimizer="muon", precision=precision, weight_decay=0.1)
+    config = config.resolved(small, teacher)
+    optimizer = recovery._optimizer(small.model, cut_matrices(small, teacher), config)
+    groups = optimizer.param_groups
+    assert [bool(group.get("orthogonal")) for group in groups] == [True, False, False]
+    assert groups[0]["dtype"] == dtype
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0]
+    names = {p: name for name, p in small.model.named_parameters()}
+    cut, matrices, others = ({names[p] for p in group["params"]} for group in groups)
     assert cut | matrices | others == set(names.values())
     assert {name.rsplit(".", 2)[-2] for name in cut} == moved
-    assert {name.split(".")[0] for name in matrices} - {"encoder", "decoder"} == {
-        "input_patch_embedding", "output_patch_embedding"
-    }  # fmt: skip
+    layers = [name for name in matrices if ".block." in name]
+    assert not moved & {name.rsplit(".", 2)[-2] for name in layers}
     assert "shared.weight" in others
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
 
 
-@pytest.mark.parametrize(("optimizer", "factor"), [("adamw", 1.0), ("muon", 2.5)])
+@pytest.mark.parametrize(("optimizer", "factors"), [("adamw", [1, 1]), ("muon", [2.5, 1, 1])])
 def test_muon_moves_further(
     optimizer: Literal["adamw", "muon"],
-    factor: float,
+    factors: list[float],
     bolt: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1084,10 +1110,24 @@ def test_muon_moves_further(
     monkeypatch.setattr(torch.optim.AdamW, "step", watching)
     student, teacher = bolt()
     recover_(student, teacher, short(optimizer=optimizer))
-    first = SHORT["learning_rate"]
-    assert rates[0] == pytest.approx([factor * first, first, first])
+    assert rates[0] == pytest.approx([3e-3 * factor for factor in factors])
     assert len(rates) == 6
-    assert rates[-1][1] < 0.1 * first
+    assert rates[-1][-1] < 3e-4
+
+
+def test_where_nothing_was_cut_there_is_no_muon(checkpoints: dict[str, Path]) -> None:
+    teacher = load(checkpoints["chronos-t5"])
+    last = {"encoder": (1,), "decoder": (1,)}  # of two each
+    shorter = tscompress.compress(
+        checkpoints["chronos-t5"],
+        plan=Plan(family="chronos-t5", method="fold", kept_layers=last),
+        calibration=CALIBRATION,
+    )
+    assert not cut_matrices(shorter, teacher)
+    config = RecoveryConfig().resolved(shorter, teacher)
+    assert (config.optimizer, config.learning_rate) == ("adamw", 3e-4)
+    with pytest.raises(UsageError, match="optimizer is muon, which is for matrices that were cut"):
+        recover_(shorter, teacher, short(optimizer="muon"))
 
 
 def test_groups_of_chronos_2() -> None:
@@ -1107,6 +1147,9 @@ def test_memory_is_counted(bolt: Callable[[], Any]) -> None:
     assert needed["process"] > 50_000_000
     assert needed["student"] == 20 * count
     assert needed["teacher"] == 4 * sum(p.numel() for p in teacher.model.parameters())
+    levels = len(teacher.model.chronos_config.quantiles)  # type: ignore[union-attr]
+    assert needed["forecasts"] == 4 * 8 * 16 * levels
+    assert memory_bytes(student, teacher, short(hidden_weight=1))["forecasts"] == 0
     halved = memory_bytes(student, teacher, short(accumulate=2))
     assert halved["activations"] == needed["activations"] // 2
     lean = memory_bytes(student, teacher, short(gradient_checkpointing=True))

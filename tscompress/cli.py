@@ -953,9 +953,11 @@ def recover(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="adamw or muon; without it T5 has muon, others adamw."),
+        typer.Option(help="adamw, or muon for what was cut; without it T5 has muon, others adamw."),
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option()] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of AdamW; what Muon moves has 2.5 times that.")
+    ] = None,
     hidden_weight: Annotated[
         float | None, typer.Option(help="Weight of matching the teacher layer by layer.")
     ] = None,

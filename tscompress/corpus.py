@@ -40,7 +40,11 @@ class CorpusConfig(BaseModel):
     count_weight: float = Field(default=0.05, ge=0, description="intermittent and seasonal counts")
     real_weight: float = Field(default=0.10, ge=0, description="windows of given real series")
     aggregation_probability: float = Field(
-        default=0.0, ge=0, le=1, description="of real series: means of 2 to 12 steps are the steps"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="chance that a given real series of 48 steps or more is replaced by its means "
+        "over 2, 3, 4, 6 or 12",
     )
     noise_scale: float = Field(default=1.0, ge=0, description="factor on structural noise")
     seasonal_share: float = Field(default=0.75, ge=0, le=1, description="of structural series")
@@ -213,8 +217,8 @@ def _real_windows(
 def aggregated(rng: np.random.Generator, values: FloatArray) -> FloatArray:
     """Means of ``values`` ``[L]`` over 2, 3, 4, 6 or 12 steps, as of months over quarters or years.
 
-    Of any first step; missing values are left out, and a mean of nothing is NaN. A series of which
-    fewer than 24 steps would remain stays as it is.
+    The first block begins within as many steps. Missing values are left out, and a mean of nothing
+    is NaN. No choice leaves a series fewer than 23 steps; one of fewer than 48 stays as it is.
     """
     choices = [steps for steps in AGGREGATED_STEPS if len(values) // steps >= _SHORTEST_AGGREGATED]
     if not choices:

@@ -81,6 +81,8 @@ class Lesson:
     ----------
     forecast
         Scaled quantiles ``[B, Q, H]``, or logits ``[B, H, V]``.
+    inputs
+        Chronos-T5: the tokens of the context and which of them count, ``[B, T]``.
     labels, observed
         Chronos-T5: the path of tokens that is fed, and which of them count, ``[B, H]``.
     outputs, streams
@@ -91,6 +93,7 @@ class Lesson:
     """
 
     forecast: Tensor
+    inputs: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
     observed: Tensor | None = None
     outputs: dict[str, Tensor] = field(default_factory=dict)
@@ -314,14 +317,13 @@ class Distillation:
         if logits is None or self._pairs:  # the hooks saw one token at a time
             logits = inner(**self._fed(inputs, labels)).logits
         assert logits is not None
-        return Lesson(logits, labels, observed, **self._matched())
+        return Lesson(logits, inputs, labels, observed, **self._matched())
 
     def _token_losses(self, model: nn.Module, batch: TrainingBatch, lesson: Lesson) -> Losses:
         labels, observed = lesson.labels, lesson.observed
         assert labels is not None
         assert observed is not None
-        inputs, _ = self._tokens(batch)
-        ours = model(**self._fed(inputs, labels)).logits
+        ours = model(**self._fed(lesson.inputs, labels)).logits
         divergence, entropy = token_losses(
             ours, lesson.forecast, labels, observed, self.temperature
         )
@@ -336,7 +338,7 @@ class Distillation:
             return {}
         watch = self._of_teacher
         return {
-            "outputs": dict(watch.seen),
+            "outputs": {theirs: watch.seen[theirs] for theirs, _ in self._pairs},
             "streams": dict(watch.streams),
             "encoder_mask": watch.encoder_mask,
         }
@@ -383,6 +385,27 @@ def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
             f"the student has {key} {ours[key]} and the teacher {theirs[key]}; "
             "give the model that the student was made from."
         )
+
+
+def cut_matrices(student: LoadedModel, teacher: LoadedModel) -> set[str]:
+    """Names of the matrices in the student's layers that its teacher has not, or larger."""
+    shapes = {name: parameter.shape for name, parameter in teacher.model.named_parameters()}
+    kept = (student.plan.kept_layers if student.plan is not None else None) or {}
+
+    def origin(name: str) -> str:
+        stack, _, index, *rest = name.split(".")
+        if stack not in kept:
+            return name
+        return ".".join([stack, "block", str(kept[stack][int(index)]), *rest])
+
+    return {
+        name
+        for name, parameter in student.model.named_parameters()
+        if ".block." in name
+        and parameter.ndim == 2
+        and "bias" not in name
+        and shapes.get(origin(name)) != parameter.shape
+    }
 
 
 @torch.no_grad()

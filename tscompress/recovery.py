@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,12 +29,13 @@ from tscompress.distillation import (
     Lesson,
     TrainingBatch,
     check_comparable,
+    cut_matrices,
     recomputed_layers,
 )
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.loading import LoadedModel, cast_parameters_
 from tscompress.optimizers import Muon
-from tscompress.recovery_config import GROUP_SIZE, MUON_RATE, Batches, RecoveryConfig
+from tscompress.recovery_config import GROUP_SIZE, Batches, RecoveryConfig
 from tscompress.score_cache import model_digest
 from tscompress.training import (
     STATE_FILE,
@@ -65,6 +66,8 @@ class RecoveryProgress:
         where Chronos-T5 was fed a drawn path.
     held_out, held_out_teacher, held_out_truth
         The same on held-out series, where they were evaluated.
+    learning_rate
+        Of what AdamW moves.
     series_per_second
         All processes together, without evaluation.
     """
@@ -148,7 +151,9 @@ def can_resume(
         return False
     record = read_training_record(checkpoint)
     models = _digests(student, teacher)
-    return not _differences(record, config.resolved(student)) and models == _models_in(record)
+    return not _differences(record, config.resolved(student, teacher)) and models == _models_in(
+        record
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,7 +203,7 @@ def recover_(
             f"config is a {type(config).__name__}; give a RecoveryConfig, as in "
             "RecoveryConfig(steps=100)."
         )
-    config = (config or RecoveryConfig()).resolved(student)
+    config = (config or RecoveryConfig()).resolved(student, teacher)
     check_comparable(teacher, student)
     run = _Run(student, teacher, config, directory, report)
     with ExitStack() as stack:
@@ -248,7 +253,7 @@ class _Run:
             distance=config.distance,
             match=config.hidden_at if config.hidden_weight > 0 else None,
         )
-        optimizer = _optimizer(student.model, teacher.model, config)
+        optimizer = _optimizer(student.model, cut_matrices(student, teacher), config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
         self.step = 0
         self.seconds = 0.0
@@ -261,6 +266,7 @@ class _Run:
     def close(self) -> None:
         """Leave the models as models: no hooks, no wrappers, parameters that can be trained."""
         self.distillation.close()
+        self._lessons.clear()
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         for parameter, trained in self._trained.items():
             parameter.requires_grad_(trained)
@@ -333,7 +339,7 @@ class _Run:
         The losses are distances to teacher, truth and hidden outputs, and their weighted sum.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["rate"]
+            group["lr"] = rate * group["rate_factor"]
         parts = self._parts(batch)
         weights = self._weights()
         sums = torch.zeros(3, device=self.accelerator.device)
@@ -409,8 +415,7 @@ class _Run:
     def _diverged(self, what: str) -> None:
         self._restore_best()
         lower = f"learning_rate ({self.config.learning_rate:g})"
-        if self.config.optimizer != "muon":  # to whom the size of a gradient is nothing
-            lower += f" or max_grad_norm ({self.config.max_grad_norm:g})"
+        lower += f" or max_grad_norm ({self.config.max_grad_norm:g})"
         raise DivergenceError(f"{what}; lower {lower} and run again.")
 
     # ----------------------------------------------------------------------------------------------
@@ -425,7 +430,8 @@ class _Run:
         device = self.accelerator.device
         sums = torch.zeros(5, dtype=torch.float64, device=device)
         mine = slice(self.accelerator.process_index, None, self.processes)
-        for index, batch in enumerate(batch.to(device) for batch in held_out[mine]):
+        for index, batch in enumerate(held_out[mine]):
+            batch = batch.to(device)
             with self.accelerator.autocast():
                 lesson = self._lessons.get(index) or self.distillation.lesson(batch)
                 losses = self.distillation(self.student.model, batch, lesson).stack()
@@ -604,13 +610,13 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
     return [parameter for loaded in models for parameter in loaded.model.parameters()]
 
 
-def _optimizer(model: nn.Module, teacher: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """AdamW, or Muon for matrices that the teacher has not or has in another shape.
+def _optimizer(model: nn.Module, cut: Set[str], config: RecoveryConfig) -> torch.optim.AdamW:
+    """AdamW; with Muon, that for the matrices named in ``cut``.
 
     The token table, biases and norms do not decay.
     """
-    shapes = {name: parameter.shape for name, parameter in teacher.named_parameters()}
-    cut: list[nn.Parameter] = []
+    muon = config.optimizer == "muon"
+    moved: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -619,21 +625,19 @@ def _optimizer(model: nn.Module, teacher: nn.Module, config: RecoveryConfig) -> 
         if parameter.ndim != 2 or "shared" in name or "bias" in name:
             others.append(parameter)
         else:
-            changed = ".block." in name and shapes.get(name) != parameter.shape
-            (cut if changed else matrices).append(parameter)
-    muon = config.optimizer == "muon"
-    decayed: dict[str, Any] = {"weight_decay": config.weight_decay}
+            (moved if muon and name in cut else matrices).append(parameter)
+    decayed: dict[str, Any] = {"weight_decay": config.weight_decay, "rate_factor": 1.0}
     groups = [
-        {"params": cut, "orthogonal": muon, "rate": MUON_RATE if muon else 1.0, **decayed},
-        {"params": matrices, "rate": 1.0, **decayed},
-        {"params": others, "rate": 1.0, "weight_decay": 0.0},
+        {"params": matrices, **decayed},
+        {"params": others, **decayed, "weight_decay": 0.0},
     ]
     options: dict[str, Any] = {
         "lr": config.learning_rate or 0.0,
         "betas": (0.9, 0.98),
         "fused": True,
     }
-    if muon:
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        return Muon(groups, dtype=dtype, **options)
-    return torch.optim.AdamW(groups, **options)
+    if not muon:
+        return torch.optim.AdamW(groups, **options)
+    group = {**decayed, "params": moved, "orthogonal": True, "rate_factor": config.muon_rate_factor}
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    return Muon([group, *groups], dtype=dtype, **options)

@@ -15,7 +15,7 @@ from torch import nn
 
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.distillation import Distance, HiddenAt, TrainingBatch
+from tscompress.distillation import Distance, HiddenAt, TrainingBatch, cut_matrices
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 from tscompress.streams import SeriesStream
@@ -49,7 +49,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sampled_share": 0.0,
         "held_out_series": 64,
         "buckets": _BUCKETS["chronos-t5"],
-        # Half of all weights; half of the real series aggregated, which are quarterly else but few.
+        # Half of all weights. Few of the real series are quarterly; means of monthly ones are more.
         "corpus": CorpusConfig(real_weight=0.9, aggregation_probability=0.5),
         "real_series": tuple(TRAINING_COLLECTIONS),
     },
@@ -70,8 +70,6 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
     "chronos-bolt": {"adamw": 5e-4, "muon": 1e-3},
 }
 _LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
-#: What Muon moves has so many times the learning rate.
-MUON_RATE = 2.5
 
 
 class RecoveryConfig(BaseModel):
@@ -96,7 +94,10 @@ class RecoveryConfig(BaseModel):
     learning_rate: float | None = Field(
         default=None,
         gt=0,
-        description="null: depends on family and optimizer; what Muon moves has 2.5 times it",
+        description="null: depends on family and optimizer",
+    )
+    muon_rate_factor: float = Field(
+        default=2.5, gt=0, description="what Muon moves has so many times the learning rate"
     )
     warmup_steps: int = Field(default=20, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -138,7 +139,7 @@ class RecoveryConfig(BaseModel):
     corpus: CorpusConfig | None = Field(
         default=None,
         description="what is drawn; null: synthetic series, T5 half real ones; another one of T5 "
-        "has real ones at its real_weight",
+        "has real ones at its real_weight, and as many aggregated as it says",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
@@ -194,8 +195,11 @@ class RecoveryConfig(BaseModel):
                 "hidden_at and hidden_share do nothing without a hidden_weight above 0."
             )
 
-    def resolved(self, loaded: LoadedModel) -> RecoveryConfig:
+    def resolved(self, loaded: LoadedModel, teacher: LoadedModel | None = None) -> RecoveryConfig:
         """With the family's values in place of null, and shapes that the model reads.
+
+        Muon is for matrices that ``loaded`` has smaller than ``teacher``; without any, null is
+        AdamW.
 
         Raises
         ------
@@ -208,6 +212,13 @@ class RecoveryConfig(BaseModel):
             for name, value in _DEFAULTS[loaded.family].items()
             if getattr(self, name) is None
         }
+        if teacher is not None and not cut_matrices(loaded, teacher):
+            if self.optimizer == "muon":
+                raise UsageError(
+                    "optimizer is muon, which is for matrices that were cut, and the student has "
+                    "none; leave it out."
+                )
+            known["optimizer"] = "adamw"
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
         if self.learning_rate is None:
@@ -414,9 +425,10 @@ def memory_bytes(
 
     ``process`` is what the interpreter, the libraries and both models hold now. The student's
     weights come five times in float32 (master, gradient, at most two moments, best so far), the
-    teacher's once. Activations are those of the largest batch.
+    teacher's once. Activations are those of the largest batch, forecasts the teacher's of the
+    held-out series.
     """
-    config = config.resolved(student)
+    config = config.resolved(student, teacher)
     counts = [sum(p.numel() for p in loaded.model.parameters()) for loaded in (student, teacher)]
     parts = processes * config.accumulate
     activations = max(
@@ -427,7 +439,20 @@ def memory_bytes(
         "student": 20 * counts[0],
         "teacher": 4 * counts[1],
         "activations": activations,
+        "forecasts": _forecast_bytes(teacher.model, config) // processes,
     }
+
+
+def _forecast_bytes(model: nn.Module, config: RecoveryConfig) -> int:
+    """Of held-out series, at most; none where layers are matched and the teacher runs again."""
+    if config.hidden_weight:
+        return 0
+    settings: Any = model.config
+    chronos = dict(settings.chronos_config)
+    values = int(chronos.get("n_tokens") or len(chronos["quantiles"]))
+    horizon = max(bucket.horizon for bucket in config.buckets or ())
+    size = 2 if config.precision == "bf16" else 4
+    return size * (config.held_out_series or 0) * horizon * values
 
 
 def _activation_bytes(model: nn.Module, bucket: Bucket, config: RecoveryConfig) -> int:
