@@ -138,7 +138,6 @@ class Bed:
         cpu_minutes = (time.process_time() - started) / 60
         result = recovered.recovery
         assert result is not None
-        muon, corpus = result.config.optimizer == "muon", result.config.corpus
         after = self.measured(recovered)
         rates = [line.series_per_second for line in result.history if line.series_per_second]
         return {
@@ -151,8 +150,6 @@ class Bed:
             **after,
             "optimizer": result.config.optimizer,
             "learning rate": result.config.learning_rate,
-            "Muon's factor": result.config.muon_rate_factor if muon else 1.0,
-            "aggregated": corpus.aggregation_probability if corpus is not None else 0.0,
             "minutes": trial.minutes,
             "CPU minutes": cpu_minutes,
             "steps": result.steps,
@@ -200,12 +197,9 @@ def markdown(frame: pd.DataFrame) -> str:
         "| loss | after | series/s | fine-tuning |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    by = ["model", "trial", "data", "aggregated", "optimizer", "learning rate", "Muon's factor",
-          "minutes"]  # fmt: skip
-    for key, group in frame.groupby(by, sort=False):
-        model, trial, data, aggregated, optimizer, rate, factor, minutes = key
-        name = f"{model}, {trial}, {data}, {aggregated:.0%} aggregated, {optimizer} {rate:g}"
-        name += f" ({rate * factor:g} where cut)" if factor != 1 else ""
+    by = ["model", "trial", "data", "optimizer", "learning rate", "minutes"]
+    for (model, trial, data, optimizer, rate, minutes), group in frame.groupby(by, sort=False):
+        name = f"{model}, {trial}, {data}, {optimizer} {rate:g}"
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
         for name in ("WQL before", "WQL", "MASE before", "MASE", "loss before", "loss"):

@@ -13,7 +13,6 @@ from tscompress.corpus import (
     CorpusConfig,
     FloatArray,
     SyntheticCorpus,
-    aggregated,
     count_series,
     kernel_compositions,
     stochastic_series,
@@ -84,7 +83,6 @@ def test_families_draw_lively_finite_series(family: Any) -> None:
         ("stochastic_weight", 2.0),
         ("count_weight", 2.0),
         ("real_weight", 2.0),
-        ("aggregation_probability", 1.0),
         ("noise_scale", 0.1),
         ("seasonal_share", 0.0),
         ("longest_period", 0.1),
@@ -138,44 +136,6 @@ def test_real_windows_are_stretches_of_the_series_padded_on_the_left() -> None:
             if len(values) >= len(observed)
         ]
         assert any((windows == observed).all(axis=1).any() for windows in places)
-
-
-def test_aggregated_series_are_means_of_blocks() -> None:
-    rng = np.random.default_rng(0)
-    values = np.arange(100, dtype=np.float32)
-    seen = set()
-    for _ in range(60):
-        means = aggregated(rng, values)
-        assert means.dtype == np.float32
-        steps = int(means[1] - means[0])
-        first = means[0] - (steps - 1) / 2
-        assert 0 <= first < steps
-        assert np.array_equal(means, first + (steps - 1) / 2 + steps * np.arange(len(means)))
-        assert 100 - steps < first + steps * len(means) <= 100
-        seen.add((steps, first))
-    # Twelve would leave eight steps, and six sixteen.
-    assert seen == {(steps, first) for steps in (2, 3, 4) for first in range(steps)}
-    assert same(aggregated(rng, values[:47]), values[:47])
-
-
-def test_aggregated_series_miss_what_is_missing_whole() -> None:
-    values = np.ones(48, dtype=np.float32)
-    values[8:16] = np.nan
-    values[20] = np.nan
-    means = aggregated(np.random.default_rng(1), values)
-    assert len(means) in (23, 24)
-    missing = np.isnan(means)
-    assert 3 <= missing.sum() <= 4  # three pairs and a shared one, or four pairs
-    assert (means[~missing] == 1).all()
-
-
-def test_the_share_of_aggregated_series() -> None:
-    config = CorpusConfig(**(PLAIN | {"real_weight": 1, "aggregation_probability": 0.3}))
-    wave = REAL[1]
-    rows = SyntheticCorpus(config, [wave]).sample(np.random.default_rng(0), 2000, 20)
-    stretches = np.lib.stride_tricks.sliding_window_view(wave, 10)
-    plain = [bool((stretches == row[-10:]).all(axis=1).any()) for row in rows]
-    assert np.mean(plain) == pytest.approx(0.7, abs=0.04)
 
 
 def test_real_weight_without_series_counts_for_nothing() -> None:

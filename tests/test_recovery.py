@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -35,7 +35,6 @@ from tscompress.distillation import (
     Distillation,
     HiddenAt,
     TrainingBatch,
-    cut_matrices,
     draw_paths,
     hidden_distance,
     layer_targets,
@@ -751,8 +750,6 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-t5", {"sampled_share": 1.0}),
         ("chronos-t5", {"truth_weight": 3.0}),
         ("chronos-t5", {"real_series": ()}),
-        ("chronos-t5", {"muon_rate_factor": 1.0}),
-        ("chronos-t5", {"corpus": {"real_weight": 0.9}}),
     ],
 )  # fmt: skip
 def test_options_change_what_they_name(
@@ -1034,100 +1031,50 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     t5 = found.pop("chronos-t5")
     assert (t5.teacher_weight, t5.truth_weight, t5.sampled_share) == (1, 1, 0)
     assert t5.real_series == tuple(TRAINING_COLLECTIONS)
-    assert (t5.optimizer, t5.learning_rate, t5.muon_rate_factor) == ("muon", 6e-4, 2.5)
-    assert t5.corpus is not None
-    assert t5.corpus.aggregation_probability == 0.5
+    assert (t5.optimizer, t5.learning_rate) == ("muon", 6e-4)
     corpus = Batches("chronos-t5", t5).corpus
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight, config.sampled_share) == (1, 0, 0)
         assert (config.real_series, config.corpus) == ((), CorpusConfig())
         assert (config.optimizer, config.learning_rate) == ("adamw", 5e-4)
-    for family, optimizer, rate in (
-        ("chronos-t5", "adamw", 3e-4),
-        ("chronos-bolt", "muon", 1e-3),
-        ("chronos-2", "muon", 1e-3),
-    ):
-        chosen = RecoveryConfig.model_validate({"optimizer": optimizer})
-        assert chosen.resolved(load(checkpoints[family])).learning_rate == rate
-
-
-ATTENTION, FEED_FORWARD = {"q", "k", "v", "o"}, {"wi", "wo"}
+    other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints["chronos-t5"]))
+    assert (other.optimizer, other.learning_rate) == ("adamw", 3e-4)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
-@pytest.mark.parametrize(
-    ("family", "student", "moved"),
-    [
-        ("chronos-bolt", {"rank": 4, "ff_ratio": 0.25}, ATTENTION | FEED_FORWARD),
-        ("chronos-bolt", {"rank": 4}, ATTENTION),
-        ("chronos-bolt", {"method": "svd", "rank": 2}, {"left", "right"}),
-        ("chronos-t5", {"rank": 4}, ATTENTION),
-        ("chronos-t5", {"ff_ratio": 0.5}, FEED_FORWARD),
-        ("chronos-2", {"rank": 4}, ATTENTION),
-    ],
-)
-def test_muon_moves_the_matrices_that_were_cut(
-    family: str,
-    student: dict[str, Any],
-    moved: set[str],
-    precision: str,
-    dtype: torch.dtype,
-    checkpoints: dict[str, Path],
+def test_muon_moves_what_layers_hold_as_matrices(
+    precision: str, dtype: torch.dtype, bolt: Callable[[], Any]
 ) -> None:
-    teacher = load(checkpoints[family])
-    small = tscompress.compress(checkpoints[family], calibration=CALIBRATION, **student)
-    config = short(optimizer="muon", precision=precision, weight_decay=0.1)
-    config = config.resolved(small, teacher)
-    optimizer = recovery._optimizer(small.model, cut_matrices(small, teacher), config)
-    groups = optimizer.param_groups
-    assert [bool(group.get("orthogonal")) for group in groups] == [True, False, False]
-    assert groups[0]["dtype"] == dtype
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.0]
-    names = {p: name for name, p in small.model.named_parameters()}
-    cut, matrices, others = ({names[p] for p in group["params"]} for group in groups)
-    assert cut | matrices | others == set(names.values())
-    assert {name.rsplit(".", 2)[-2] for name in cut} == moved
-    layers = [name for name in matrices if ".block." in name]
-    assert not moved & {name.rsplit(".", 2)[-2] for name in layers}
-    assert "shared.weight" in others
-
-
-@pytest.mark.parametrize(("optimizer", "factors"), [("adamw", [1, 1]), ("muon", [2.5, 1, 1])])
-def test_muon_moves_further(
-    optimizer: Literal["adamw", "muon"],
-    factors: list[float],
-    bolt: Callable[[], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rates = []
-    step = torch.optim.AdamW.step
-
-    def watching(self: torch.optim.AdamW, *arguments: Any) -> Any:
-        rates.append([group["lr"] for group in self.param_groups])
-        return step(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", watching)
-    student, teacher = bolt()
-    recover_(student, teacher, short(optimizer=optimizer))
-    assert rates[0] == pytest.approx([3e-3 * factor for factor in factors])
-    assert len(rates) == 6
-    assert rates[-1][-1] < 3e-4
-
-
-def test_where_nothing_was_cut_there_is_no_muon(checkpoints: dict[str, Path]) -> None:
-    teacher = load(checkpoints["chronos-t5"])
-    last = {"encoder": (1,), "decoder": (1,)}  # of two each
-    shorter = tscompress.compress(
-        checkpoints["chronos-t5"],
-        plan=Plan(family="chronos-t5", method="fold", kept_layers=last),
-        calibration=CALIBRATION,
+    student, _ = bolt()
+    config = short(optimizer="muon", precision=precision, weight_decay=0.1).resolved(student)
+    optimizer = recovery._optimizer(student.model, config)
+    assert optimizer.param_groups[0]["dtype"] == dtype
+    names = {p: name for name, p in student.model.named_parameters()}
+    matrices, tables, others = (
+        {names[p] for p in group["params"]} for group in optimizer.param_groups
     )
-    assert not cut_matrices(shorter, teacher)
-    config = RecoveryConfig().resolved(shorter, teacher)
-    assert (config.optimizer, config.learning_rate) == ("adamw", 3e-4)
-    with pytest.raises(UsageError, match="optimizer is muon, which is for matrices that were cut"):
-        recover_(shorter, teacher, short(optimizer="muon"))
+    assert matrices | tables | others == set(names.values())
+    assert {name.rsplit(".", 2)[-2] for name in matrices} == {"q", "k", "v", "o", "wi", "wo"}
+    assert {name.split(".")[0] for name in tables} == {
+        "input_patch_embedding", "output_patch_embedding"
+    }  # fmt: skip
+    assert "shared.weight" in others
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
+
+
+def test_the_rate_follows_what_was_cut(checkpoints: dict[str, Path]) -> None:
+    teacher, half = load(checkpoints["chronos-t5"]), load(checkpoints["chronos-t5"])
+    config = RecoveryConfig()
+    assert config.resolved(half, teacher).learning_rate == 6e-4
+    count = sum(p.numel() for p in teacher.model.parameters())
+    half.model.shared = torch.nn.Embedding(1, 1)
+    half.model.lm_head = torch.nn.Identity()
+    assert sum(p.numel() for p in half.model.parameters()) < 0.5 * count
+    assert config.resolved(half, teacher).learning_rate == 1e-3
+    adamw = RecoveryConfig(optimizer="adamw")
+    assert adamw.resolved(half, teacher).learning_rate == 3e-4
+    assert RecoveryConfig(learning_rate=2e-4).resolved(half, teacher).learning_rate == 2e-4
 
 
 def test_groups_of_chronos_2() -> None:

@@ -953,10 +953,10 @@ def recover(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="adamw, or muon for what was cut; without it T5 has muon, others adamw."),
+        typer.Option(help="adamw or muon; without it T5 has muon, others adamw."),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Of AdamW; what Muon moves has 2.5 times that.")
+        float | None, typer.Option(help="Without it: by family, optimizer and what was cut.")
     ] = None,
     hidden_weight: Annotated[
         float | None, typer.Option(help="Weight of matching the teacher layer by layer.")

@@ -24,9 +24,6 @@ FloatArray = NDArray[np.float32]
 #: Seasonal periods of common sampling frequencies, with how often each is drawn.
 COMMON_PERIODS = (4, 5, 6, 7, 12, 24, 30, 48, 52, 60, 96, 168, 288, 336)
 PERIOD_WEIGHTS = (5.0, 1.0, 1.0, 4.0, 9.0, 5.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.5, 0.5)
-#: In one, as months in a quarter, a half-year or a year.
-AGGREGATED_STEPS = (2, 3, 4, 6, 12)
-_SHORTEST_AGGREGATED = 24
 
 
 class CorpusConfig(BaseModel):
@@ -39,13 +36,6 @@ class CorpusConfig(BaseModel):
     stochastic_weight: float = Field(default=0.15, ge=0, description="AR and random-walk paths")
     count_weight: float = Field(default=0.05, ge=0, description="intermittent and seasonal counts")
     real_weight: float = Field(default=0.10, ge=0, description="windows of given real series")
-    aggregation_probability: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="chance that a given real series of 48 steps or more is replaced by its means "
-        "over 2, 3, 4, 6 or 12",
-    )
     noise_scale: float = Field(default=1.0, ge=0, description="factor on structural noise")
     seasonal_share: float = Field(default=0.75, ge=0, le=1, description="of structural series")
     longest_period: float | None = Field(
@@ -102,8 +92,7 @@ class SyntheticCorpus:
 
     def _draw(self, name: str, rng: np.random.Generator, count: int, length: int) -> FloatArray:
         if name == "real":
-            probability = self.config.aggregation_probability
-            return _real_windows(rng, self.real_series, count, length, probability)
+            return _real_windows(rng, self.real_series, count, length)
         if name == "structural":
             return structural_series(rng, count, length, self.config)
         generators: dict[str, Callable[[np.random.Generator, int, int], FloatArray]] = {
@@ -199,37 +188,10 @@ def count_series(rng: np.random.Generator, count: int, length: int) -> FloatArra
 
 
 def _real_windows(
-    rng: np.random.Generator,
-    series: Sequence[FloatArray],
-    count: int,
-    length: int,
-    aggregation_probability: float = 0.0,
+    rng: np.random.Generator, series: Sequence[FloatArray], count: int, length: int
 ) -> FloatArray:
-    windows = []
-    for pick in rng.integers(len(series), size=count):
-        values = series[pick]
-        if aggregation_probability and rng.random() < aggregation_probability:
-            values = aggregated(rng, values)
-        windows.append(cut_window(rng, values, length))
-    return np.stack(windows)
-
-
-def aggregated(rng: np.random.Generator, values: FloatArray) -> FloatArray:
-    """Means of ``values`` ``[L]`` over 2, 3, 4, 6 or 12 steps, as of months over quarters or years.
-
-    The first block begins within as many steps. Missing values are left out, and a mean of nothing
-    is NaN. No choice leaves a series fewer than 23 steps; one of fewer than 48 stays as it is.
-    """
-    choices = [steps for steps in AGGREGATED_STEPS if len(values) // steps >= _SHORTEST_AGGREGATED]
-    if not choices:
-        return values
-    steps = choices[rng.integers(len(choices))]
-    values = values[rng.integers(steps) :]
-    blocks = values[: len(values) // steps * steps].reshape(-1, steps)
-    known = np.isfinite(blocks)
-    counts = known.sum(axis=1)
-    means = np.where(known, blocks, 0).sum(axis=1) / np.maximum(counts, 1)
-    return np.where(counts > 0, means, np.nan).astype(np.float32)
+    picks = rng.integers(len(series), size=count)
+    return np.stack([cut_window(rng, series[pick], length) for pick in picks])
 
 
 def cut_window(rng: np.random.Generator, values: FloatArray, length: int) -> FloatArray:

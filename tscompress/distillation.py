@@ -387,27 +387,6 @@ def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
         )
 
 
-def cut_matrices(student: LoadedModel, teacher: LoadedModel) -> set[str]:
-    """Names of the matrices in the student's layers that its teacher has not, or larger."""
-    shapes = {name: parameter.shape for name, parameter in teacher.model.named_parameters()}
-    kept = (student.plan.kept_layers if student.plan is not None else None) or {}
-
-    def origin(name: str) -> str:
-        stack, _, index, *rest = name.split(".")
-        if stack not in kept:
-            return name
-        return ".".join([stack, "block", str(kept[stack][int(index)]), *rest])
-
-    return {
-        name
-        for name, parameter in student.model.named_parameters()
-        if ".block." in name
-        and parameter.ndim == 2
-        and "bias" not in name
-        and shapes.get(origin(name)) != parameter.shape
-    }
-
-
 @torch.no_grad()
 def draw_paths(
     model: Any,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from tscompress.distillation import (
     Lesson,
     TrainingBatch,
     check_comparable,
-    cut_matrices,
     recomputed_layers,
 )
 from tscompress.errors import DivergenceError, RecipeError, UsageError
@@ -66,8 +65,6 @@ class RecoveryProgress:
         where Chronos-T5 was fed a drawn path.
     held_out, held_out_teacher, held_out_truth
         The same on held-out series, where they were evaluated.
-    learning_rate
-        Of what AdamW moves.
     series_per_second
         All processes together, without evaluation.
     """
@@ -253,7 +250,7 @@ class _Run:
             distance=config.distance,
             match=config.hidden_at if config.hidden_weight > 0 else None,
         )
-        optimizer = _optimizer(student.model, cut_matrices(student, teacher), config)
+        optimizer = _optimizer(student.model, config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
         self.step = 0
         self.seconds = 0.0
@@ -339,7 +336,7 @@ class _Run:
         The losses are distances to teacher, truth and hidden outputs, and their weighted sum.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["rate_factor"]
+            group["lr"] = rate
         parts = self._parts(batch)
         weights = self._weights()
         sums = torch.zeros(3, device=self.accelerator.device)
@@ -415,7 +412,8 @@ class _Run:
     def _diverged(self, what: str) -> None:
         self._restore_best()
         lower = f"learning_rate ({self.config.learning_rate:g})"
-        lower += f" or max_grad_norm ({self.config.max_grad_norm:g})"
+        if self.config.optimizer != "muon":  # to whom the size of a gradient is nothing
+            lower += f" or max_grad_norm ({self.config.max_grad_norm:g})"
         raise DivergenceError(f"{what}; lower {lower} and run again.")
 
     # ----------------------------------------------------------------------------------------------
@@ -610,14 +608,10 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
     return [parameter for loaded in models for parameter in loaded.model.parameters()]
 
 
-def _optimizer(model: nn.Module, cut: Set[str], config: RecoveryConfig) -> torch.optim.AdamW:
-    """AdamW; with Muon, that for the matrices named in ``cut``.
-
-    The token table, biases and norms do not decay.
-    """
-    muon = config.optimizer == "muon"
-    moved: list[nn.Parameter] = []
+def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
+    """AdamW, or Muon for matrices within layers. The token table, biases and norms do not decay."""
     matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -625,19 +619,19 @@ def _optimizer(model: nn.Module, cut: Set[str], config: RecoveryConfig) -> torch
         if parameter.ndim != 2 or "shared" in name or "bias" in name:
             others.append(parameter)
         else:
-            (moved if muon and name in cut else matrices).append(parameter)
-    decayed: dict[str, Any] = {"weight_decay": config.weight_decay, "rate_factor": 1.0}
+            (matrices if ".block." in name else tables).append(parameter)
+    decayed: dict[str, Any] = {"weight_decay": config.weight_decay}
     groups = [
-        {"params": matrices, **decayed},
-        {"params": others, **decayed, "weight_decay": 0.0},
+        {"params": matrices, "orthogonal": config.optimizer == "muon", **decayed},
+        {"params": tables, **decayed},
+        {"params": others, "weight_decay": 0.0},
     ]
     options: dict[str, Any] = {
         "lr": config.learning_rate or 0.0,
         "betas": (0.9, 0.98),
         "fused": True,
     }
-    if not muon:
-        return torch.optim.AdamW(groups, **options)
-    group = {**decayed, "params": moved, "orthogonal": True, "rate_factor": config.muon_rate_factor}
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return Muon([group, *groups], dtype=dtype, **options)
+    if config.optimizer == "muon":
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        return Muon(groups, dtype=dtype, **options)
+    return torch.optim.AdamW(groups, **options)

@@ -15,7 +15,7 @@ from torch import nn
 
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.distillation import Distance, HiddenAt, TrainingBatch, cut_matrices
+from tscompress.distillation import Distance, HiddenAt, TrainingBatch
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 from tscompress.streams import SeriesStream
@@ -49,8 +49,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sampled_share": 0.0,
         "held_out_series": 64,
         "buckets": _BUCKETS["chronos-t5"],
-        # Half of all weights. Few of the real series are quarterly; means of monthly ones are more.
-        "corpus": CorpusConfig(real_weight=0.9, aggregation_probability=0.5),
+        "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
         "real_series": tuple(TRAINING_COLLECTIONS),
     },
     "chronos-bolt": {
@@ -67,9 +66,11 @@ _DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
 #: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
 _LEARNING_RATES: dict[str, dict[str, float]] = {
     "chronos-t5": {"adamw": 3e-4, "muon": 6e-4},
-    "chronos-bolt": {"adamw": 5e-4, "muon": 1e-3},
+    "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
 }
 _LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
+#: Of Muon for a T5 that has less than half of its teacher's parameters.
+_LEARNING_RATE_OF_SMALL = 1e-3
 
 
 class RecoveryConfig(BaseModel):
@@ -89,15 +90,10 @@ class RecoveryConfig(BaseModel):
     )
     optimizer: Literal["adamw", "muon"] | None = Field(
         default=None,
-        description="muon: AdamW but for matrices that were cut; null: muon for T5, else adamw",
+        description="muon: AdamW but for matrices within layers; null: muon for T5, else adamw",
     )
     learning_rate: float | None = Field(
-        default=None,
-        gt=0,
-        description="null: depends on family and optimizer",
-    )
-    muon_rate_factor: float = Field(
-        default=2.5, gt=0, description="what Muon moves has so many times the learning rate"
+        default=None, gt=0, description="null: depends on family, optimizer and what was cut"
     )
     warmup_steps: int = Field(default=20, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -139,7 +135,7 @@ class RecoveryConfig(BaseModel):
     corpus: CorpusConfig | None = Field(
         default=None,
         description="what is drawn; null: synthetic series, T5 half real ones; another one of T5 "
-        "has real ones at its real_weight, and as many aggregated as it says",
+        "has real ones at its real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
@@ -198,8 +194,7 @@ class RecoveryConfig(BaseModel):
     def resolved(self, loaded: LoadedModel, teacher: LoadedModel | None = None) -> RecoveryConfig:
         """With the family's values in place of null, and shapes that the model reads.
 
-        Muon is for matrices that ``loaded`` has smaller than ``teacher``; without any, null is
-        AdamW.
+        The learning rate depends on how much of ``teacher`` is left; None: all of it.
 
         Raises
         ------
@@ -212,18 +207,11 @@ class RecoveryConfig(BaseModel):
             for name, value in _DEFAULTS[loaded.family].items()
             if getattr(self, name) is None
         }
-        if teacher is not None and not cut_matrices(loaded, teacher):
-            if self.optimizer == "muon":
-                raise UsageError(
-                    "optimizer is muon, which is for matrices that were cut, and the student has "
-                    "none; leave it out."
-                )
-            known["optimizer"] = "adamw"
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
         if self.learning_rate is None:
-            rates = _LEARNING_RATES[loaded.family]
-            known["learning_rate"] = rates[self.optimizer or known["optimizer"]]
+            optimizer = self.optimizer or known["optimizer"]
+            known["learning_rate"] = _learning_rate(optimizer, loaded, teacher or loaded)
         buckets = self.buckets or known["buckets"]
         context, horizon = (
             loaded.forecaster.model_context_length,
@@ -239,6 +227,14 @@ class RecoveryConfig(BaseModel):
             for bucket in buckets
         )
         return self.model_copy(update=known)
+
+
+def _learning_rate(optimizer: str, loaded: LoadedModel, teacher: LoadedModel) -> float:
+    rate = _LEARNING_RATES[loaded.family][optimizer]
+    if loaded.family != "chronos-t5" or optimizer != "muon":
+        return rate
+    ours, theirs = (sum(p.numel() for p in m.model.parameters()) for m in (loaded, teacher))
+    return rate if ours >= 0.5 * theirs else _LEARNING_RATE_OF_SMALL
 
 
 # --------------------------------------------------------------------------------------------------
