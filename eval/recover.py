@@ -225,7 +225,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
-    parser.add_argument("--optimizer", choices=("adamw", "muon"), help="default: the family's")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--sampled-share", type=float, help="with --model reference/t5 alone")
     arguments = parser.parse_args()

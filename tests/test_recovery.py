@@ -87,7 +87,8 @@ def short(**changes: Any) -> RecoveryConfig:
 
 def smooth(**changes: Any) -> RecoveryConfig:
     """A Bolt's run whose gradients rounding cannot turn around, as it can absolute distances'."""
-    return short(distance="squared", truth_weight=0.5, learning_rate=1e-3, **changes)
+    settings = {"distance": "squared", "truth_weight": 0.5, "learning_rate": 1e-3}
+    return short(held_out_series=32, **settings, **changes)  # four batches, for processes to share
 
 
 @pytest.fixture(scope="module")
@@ -441,9 +442,7 @@ def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> No
         tscompress.recover(model, model, short())
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"optimizer": "muon"}, {"optimizer": "muon", "precision": "bf16"}]
-)
+@pytest.mark.parametrize("change", [{}, {"optimizer": "adamw"}, {"precision": "bf16"}])
 def test_stopped_and_resumed_is_bit_equal(
     change: dict[str, Any], bolt: Callable[[], Any], tmp_path: Path
 ) -> None:
@@ -738,10 +737,10 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-bolt", {"real_series": ("aus_production",)}),
         ("chronos-bolt", {"missing_probability": 1.0}),
         ("chronos-bolt", {"precision": "bf16"}),
-        ("chronos-bolt", {"optimizer": "muon"}),
+        ("chronos-bolt", {"optimizer": "adamw"}),
         ("chronos-t5", {"optimizer": "adamw"}),
-        ("chronos-2", {"optimizer": "muon"}),
-        ("factored", {"optimizer": "muon"}),
+        ("chronos-2", {"optimizer": "adamw"}),
+        ("factored", {"optimizer": "adamw"}),
         ("chronos-bolt", {"seed": 1}),
         ("chronos-bolt", {"series": True}),
         ("chronos-bolt", {"series": True, "synthetic_share": 0.0}),
@@ -1037,9 +1036,10 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight, config.sampled_share) == (1, 0, 0)
         assert (config.real_series, config.corpus) == ((), CorpusConfig())
-        assert (config.optimizer, config.learning_rate) == ("adamw", 5e-4)
-    other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints["chronos-t5"]))
-    assert (other.optimizer, other.learning_rate) == ("adamw", 3e-4)
+        assert (config.optimizer, config.learning_rate) == ("muon", 2e-3)
+    for family, rate in (("chronos-t5", 3e-4), ("chronos-bolt", 5e-4), ("chronos-2", 5e-4)):
+        other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints[family]))
+        assert other.learning_rate == rate
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
@@ -1068,8 +1068,7 @@ def test_the_rate_follows_what_was_cut(checkpoints: dict[str, Path]) -> None:
     config = RecoveryConfig()
     assert config.resolved(half, teacher).learning_rate == 6e-4
     count = sum(p.numel() for p in teacher.model.parameters())
-    half.model.shared = torch.nn.Embedding(1, 1)
-    half.model.lm_head = torch.nn.Identity()
+    half.model.encoder = half.model.decoder = torch.nn.Identity()
     assert sum(p.numel() for p in half.model.parameters()) < 0.5 * count
     assert config.resolved(half, teacher).learning_rate == 1e-3
     adamw = RecoveryConfig(optimizer="adamw")

@@ -953,7 +953,7 @@ def recover(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="adamw or muon; without it T5 has muon, others adamw."),
+        typer.Option(help="adamw or muon, which is the default."),
     ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Without it: by family, optimizer and what was cut.")

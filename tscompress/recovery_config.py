@@ -44,7 +44,6 @@ _BUCKETS = {
 #: Where the user says nothing; eval/NOTES.md has the measurements.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
-        "optimizer": "muon",
         "truth_weight": 1.0,
         "sampled_share": 0.0,
         "held_out_series": 64,
@@ -53,7 +52,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "real_series": tuple(TRAINING_COLLECTIONS),
     },
     "chronos-bolt": {
-        "optimizer": "adamw",
         "truth_weight": 0.0,
         "sampled_share": 0.0,
         "held_out_series": 256,
@@ -88,9 +86,8 @@ class RecoveryConfig(BaseModel):
     buckets: tuple[Bucket, ...] | None = Field(
         default=None, min_length=1, description="batch shapes, cut to what the model reads"
     )
-    optimizer: Literal["adamw", "muon"] | None = Field(
-        default=None,
-        description="muon: AdamW but for matrices within layers; null: muon for T5, else adamw",
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="muon", description="muon: AdamW but for matrices within layers"
     )
     learning_rate: float | None = Field(
         default=None, gt=0, description="null: depends on family, optimizer and what was cut"
@@ -210,8 +207,7 @@ class RecoveryConfig(BaseModel):
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
         if self.learning_rate is None:
-            optimizer = self.optimizer or known["optimizer"]
-            known["learning_rate"] = _learning_rate(optimizer, loaded, teacher or loaded)
+            known["learning_rate"] = _learning_rate(self.optimizer, loaded, teacher or loaded)
         buckets = self.buckets or known["buckets"]
         context, horizon = (
             loaded.forecaster.model_context_length,
