@@ -117,7 +117,6 @@ class Bed:
         self.name, self.recovery = name, RecoveryConfig(steps=steps)
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
-        self.optimizer = self.recovery.resolved(self.original).optimizer
         self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
 
     def row(self, contender: Contender) -> dict[str, Any]:
@@ -136,7 +135,7 @@ class Bed:
             "WQL": quality["WQL"],
             "MASE": quality["MASE"],
             "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
-            "optimizer": self.optimizer if contender.kind == RECOVERED else "",
+            "optimizer": self.recovery.optimizer if contender.kind == RECOVERED else "",
         }
 
     def _fitted(self, contender: Contender) -> LoadedModel:
@@ -153,9 +152,8 @@ def measure(bed: Bed, found: Sequence[Contender], path: Path, console: Console) 
     rows: list[dict[str, Any]] = []
     if path.exists():
         rows = pd.read_csv(path).to_dict("records")
-    rows = [
-        row for row in rows if row["kind"] != RECOVERED or row.get("optimizer") == bed.optimizer
-    ]
+    optimizer = bed.recovery.optimizer
+    rows = [row for row in rows if row["kind"] != RECOVERED or row.get("optimizer") == optimizer]
     known = {(row["kind"], row["label"], row["seed"]) for row in rows}
     for contender in found:
         if (contender.kind, contender.label, contender.seed) in known:

@@ -1085,7 +1085,7 @@ def test_groups_of_chronos_2() -> None:
     assert grouped.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-def test_memory_is_counted(bolt: Callable[[], Any]) -> None:
+def test_memory_is_counted(bolt: Callable[[], Any], checkpoints: dict[str, Path]) -> None:
     student, teacher = bolt()
     config = short()
     needed = memory_bytes(student, teacher, config)
@@ -1096,6 +1096,9 @@ def test_memory_is_counted(bolt: Callable[[], Any]) -> None:
     levels = len(teacher.model.chronos_config.quantiles)  # type: ignore[union-attr]
     assert needed["forecasts"] == 4 * 8 * 16 * levels
     assert memory_bytes(student, teacher, short(hidden_weight=1))["forecasts"] == 0
+    t5 = load(checkpoints["chronos-t5"])
+    tokens = t5.config["chronos_config"]["n_tokens"]
+    assert memory_bytes(t5, t5, short(precision="bf16"))["forecasts"] == 2 * 8 * 16 * tokens
     halved = memory_bytes(student, teacher, short(accumulate=2))
     assert halved["activations"] == needed["activations"] // 2
     lean = memory_bytes(student, teacher, short(gradient_checkpointing=True))
