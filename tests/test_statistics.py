@@ -7,11 +7,18 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import DatasetScore, EvaluationResult, Sampling, SeriesContributions
+from tscompress.evaluation import (
+    DatasetScore,
+    EvaluationResult,
+    Sampling,
+    SeriesContributions,
+    series_contributions,
+)
 from tscompress.statistics import (
     Ratio,
     compare,
@@ -19,9 +26,11 @@ from tscompress.statistics import (
     effective_series,
     percentile_interval,
     resampled_log_ratios,
+    scaled_quantile_loss,
     series_frame,
     verdict,
 )
+from tscompress.suites import EvaluationDataset
 
 Losses = dict[str, np.ndarray]
 
@@ -190,6 +199,48 @@ def test_few_large_series_are_told() -> None:
     series = result("a", {"d": np.ones(30)}).rows[0].series
     assert series is not None
     assert effective_series(series, "WQL") == pytest.approx(30)
+
+
+def quarterly(values: np.ndarray, count: int) -> EvaluationDataset:
+    starts = (pd.Period("2000Q1", freq="Q"),) * count
+    return EvaluationDataset("d", 8, tuple(np.asarray(row) for row in values), starts)
+
+
+def test_scaled_quantile_loss_is_that_of_fev() -> None:
+    metrics = pytest.importorskip("fev.metrics")
+    rng = np.random.default_rng(0)
+    values = 10.0 ** rng.uniform(-3, 6, (12, 1)) * (2 + rng.random((12, 40)))
+    values[3] = 7.0  # no seasonal error: left out
+    values[5, -2] = np.nan  # a label that is missing
+    dataset = quarterly(values, 12)
+    quantiles = np.sort(values[:, None, -12:-4] * (1 + 0.1 * rng.normal(size=(12, 9, 8))), axis=1)
+    found = scaled_quantile_loss(series_contributions(quantiles, dataset), dataset)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = metrics.SQL().compute(
+            y_true=values[:, -8:, None],
+            y_pred=quantiles[:, 4, :, None],
+            y_past=values[:, :-8].reshape(-1, 1),
+            y_past_lengths=np.full(12, 32),
+            q_pred=quantiles.transpose(0, 2, 1)[:, :, None],
+            seasonality=4,
+            quantile_levels=[level / 10 for level in range(1, 10)],
+        )
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_scaled_quantile_loss_does_not_ask_how_large_a_series_is() -> None:
+    rng = np.random.default_rng(1)
+    values = 2 + rng.random((2, 40))
+    quantiles = values[:, None, -8:] + rng.normal(size=(2, 9, 8))
+    unit = np.array([[1.0], [1e6]])
+    of_one_size, other = quarterly(values, 2), quarterly(values * unit, 2)
+    pairs = (of_one_size, quantiles), (other, quantiles * unit[:, None])
+    first, second = (scaled_quantile_loss(series_contributions(q, d), d) for d, q in pairs)
+    assert first == pytest.approx(second)
+    series = result("a", {"d": np.ones(3)}).rows[0].series
+    assert series is not None
+    with pytest.raises(DataError, match="3 series contribute, but 'd' has 2"):
+        scaled_quantile_loss(series, other)
 
 
 def test_results_without_series_have_ratios_only() -> None:

@@ -30,7 +30,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import METRICS, EvaluationResult, SeriesContributions, relative
+from tscompress.evaluation import (
+    METRICS,
+    EvaluationResult,
+    SeriesContributions,
+    relative,
+    seasonal_errors,
+)
+from tscompress.suites import EvaluationDataset
 
 Values = npt.NDArray[np.float64]
 
@@ -409,6 +416,35 @@ def effective_series(columns: SeriesContributions, metric: str) -> float:
     """How many series of equal size would be as many: (Σ c)² / Σ c² (Kish 1965)."""
     values, _ = columns.parts(metric)
     return float(values.sum() ** 2 / max(float(np.square(values).sum()), np.finfo(float).tiny))
+
+
+def scaled_quantile_loss(columns: SeriesContributions, dataset: EvaluationDataset) -> float:
+    """SQL: the quantile loss in units of the seasonal error, mean over series and steps.
+
+    What MASE is to the absolute error this is to the quantile loss: every series counts alike,
+    where WQL is a sum that large ones carry. Series whose seasonal error is zero are left out
+    (fev's definition; Shchur et al. 2025, "fev-bench").
+
+    Parameters
+    ----------
+    columns
+        Of ``dataset``'s series.
+
+    Raises
+    ------
+    DataError
+        ``columns`` are of other series than ``dataset``.
+    """
+    losses, steps = np.array(columns.quantile_loss), np.array(columns.scaled_steps)
+    errors = seasonal_errors(dataset)
+    if len(errors) != len(losses):
+        raise DataError(
+            f"{len(losses)} series contribute, but {dataset.name!r} has {len(errors)}; "
+            "evaluate again."
+        )
+    known = steps > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float((losses[known] / errors[known]).sum() / steps.sum())
 
 
 def pareto_front(costs: Values, scores: Values) -> npt.NDArray[np.bool_]:
