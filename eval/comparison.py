@@ -9,17 +9,19 @@ folding and a short recovery; and, if they have been trained, a dense model of t
 and one compressed by design, each from scratch on the data and steps of the reference
 (`tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano` and the like).
 
-Each row has the ratios of WQL and MASE on the offline suite (Chronos-T5 with common random
-numbers), of parameters, and of latency. What is fitted is fitted once for each `--seed`, which
-draws calibration series and the batches of recovery; what was trained is what it is. Everything
-computes in float32 on weights as they are stored. A row is written as soon as it is there, and a
-run that is started again goes on after the last; latency comes at the end, when models of all
-shapes take turns in one process (recovery changes no shape, and shares that of its folded model).
+Each row has the ratios of WQL, SQL (the same loss with every series in a scale of its own) and MASE
+on the offline suite (Chronos-T5 with common random numbers), of parameters, and of latency. What is
+fitted is fitted once for each `--seed`, which draws calibration series and the batches of recovery;
+what was trained is what it is. Everything computes in float32 on weights as they are stored. A row
+is written as soon as it is there, and a run that is started again goes on after the last; latency
+comes at the end, when models of all shapes take turns in one process (recovery changes no shape,
+and shares that of its folded model).
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +45,8 @@ from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
+from tscompress.statistics import relative_scaled_quantile_loss
+from tscompress.suites import load_suite
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)
@@ -51,6 +55,7 @@ RECOVERED = "fold + recovery"
 KINDS = ("svd", "activation-svd", "fold", RECOVERED, "next smaller size", "by design")
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
+METRICS = ("WQL", "SQL", "MASE")
 #: Latency depends on shapes alone; these models are never scored.
 _ANY = CalibrationConfig(source=SYNTHETIC, num_series=16, context_length=64)
 
@@ -118,6 +123,7 @@ class Bed:
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
         self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
+        self.datasets = list(load_suite(self.config.suite, max_series))
 
     def row(self, contender: Contender) -> dict[str, Any]:
         """Fit, recover where it is asked for, and score."""
@@ -126,13 +132,15 @@ class Bed:
         cpu_minutes = (time.process_time() - started) / 60
         cast_parameters_(model.model, model.stored_dtype)
         cast_parameters_(model.model, torch.float32)
-        quality = relative(score(model.forecaster, contender.label, self.config), self.dense)
+        scores = score(model.forecaster, contender.label, self.config, cache=ScoreCache())
+        quality = relative(scores, self.dense)
         return {
             "model": self.name,
             "kind": contender.kind,
             "label": contender.label,
             "seed": contender.seed,
             "WQL": quality["WQL"],
+            "SQL": relative_scaled_quantile_loss(scores, self.dense, self.datasets),
             "MASE": quality["MASE"],
             "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
             "optimizer": self.recovery.optimizer if contender.kind == RECOVERED else "",
@@ -174,7 +182,8 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
             names[kind, contender.label] = f"{kind} {contender.label}"
             timed.append((names[kind, contender.label], contender.shape(bed.name).forecaster))
     result = bench(timed, WORKLOADS[bed.original.family], measure_macs=False)
-    dense = {"model": bed.name, "kind": "dense", "label": "", "seed": -1, "WQL": 1.0, "MASE": 1.0}
+    dense = {"model": bed.name, "kind": "dense", "label": "", "seed": -1}
+    dense |= dict.fromkeys(METRICS, 1.0)
     rows = []
     for row in [dense, *frame[frame["kind"] != "dense"].to_dict("records")]:
         shape = row["kind"].removesuffix(" + recovery"), row["label"]
@@ -191,10 +200,10 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
 def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean of each model over the seeds, and how far the furthest seed is from it."""
     grouped = frame.groupby(["kind", "label"], sort=False)
-    means = ["parameters", "latency", "latency low", "latency high", "WQL", "MASE", "CPU minutes"]
+    means = ["parameters", "latency", "latency low", "latency high", *METRICS, "CPU minutes"]
     mean = grouped[means].mean()
     mean["seeds"] = grouped["seed"].nunique()
-    for metric in ("WQL", "MASE"):
+    for metric in METRICS:
         mean[f"{metric} spread"] = grouped[metric].agg(lambda v: (v - v.mean()).abs().max())
     return mean.reset_index()
 
@@ -202,15 +211,17 @@ def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the dense model."""
     lines = [
-        "| | | parameters | latency (95 %) | WQL | MASE | CPU minutes | seeds |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        f"| | | parameters | latency (95 %) | {' | '.join(METRICS)} | CPU minutes | seeds |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in over_seeds(frame).to_dict("records"):
         several = row["seeds"] > 1
-        scores = (
-            f"{row[m]:.4f}" + (f" ± {row[f'{m} spread']:.4f}" if several else "")
-            for m in ("WQL", "MASE")
-        )
+        scores = [
+            ""  # rows of before there was that metric
+            if math.isnan(row[metric])
+            else f"{row[metric]:.4f}" + (f" ± {row[f'{metric} spread']:.4f}" if several else "")
+            for metric in METRICS
+        ]
         latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
         minutes = f"{row['CPU minutes']:.1f}" if row["CPU minutes"] > 0 else ""
         lines.append(

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from fold import HELD_OUT, REFERENCES, folded_parameters, mean_loss
@@ -38,7 +37,7 @@ import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.evaluation import EvaluationResult, relative
+from tscompress.evaluation import relative
 from tscompress.files import write_text_atomically
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
@@ -47,7 +46,7 @@ from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.statistics import scaled_quantile_loss
+from tscompress.statistics import relative_scaled_quantile_loss
 from tscompress.suites import load_suite
 from tscompress.surgery import keep_layers_
 from tscompress.training import attention_for_training
@@ -100,8 +99,7 @@ class Bed:
         self.held_out = calibration_batches(self.original, HELD_OUT)
         self.loss = mean_loss(self.original, self.held_out)
         self.scores = score(self.original.forecaster, model, self.config, cache=ScoreCache())
-        suite = load_suite(self.config.suite, max_series)
-        self.datasets = {dataset.name: dataset for dataset in suite}
+        self.datasets = list(load_suite(self.config.suite, max_series))
 
     def folded(self, trial: Trial, seed: int) -> tscompress.CompressedModel:
         return tscompress.compress(
@@ -134,19 +132,10 @@ class Bed:
         quality = relative(scores, self.scores)
         return {
             "WQL": quality["WQL"],
-            "SQL": self.sql(scores) / self.sql(self.scores),
+            "SQL": relative_scaled_quantile_loss(scores, self.scores, self.datasets),
             "MASE": quality["MASE"],
             "loss": mean_loss(loaded, self.held_out) - self.loss,
         }
-
-    def sql(self, scores: EvaluationResult) -> float:
-        """Geometric mean over the datasets."""
-        losses = [
-            scaled_quantile_loss(row.series, self.datasets[row.dataset])
-            for row in scores.rows
-            if row.series is not None
-        ]
-        return float(np.exp(np.mean(np.log(losses))))
 
     def row(self, trial: Trial, seed: int, settings: dict[str, Any], real: bool) -> dict[str, Any]:
         """Fold, measure, recover, measure."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from io import StringIO
 from typing import Any
@@ -25,6 +26,7 @@ from tscompress.statistics import (
     comparison_tables,
     effective_series,
     percentile_interval,
+    relative_scaled_quantile_loss,
     resampled_log_ratios,
     scaled_quantile_loss,
     series_frame,
@@ -241,6 +243,18 @@ def test_scaled_quantile_loss_does_not_ask_how_large_a_series_is() -> None:
     assert series is not None
     with pytest.raises(DataError, match="3 series contribute, but 'd' has 2"):
         scaled_quantile_loss(series, other)
+
+
+def test_relative_scaled_quantile_loss_is_a_geometric_mean_over_datasets() -> None:
+    rng = np.random.default_rng(2)
+    datasets = [dataclasses.replace(quarterly(2 + rng.random((3, 40)), 3), name=n) for n in "de"]
+    before = {name: 1 + rng.random(3) for name in "de"}
+    after = {"d": 1.1 * before["d"], "e": 0.8 * before["e"]}
+    pair_ = result("a", after), result("b", before)
+    assert relative_scaled_quantile_loss(*pair_, datasets) == pytest.approx((1.1 * 0.8) ** 0.5)
+    assert relative_scaled_quantile_loss(*pair_, datasets[1:]) == pytest.approx(0.8)
+    with pytest.raises(DataError, match="no series of 'd' were kept for b"):
+        relative_scaled_quantile_loss(pair_[0], without_series(pair_[1]), datasets)
 
 
 def test_results_without_series_have_ratios_only() -> None:

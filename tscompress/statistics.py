@@ -18,7 +18,7 @@ quadratic time, and it would draw anew for each dataset, metric and model.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -445,6 +445,31 @@ def scaled_quantile_loss(columns: SeriesContributions, dataset: EvaluationDatase
     known = steps > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         return float((losses[known] / errors[known]).sum() / steps.sum())
+
+
+def relative_scaled_quantile_loss(
+    result: EvaluationResult, baseline: EvaluationResult, datasets: Iterable[EvaluationDataset]
+) -> float:
+    """Geometric mean over ``datasets`` of the ratio of both SQL; below 1 is better.
+
+    Raises
+    ------
+    DataError
+        A result lacks a dataset, was kept without its series, or has other ones.
+    """
+    logs = []
+    for dataset in datasets:
+        ours, theirs = (_series_of(part, dataset.name) for part in (result, baseline))
+        logs.append(np.log(scaled_quantile_loss(ours, dataset)))
+        logs.append(-np.log(scaled_quantile_loss(theirs, dataset)))
+    return float(np.exp(2 * np.mean(logs)))
+
+
+def _series_of(result: EvaluationResult, dataset: str) -> SeriesContributions:
+    for row in result.rows:
+        if row.dataset == dataset and row.series is not None:
+            return row.series
+    raise DataError(f"no series of {dataset!r} were kept for {result.model}; evaluate again.")
 
 
 def pareto_front(costs: Values, scores: Values) -> npt.NDArray[np.bool_]:
