@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.evaluation import relative
+from tscompress.evaluation import EvaluationResult, relative
 from tscompress.files import write_text_atomically
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
@@ -46,7 +47,7 @@ from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.statistics import relative_scaled_quantile_loss
+from tscompress.statistics import compare, mean_of_runs, relative_scaled_quantile_loss
 from tscompress.suites import load_suite
 from tscompress.surgery import keep_layers_
 from tscompress.training import attention_for_training
@@ -124,23 +125,26 @@ class Bed:
         )
         return plan.model_copy(update={"kept_layers": kept})
 
-    def measured(self, loaded: LoadedModel) -> dict[str, float]:
-        """Ratios of the scores, and the rise of the loss."""
+    def measured(self, loaded: LoadedModel) -> tuple[dict[str, float], EvaluationResult]:
+        """Ratios of the scores, the rise of the loss, and the scores themselves."""
         loaded = copy.copy(loaded)
         loaded.model.float()
         scores = score(loaded.forecaster, "student", self.config, cache=ScoreCache())
         quality = relative(scores, self.scores)
-        return {
+        ratios = {
             "WQL": quality["WQL"],
             "SQL": relative_scaled_quantile_loss(scores, self.scores, self.datasets),
             "MASE": quality["MASE"],
             "loss": mean_loss(loaded, self.held_out) - self.loss,
         }
+        return ratios, scores
 
-    def row(self, trial: Trial, seed: int, settings: dict[str, Any], real: bool) -> dict[str, Any]:
-        """Fold, measure, recover, measure."""
+    def row(
+        self, trial: Trial, seed: int, settings: dict[str, Any], real: bool
+    ) -> tuple[dict[str, Any], EvaluationResult]:
+        """Fold, measure, recover, measure; and the scores at the end."""
         student = self.folded(trial, seed)
-        before = self.measured(student)
+        before, _ = self.measured(student)
         config = RecoveryConfig(minutes=trial.minutes, seed=seed, **settings)
         series = training_series(TRAINING_COLLECTIONS)[::2] if real else None
         started = time.process_time()
@@ -148,9 +152,9 @@ class Bed:
         cpu_minutes = (time.process_time() - started) / 60
         result = recovered.recovery
         assert result is not None
-        after = self.measured(recovered)
+        after, scores = self.measured(recovered)
         rates = [line.series_per_second for line in result.history if line.series_per_second]
-        return {
+        row = {
             "model": self.model,
             "trial": trial.label,
             "parameters": folded_parameters(recovered) / folded_parameters(self.original),
@@ -166,6 +170,17 @@ class Bed:
             "best step": result.best_step,
             "series/s": sum(rates) / len(rates),
             "fine-tuning series/s": fine_tuning_rate(self.original, config),
+        }
+        return row, scores
+
+    def intervals(self, runs: Sequence[EvaluationResult]) -> dict[str, float | None]:
+        """95 % intervals over the series of what ``runs`` score on average."""
+        (found,) = compare([self.scores, mean_of_runs(runs)]).models
+        ratios = {"WQL": found.WQL, "MASE": found.MASE}
+        return {
+            f"{metric} {end}": getattr(ratio, end)
+            for metric, ratio in ratios.items()
+            for end in ("low", "high")
         }
 
 
@@ -194,14 +209,24 @@ def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
 
 def rows(
     bed: Bed, trials: Sequence[Trial], seeds: Sequence[int], settings: dict[str, Any], real: bool
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[list[dict[str, Any]]]:
+    """All rows so far, after each; the intervals of a trial come with its last seed."""
+    done: list[dict[str, Any]] = []
     for trial in trials:
+        runs = []
         for seed in seeds:
-            yield bed.row(trial, seed, settings, real)
+            row, scores = bed.row(trial, seed, settings, real)
+            done.append(row)
+            runs.append(scores)
+            if len(runs) == len(seeds):
+                intervals = bed.intervals(runs)
+                for finished in done[-len(seeds) :]:
+                    finished |= intervals
+            yield done
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """Means over the seeds and, in brackets, the range."""
+    """Means over the seeds and, in brackets, the range; then 95 % over the series, of the mean."""
     lines = [
         "| model, heads, hidden units | parameters | seeds | minutes | WQL | after | SQL | after "
         "| MASE | after | loss | after | series/s | fine-tuning |",
@@ -213,19 +238,24 @@ def markdown(frame: pd.DataFrame) -> str:
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
         for metric in ("WQL", "SQL", "MASE", "loss"):
-            sign = "+" if metric == "loss" else ""
-            for name in (f"{metric} before", metric):
-                values = group[name]
-                if values.isna().any():  # rows of before there was that metric
-                    cells.append("")
-                    continue
-                text = format(values.mean(), f"{sign}.4f")
-                if len(group) > 1:
-                    text += f" ({values.min():{sign}.4f}–{values.max():{sign}.4f})"
-                cells.append(text)
+            cells += [_cell(group, f"{metric} before"), _cell(group, metric)]
         cells += [f"{group['series/s'].mean():.0f}", f"{group['fine-tuning series/s'].mean():.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(group: pd.DataFrame, name: str) -> str:
+    values = group[name]
+    if values.isna().any():  # rows of before there was that metric
+        return ""
+    sign = "+" if "loss" in name else ""
+    text = f"{values.mean():{sign}.4f}"
+    if len(group) > 1:
+        text += f" ({values.min():{sign}.4f}–{values.max():{sign}.4f})"
+    interval = [group[end].iloc[0] for end in (f"{name} low", f"{name} high") if end in group]
+    if interval and not any(map(math.isnan, interval)):
+        text += f"; series {interval[0]:.4f}–{interval[1]:.4f}"
+    return text
 
 
 def main() -> None:
@@ -255,12 +285,11 @@ def main() -> None:
     for model in arguments.model or REFERENCES:
         bed = Bed(model, arguments.max_series)
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
-        found = []
-        for row in rows(
+        for found in rows(
             bed, arguments.trial or TRIALS, arguments.seed or (0, 1, 2), settings, arguments.real
         ):
-            console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
-            found.append(row)
+            last = found[-1]
+            console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in last.items()})
             frame = pd.DataFrame(found)
             write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
             write_text_atomically(Path(f"{stem}.md"), markdown(frame))

@@ -25,6 +25,7 @@ from tscompress.statistics import (
     compare,
     comparison_tables,
     effective_series,
+    mean_of_runs,
     percentile_interval,
     relative_scaled_quantile_loss,
     resampled_log_ratios,
@@ -243,6 +244,27 @@ def test_scaled_quantile_loss_does_not_ask_how_large_a_series_is() -> None:
     assert series is not None
     with pytest.raises(DataError, match="3 series contribute, but 'd' has 2"):
         scaled_quantile_loss(series, other)
+
+
+def test_mean_of_runs_scores_the_mean_and_is_surer_than_one() -> None:
+    rng = np.random.default_rng(3)
+    before, _ = pair(rng, 200)
+    runs = [result(name, {"d": before * np.exp(0.4 * rng.normal(size=200))}) for name in "abcd"]
+    mean = mean_of_runs(runs)
+    for metric in ("WQL", "MASE"):
+        expected = np.mean([getattr(run.rows[0], metric) for run in runs])
+        assert getattr(mean.rows[0], metric) == pytest.approx(expected)
+    reference = result("r", {"d": before})
+    one, all_ = (compare([reference, other]).models[0].WQL for other in (runs[0], mean))
+    assert one.low is not None
+    assert one.high is not None
+    assert all_.low is not None
+    assert all_.high is not None
+    assert all_.high - all_.low < 0.7 * (one.high - one.low)
+    with pytest.raises(UsageError, match="not evaluated on the same series"):
+        mean_of_runs([runs[0], result("e", {"d": before[:100]})])
+    with pytest.raises(DataError, match="no series of 'd' were kept for b"):
+        mean_of_runs([runs[0], without_series(runs[1])])
 
 
 def test_relative_scaled_quantile_loss_is_a_geometric_mean_over_datasets() -> None:

@@ -606,7 +606,7 @@ class _Protocol(NamedTuple):
             series_count=len(dataset.series),
             windows=dataset.windows if dataset.windows > 1 else None,
             seconds=seconds,
-            series=_mean_contributions([contributions for _, contributions in runs]),
+            series=mean_contributions([contributions for _, contributions in runs]),
         )
         return _Scored(row, sampling)
 
@@ -755,8 +755,8 @@ def _sums(values: Any) -> tuple[float, ...]:
     return tuple(np.ma.filled(values.sum(axis=1), 0.0).tolist())
 
 
-def _mean_contributions(runs: Sequence[SeriesContributions]) -> SeriesContributions:
-    """Of several seeds; what the labels alone decide is the same in all."""
+def mean_contributions(runs: Sequence[SeriesContributions]) -> SeriesContributions:
+    """Of several runs on the same series; what the labels alone decide is the same in all."""
     return runs[0].model_copy(
         update={
             name: tuple(np.mean([getattr(run, name) for run in runs], axis=0).tolist())

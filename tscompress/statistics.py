@@ -34,6 +34,7 @@ from tscompress.evaluation import (
     METRICS,
     EvaluationResult,
     SeriesContributions,
+    mean_contributions,
     relative,
     seasonal_errors,
 )
@@ -416,6 +417,30 @@ def effective_series(columns: SeriesContributions, metric: str) -> float:
     """How many series of equal size would be as many: (Σ c)² / Σ c² (Kish 1965)."""
     values, _ = columns.parts(metric)
     return float(values.sum() ** 2 / max(float(np.square(values).sum()), np.finfo(float).tiny))
+
+
+def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
+    """What several models score on average, as one result: of seeds of one recovery, say.
+
+    Its WQL and MASE are the means of theirs, and its intervals are of the series alone.
+
+    Raises
+    ------
+    DataError
+        A result was kept without its series.
+    UsageError
+        The results are of different series.
+    """
+    first = results[0]
+    for result in results:
+        relative(result, first)  # refuses other datasets, and other numbers of series
+        _check_contributions(first, result)
+    rows = []
+    for row in first.rows:
+        columns = mean_contributions([_series_of(result, row.dataset) for result in results])
+        scores = {metric: columns.score(metric) for metric in METRICS}
+        rows.append(row.model_copy(update={"series": columns, "cached": None, **scores}))
+    return first.model_copy(update={"rows": tuple(rows)})
 
 
 def scaled_quantile_loss(columns: SeriesContributions, dataset: EvaluationDataset) -> float:
