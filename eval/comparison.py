@@ -21,6 +21,7 @@ and shares that of its folded model).
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,11 @@ def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Ite
                 yield Contender(kind, label, seed, head_size=head_size, ff_ratio=ff_ratio)
 
 
+def digest(config: RecoveryConfig) -> str:
+    """Eight characters that change with any setting, defaults and all."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:8]
+
+
 class Bed:
     """A dense model and its scores: what every contender is held against."""
 
@@ -122,6 +128,7 @@ class Bed:
         self.name, self.recovery = name, RecoveryConfig(steps=steps)
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
+        self.settings = digest(self.recovery.resolved(self.original))
         self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
         self.datasets = list(load_suite(self.config.suite, max_series))
 
@@ -143,7 +150,7 @@ class Bed:
             "SQL": relative_scaled_quantile_loss(scores, self.dense, self.datasets),
             "MASE": quality["MASE"],
             "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
-            "optimizer": self.recovery.optimizer if contender.kind == RECOVERED else "",
+            "settings": self.settings if contender.kind == RECOVERED else "",
         }
 
     def _fitted(self, contender: Contender) -> LoadedModel:
@@ -159,9 +166,8 @@ def measure(bed: Bed, found: Sequence[Contender], path: Path, console: Console) 
     """Rows of all contenders; those that ``path`` has are kept, unless recovered otherwise."""
     rows: list[dict[str, Any]] = []
     if path.exists():
-        rows = pd.read_csv(path).to_dict("records")
-    optimizer = bed.recovery.optimizer
-    rows = [row for row in rows if row["kind"] != RECOVERED or row.get("optimizer") == optimizer]
+        rows = pd.read_csv(path, dtype={"settings": str}).to_dict("records")
+    rows = [r for r in rows if r["kind"] != RECOVERED or r.get("settings") == bed.settings]
     known = {(row["kind"], row["label"], row["seed"]) for row in rows}
     for contender in found:
         if (contender.kind, contender.label, contender.seed) in known:
