@@ -13,7 +13,8 @@ Each row has the ratios of WQL, SQL (the same loss with every series in a scale 
 on the offline suite (Chronos-T5 with common random numbers), of parameters, and of latency. What is
 fitted is fitted once for each `--seed`, which draws calibration series and the batches of recovery;
 what was trained is what it is. Everything computes in float32 on weights as they are stored. A row
-is written as soon as it is there, and a run that is started again goes on after the last; latency
+is written as soon as it is there, and a run that is started again goes on after the last; a row of
+other series or of another recovery stays in the .csv and is left out of table and figure. Latency
 comes at the end, when models of all shapes take turns in one process (recovery changes no shape,
 and shares that of its folded model).
 """
@@ -24,21 +25,21 @@ import argparse
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from fold import REFERENCES
+from fold import REFERENCES, quality
 from methods import WORKLOADS
+from pydantic import BaseModel
 from rich.console import Console
 
 import tscompress
 from tscompress.api import score
 from tscompress.calibration import SYNTHETIC, CalibrationConfig
-from tscompress.evaluation import relative
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.files import write_text_atomically
 from tscompress.latency import bench
@@ -46,7 +47,6 @@ from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.statistics import relative_scaled_quantile_loss
 from tscompress.suites import load_suite
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
@@ -116,9 +116,10 @@ def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Ite
                 yield Contender(kind, label, seed, head_size=head_size, ff_ratio=ff_ratio)
 
 
-def digest(config: RecoveryConfig) -> str:
-    """Eight characters that change with any setting, defaults and all."""
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:8]
+def digest(*configs: BaseModel) -> str:
+    """Eight characters that change with any setting."""
+    content = "".join(config.model_dump_json() for config in configs)
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 class Bed:
@@ -128,9 +129,19 @@ class Bed:
         self.name, self.recovery = name, RecoveryConfig(steps=steps)
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
-        self.settings = digest(self.recovery.resolved(self.original))
+        self._settings: dict[tuple[int, float], str] = {}
         self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
         self.datasets = list(load_suite(self.config.suite, max_series))
+
+    def settings(self, contender: Contender) -> str:
+        """What a row depends on beside its contender; of a recovery, all that it resolves to."""
+        if contender.kind != RECOVERED:
+            return digest(self.config)
+        size = contender.head_size, contender.ff_ratio
+        if size not in self._settings:  # the learning rate depends on what is left
+            recovery = self.recovery.resolved(contender.shape(self.name), self.original)
+            self._settings[size] = digest(self.config, recovery)
+        return self._settings[size]
 
     def row(self, contender: Contender) -> dict[str, Any]:
         """Fit, recover where it is asked for, and score."""
@@ -140,17 +151,15 @@ class Bed:
         cast_parameters_(model.model, model.stored_dtype)
         cast_parameters_(model.model, torch.float32)
         scores = score(model.forecaster, contender.label, self.config, cache=ScoreCache())
-        quality = relative(scores, self.dense)
+        found = quality(scores, self.dense, self.datasets)
         return {
             "model": self.name,
             "kind": contender.kind,
             "label": contender.label,
             "seed": contender.seed,
-            "WQL": quality["WQL"],
-            "SQL": relative_scaled_quantile_loss(scores, self.dense, self.datasets),
-            "MASE": quality["MASE"],
+            **{metric: found[metric] for metric in METRICS},
             "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
-            "settings": self.settings if contender.kind == RECOVERED else "",
+            "settings": self.settings(contender),
         }
 
     def _fitted(self, contender: Contender) -> LoadedModel:
@@ -162,20 +171,27 @@ class Bed:
         return tscompress.recover(student, self.name, config)
 
 
-def measure(bed: Bed, found: Sequence[Contender], path: Path, console: Console) -> pd.DataFrame:
-    """Rows of all contenders; those that ``path`` has are kept, unless recovered otherwise."""
+def measure(
+    bed: Bed, found: Sequence[Contender], path: Path, console: Console
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows of all contenders, those that ``path`` has as they are; and what else it has."""
     rows: list[dict[str, Any]] = []
     if path.exists():
         rows = pd.read_csv(path, dtype={"settings": str}).to_dict("records")
-    rows = [r for r in rows if r["kind"] != RECOVERED or r.get("settings") == bed.settings]
-    known = {(row["kind"], row["label"], row["seed"]) for row in rows}
-    for contender in found:
-        if (contender.kind, contender.label, contender.seed) in known:
+    wanted = [(c.kind, c.label, c.seed, bed.settings(c)) for c in found]
+    for identity, contender in zip(wanted, found, strict=True):
+        if identity in map(_identity, rows):
             continue
         rows.append(bed.row(contender))
         write_text_atomically(path, pd.DataFrame(rows).to_csv(index=False))
         console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()})
-    return pd.DataFrame(rows)
+    known = {_identity(row): row for row in rows}
+    others = [row for name, row in known.items() if name not in wanted and row["kind"] != "dense"]
+    return pd.DataFrame([known[name] for name in wanted]), pd.DataFrame(others)
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[str, str, int, str]:
+    return row["kind"], row["label"], row["seed"], row.get("settings", "")
 
 
 def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> pd.DataFrame:
@@ -191,11 +207,9 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
     dense = {"model": bed.name, "kind": "dense", "label": "", "seed": -1}
     dense |= dict.fromkeys(METRICS, 1.0)
     rows = []
-    for row in [dense, *frame[frame["kind"] != "dense"].to_dict("records")]:
+    for row in [dense, *frame.to_dict("records")]:
         shape = row["kind"].removesuffix(" + recovery"), row["label"]
-        name = "dense" if row["kind"] == "dense" else names.get(shape)
-        if name is None:  # of a run with other contenders
-            continue
+        name = "dense" if row["kind"] == "dense" else names[shape]
         ratios = result.ratios(name)
         low, high = result.latency_ratio_interval(name) or (1.0, 1.0)
         row |= {"parameters": ratios["parameters"], "latency": ratios["latency_ms"]}
@@ -210,6 +224,7 @@ def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
     mean = grouped[means].mean()
     mean["seeds"] = grouped["seed"].nunique()
     for metric in METRICS:
+        mean[metric] = grouped[metric].agg(lambda v: v.mean(skipna=False))
         mean[f"{metric} spread"] = grouped[metric].agg(lambda v: (v - v.mean()).abs().max())
     return mean.reset_index()
 
@@ -223,7 +238,7 @@ def markdown(frame: pd.DataFrame) -> str:
     for row in over_seeds(frame).to_dict("records"):
         several = row["seeds"] > 1
         scores = [
-            ""  # rows of before there was that metric
+            ""  # not taken of every seed
             if math.isnan(row[metric])
             else f"{row[metric]:.4f}" + (f" ± {row[f'{metric} spread']:.4f}" if several else "")
             for metric in METRICS
@@ -294,9 +309,9 @@ def main() -> None:
     steps = arguments.steps or STEPS[arguments.model]
     bed = Bed(arguments.model, arguments.max_series, steps)
     stem = f"{arguments.output}-{arguments.model.rsplit('/', 1)[-1]}"
-    frame = measure(bed, found, Path(f"{stem}.csv"), console)
-    frame = with_latency(bed, frame, found)
-    write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
+    measured, others = measure(bed, found, Path(f"{stem}.csv"), console)
+    frame = with_latency(bed, measured, found)
+    write_text_atomically(Path(f"{stem}.csv"), pd.concat([frame, others]).to_csv(index=False))
     write_text_atomically(Path(f"{stem}.md"), markdown(frame))
     draw(frame, Path(f"{stem}.png"))
     console.print(markdown(frame), markup=False)

@@ -13,11 +13,11 @@ folds cross-attention alone, into one latent of the encoder's output or into sma
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite,
 with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
-`--seeds 0,1,2` averaged over several draws), that of SQL, which no large series carries, and the
-forecast loss on held-out synthetic windows (for Chronos-T5 nats a token, for the others scaled
-pinball loss). Calibration is on synthetic and real series, or on what `--source` says, drawn with
-`--draw`; of the real ones no evaluation suite holds any. Both models compute in float32 on the
-weights as they are stored, which is bfloat16 for the references.
+`--seeds 0,1,2` averaged over several draws), that of SQL, the loss of WQL with every series in
+units of its seasonal error, and the forecast loss on held-out synthetic windows (for Chronos-T5
+nats a token, for the others scaled pinball loss). Calibration is on synthetic and real series, or
+on what `--source` says, drawn with `--draw`; of the real ones no evaluation suite holds any. Both
+models compute in float32 on the weights as they are stored, which is bfloat16 for the references.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
-from tscompress.statistics import compare, relative_scaled_quantile_loss
-from tscompress.suites import load_suite
+from tscompress.statistics import compare, scaled_quantile_losses
+from tscompress.suites import EvaluationDataset, load_suite
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: Head size and share of hidden units at which each reference loses something.
@@ -106,7 +106,7 @@ class Bed:
         return score(loaded.forecaster, label, self.config, seeds=self.seeds, cache=ScoreCache())
 
     def calibrated(self, **changes: Any) -> CalibrationConfig:
-        """The default, but for ``changes``."""
+        """The calibration of this bed, but for ``changes``."""
         return self.calibration.model_copy(update=changes)
 
     def plan(self, head_size: int, ff_ratio: float) -> Plan:
@@ -138,20 +138,26 @@ class Bed:
                 "parameters": (folded_parameters(folded) / folded_parameters(self.original)),
                 "planned layers": after / before,
                 "attention": trial.plan.attention_parameter_ratio,
-                **quality(result, self.scores),
-                "SQL": relative_scaled_quantile_loss(result, self.scores, self.datasets),
+                **quality(result, self.scores, self.datasets),
                 "loss": mean_loss(folded, self.held_out) - self.loss,
             }
             self.console.print({k: _short(v) for k, v in row.items()})
             yield row
 
 
-def quality(result: EvaluationResult, reference: EvaluationResult) -> dict[str, float]:
-    """Ratios of WQL and MASE to the reference's, and the ends of their 95 % intervals."""
+def quality(
+    result: EvaluationResult,
+    reference: EvaluationResult,
+    datasets: Sequence[EvaluationDataset] = (),
+) -> dict[str, float]:
+    """Ratios of WQL and MASE, with ``datasets`` also of SQL, and the ends of 95 % intervals."""
     found = compare([reference, result]).models[0]
+    ratios = {metric: getattr(found, metric) for metric in reversed(METRICS)}
+    if datasets:
+        pair = [scaled_quantile_losses(one, datasets) for one in (reference, result)]
+        ratios["SQL"] = compare(pair).models[0].WQL
     columns: dict[str, float] = {}
-    for metric in reversed(METRICS):
-        ratio = getattr(found, metric)
+    for metric, ratio in ratios.items():
         low, high = (float("nan") if end is None else end for end in (ratio.low, ratio.high))
         columns |= {metric: ratio.ratio, f"{metric} low": low, f"{metric} high": high}
     return columns
@@ -241,7 +247,7 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
         }
         plan = fold_plan(original.model, original.architecture, qk=uneven, vo=uneven)
         trials.append(Trial(f"decoder at {2 * size}, the rest at {size // 2}", plan))
-    plan = BlockPlanner(original).plan(trials[0].plan)
+    plan = BlockPlanner(original, bed.calibrated(num_series=128)).plan(trials[0].plan)
     trials.append(Trial("by block, as measured", plan))
     return trials
 
@@ -249,9 +255,9 @@ def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
 class BlockPlanner:
     """Head sizes by block, chosen by what each was measured to cost; hidden units stay."""
 
-    def __init__(self, original: LoadedModel) -> None:
+    def __init__(self, original: LoadedModel, calibration: CalibrationConfig) -> None:
         self.original = original
-        batches = calibration_batches(original, CalibrationConfig(num_series=128))
+        batches = calibration_batches(original, calibration)
         found = measure_sensitivity(original, batches, fold=FoldConfig(), layers=False)
         whole = {"sizes": (), "losses": ()}
         parts = tuple(
@@ -286,14 +292,14 @@ def latent_trials(bed: Bed) -> list[Trial]:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the original."""
     lines = [
-        "| trial | parameters | attention | WQL (95 %) | SQL | MASE (95 %) | loss |",
+        "| trial | parameters | attention | WQL (95 %) | SQL (95 %) | MASE (95 %) | loss |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
         lines.append(
             f"| {row['trial']} | {row['parameters']:.1%} | {row['attention']:.2%} | "
-            f"{with_interval(row, 'WQL')} | {row['SQL']:.4f} | {with_interval(row, 'MASE')} | "
-            f"{row['loss']:+.4f} |"
+            f"{with_interval(row, 'WQL')} | {with_interval(row, 'SQL')} | "
+            f"{with_interval(row, 'MASE')} | {row['loss']:+.4f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -331,6 +337,8 @@ def main() -> None:
         "--seeds", type=_seeds, default=(0,), help="of the sample paths of Chronos-T5: 0,1,2"
     )
     arguments = parser.parse_args()
+    if arguments.draw == HELD_OUT.seed:
+        parser.error(f"--draw {HELD_OUT.seed} is that of the held-out windows; take another.")
     console = Console()
     suffix = "" if arguments.source == MIXED else f"-{arguments.source}"
     suffix += f"-draw{arguments.draw}" if arguments.draw else ""

@@ -26,6 +26,7 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.calibration import CalibrationConfig
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.files import write_text_atomically
 from tscompress.latency import Workload, bench
@@ -52,7 +53,9 @@ def compressed_models(
     name: str, original: LoadedModel, methods: Sequence[str]
 ) -> Iterator[tuple[str, float, tscompress.CompressedModel]]:
     """Every method at every share of the attention parameters."""
-    planner = BlockPlanner(original) if BY_BLOCK in methods else None
+    planner = (
+        BlockPlanner(original, CalibrationConfig(num_series=128)) if BY_BLOCK in methods else None
+    )
     for method in methods:
         for ratio in RATIOS:
             size = round(ratio * HEAD_SIZE)

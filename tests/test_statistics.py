@@ -18,6 +18,7 @@ from tscompress.evaluation import (
     EvaluationResult,
     Sampling,
     SeriesContributions,
+    seasonal_errors,
     series_contributions,
 )
 from tscompress.statistics import (
@@ -27,9 +28,8 @@ from tscompress.statistics import (
     effective_series,
     mean_of_runs,
     percentile_interval,
-    relative_scaled_quantile_loss,
     resampled_log_ratios,
-    scaled_quantile_loss,
+    scaled_quantile_losses,
     series_frame,
     verdict,
 )
@@ -209,15 +209,27 @@ def quarterly(values: np.ndarray, count: int) -> EvaluationDataset:
     return EvaluationDataset("d", 8, tuple(np.asarray(row) for row in values), starts)
 
 
-def test_scaled_quantile_loss_is_that_of_fev() -> None:
+def scored(quantiles: np.ndarray, dataset: EvaluationDataset) -> EvaluationResult:
+    columns = series_contributions(quantiles, dataset)
+    given = result("m", {dataset.name: np.ones(len(quantiles))})
+    row = given.rows[0].model_copy(update={"series": columns})
+    return given.model_copy(update={"rows": (row,)})
+
+
+def sql(quantiles: np.ndarray, dataset: EvaluationDataset) -> float:
+    return scaled_quantile_losses(scored(quantiles, dataset), [dataset]).rows[0].WQL
+
+
+def test_sql_is_that_of_fev() -> None:
     metrics = pytest.importorskip("fev.metrics")
     rng = np.random.default_rng(0)
     values = 10.0 ** rng.uniform(-3, 6, (12, 1)) * (2 + rng.random((12, 40)))
     values[3] = 7.0  # no seasonal error: left out
     values[5, -2] = np.nan  # a label that is missing
+    values[6, 10] = np.nan  # a gap in the context
     dataset = quarterly(values, 12)
-    quantiles = np.sort(values[:, None, -12:-4] * (1 + 0.1 * rng.normal(size=(12, 9, 8))), axis=1)
-    found = scaled_quantile_loss(series_contributions(quantiles, dataset), dataset)
+    medians = np.nan_to_num(values[:, None, -12:-4], nan=1.0)
+    quantiles = np.sort(medians * (1 + 0.1 * rng.normal(size=(12, 9, 8))), axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = metrics.SQL().compute(
             y_true=values[:, -8:, None],
@@ -228,22 +240,48 @@ def test_scaled_quantile_loss_is_that_of_fev() -> None:
             seasonality=4,
             quantile_levels=[level / 10 for level in range(1, 10)],
         )
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert sql(quantiles, dataset) == pytest.approx(expected, rel=1e-12)
 
 
-def test_scaled_quantile_loss_does_not_ask_how_large_a_series_is() -> None:
+def test_sql_does_not_ask_how_large_a_series_is() -> None:
     rng = np.random.default_rng(1)
     values = 2 + rng.random((2, 40))
     quantiles = values[:, None, -8:] + rng.normal(size=(2, 9, 8))
     unit = np.array([[1.0], [1e6]])
-    of_one_size, other = quarterly(values, 2), quarterly(values * unit, 2)
-    pairs = (of_one_size, quantiles), (other, quantiles * unit[:, None])
-    first, second = (scaled_quantile_loss(series_contributions(q, d), d) for d, q in pairs)
-    assert first == pytest.approx(second)
-    series = result("a", {"d": np.ones(3)}).rows[0].series
-    assert series is not None
-    with pytest.raises(DataError, match="3 series contribute, but 'd' has 2"):
-        scaled_quantile_loss(series, other)
+    first = sql(quantiles, quarterly(values, 2))
+    assert sql(quantiles * unit[:, None], quarterly(values * unit, 2)) == pytest.approx(first)
+
+
+def test_sql_is_compared_as_wql_is() -> None:
+    rng = np.random.default_rng(2)
+    values = {name: 2 + rng.random((30, 40)) for name in "de"}
+    datasets = [dataclasses.replace(quarterly(values[n], 30), name=n) for n in "de"]
+    before = {name: 1 + rng.random(30) for name in "de"}
+    after = {"d": 1.1 * before["d"], "e": 0.8 * before["e"]}
+    pair_ = [
+        scaled_quantile_losses(result(n, x), datasets) for n, x in (("b", before), ("a", after))
+    ]
+    ratio = compare(pair_).models[0].WQL
+    assert ratio.ratio == pytest.approx((1.1 * 0.8) ** 0.5)
+    assert ratio.low == pytest.approx(ratio.high)  # each series has the same ratio
+    (one,) = scaled_quantile_losses(result("a", after), datasets[1:]).rows
+    errors = seasonal_errors(datasets[1])
+    expected = (after["e"] / errors).sum() / (4 * 30)
+    assert pytest.approx(expected) == one.WQL
+
+
+def test_sql_of_other_series_is_refused() -> None:
+    values = 2 + np.random.default_rng(3).random((3, 40))
+    dataset = quarterly(values, 3)
+    flat = quarterly(np.vstack([values[:2], np.ones((1, 40))]), 3)
+    given = result("a", {"d": np.ones(3)})
+    for other in (quarterly(values[:2], 2), flat):
+        with pytest.raises(DataError, match="'a' was evaluated on other series of 'd'"):
+            scaled_quantile_losses(given, [other])
+    with pytest.raises(DataError, match="no series of 'e' were kept for 'a'"):
+        scaled_quantile_losses(given, [dataclasses.replace(dataset, name="e")])
+    with pytest.raises(DataError, match="no series of 'd' were kept for 'a'"):
+        scaled_quantile_losses(without_series(given), [dataset])
 
 
 def test_mean_of_runs_scores_the_mean_and_is_surer_than_one() -> None:
@@ -261,22 +299,17 @@ def test_mean_of_runs_scores_the_mean_and_is_surer_than_one() -> None:
     assert all_.low is not None
     assert all_.high is not None
     assert all_.high - all_.low < 0.7 * (one.high - one.low)
+    drawn = [Sampling(seeds=(seed,), num_samples=20, batch_size=8) for seed in (0, 1)]
+    alike, other = (
+        mean_of_runs([runs[0].model_copy(update={"sampling": drawn[i]}) for i in pair_])
+        for pair_ in ((0, 0), (0, 1))
+    )
+    assert alike.sampling == drawn[0]
+    assert other.sampling is None
     with pytest.raises(UsageError, match="not evaluated on the same series"):
         mean_of_runs([runs[0], result("e", {"d": before[:100]})])
-    with pytest.raises(DataError, match="no series of 'd' were kept for b"):
+    with pytest.raises(DataError, match="no series of 'd' were kept for 'b'"):
         mean_of_runs([runs[0], without_series(runs[1])])
-
-
-def test_relative_scaled_quantile_loss_is_a_geometric_mean_over_datasets() -> None:
-    rng = np.random.default_rng(2)
-    datasets = [dataclasses.replace(quarterly(2 + rng.random((3, 40)), 3), name=n) for n in "de"]
-    before = {name: 1 + rng.random(3) for name in "de"}
-    after = {"d": 1.1 * before["d"], "e": 0.8 * before["e"]}
-    pair_ = result("a", after), result("b", before)
-    assert relative_scaled_quantile_loss(*pair_, datasets) == pytest.approx((1.1 * 0.8) ** 0.5)
-    assert relative_scaled_quantile_loss(*pair_, datasets[1:]) == pytest.approx(0.8)
-    with pytest.raises(DataError, match="no series of 'd' were kept for b"):
-        relative_scaled_quantile_loss(pair_[0], without_series(pair_[1]), datasets)
 
 
 def test_results_without_series_have_ratios_only() -> None:

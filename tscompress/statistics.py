@@ -420,9 +420,15 @@ def effective_series(columns: SeriesContributions, metric: str) -> float:
 
 
 def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """What several models score on average, as one result: of seeds of one recovery, say.
+    """What several models score on average, as one result: of the seeds of one recovery, say.
 
-    Its WQL and MASE are the means of theirs, and its intervals are of the series alone.
+    WQL and MASE of each dataset are the means of theirs, and intervals are of the series alone. (A
+    ratio of it is a geometric mean of means over the runs, not the mean of the runs' ratios.)
+
+    Parameters
+    ----------
+    results
+        One or more; name and seconds of the mean are those of the first.
 
     Raises
     ------
@@ -440,61 +446,58 @@ def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
         columns = mean_contributions([_series_of(result, row.dataset) for result in results])
         scores = {metric: columns.score(metric) for metric in METRICS}
         rows.append(row.model_copy(update={"series": columns, "cached": None, **scores}))
-    return first.model_copy(update={"rows": tuple(rows)})
+    alike = all(result.sampling == first.sampling for result in results)
+    sampling = first.sampling if alike else None
+    return first.model_copy(update={"rows": tuple(rows), "sampling": sampling})
 
 
-def scaled_quantile_loss(columns: SeriesContributions, dataset: EvaluationDataset) -> float:
-    """SQL: the quantile loss in units of the seasonal error, mean over series and steps.
+def scaled_quantile_losses(
+    result: EvaluationResult, datasets: Iterable[EvaluationDataset]
+) -> EvaluationResult:
+    """The same forecasts with each series in units of its seasonal error: its WQL is SQL.
 
-    What MASE is to the absolute error this is to the quantile loss: every series counts alike,
-    where WQL is a sum that large ones carry. Series whose seasonal error is zero are left out
-    (fev's definition; Shchur et al. 2025, "fev-bench").
+    SQL is to the quantile loss what MASE is to the absolute error (Shchur et al. 2025,
+    "fev-bench"): the mean over series and steps, whatever the size of a series, where WQL is a sum
+    that large ones carry. Series whose seasonal error is zero are left out. Of a context no longer
+    than a season it is that of the step before, as MASE has it here; fev leaves such series out.
 
     Parameters
     ----------
-    columns
-        Of ``dataset``'s series.
+    datasets
+        Those that ``result`` is of, or some of them; the others are dropped.
 
     Raises
     ------
     DataError
-        ``columns`` are of other series than ``dataset``.
+        ``result`` lacks a dataset, was kept without its series, or has other ones.
     """
-    losses, steps = np.array(columns.quantile_loss), np.array(columns.scaled_steps)
-    errors = seasonal_errors(dataset)
-    if len(errors) != len(losses):
-        raise DataError(
-            f"{len(losses)} series contribute, but {dataset.name!r} has {len(errors)}; "
-            "evaluate again."
-        )
-    known = steps > 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float((losses[known] / errors[known]).sum() / steps.sum())
-
-
-def relative_scaled_quantile_loss(
-    result: EvaluationResult, baseline: EvaluationResult, datasets: Iterable[EvaluationDataset]
-) -> float:
-    """Geometric mean over ``datasets`` of the ratio of both SQL; below 1 is better.
-
-    Raises
-    ------
-    DataError
-        A result lacks a dataset, was kept without its series, or has other ones.
-    """
-    logs = []
+    rows = []
     for dataset in datasets:
-        ours, theirs = (_series_of(part, dataset.name) for part in (result, baseline))
-        logs.append(np.log(scaled_quantile_loss(ours, dataset)))
-        logs.append(-np.log(scaled_quantile_loss(theirs, dataset)))
-    return float(np.exp(2 * np.mean(logs)))
+        columns, errors = _series_of(result, dataset.name), seasonal_errors(dataset)
+        steps = np.array(columns.scaled_steps)
+        if len(errors) != len(steps) or not (errors[steps > 0] > 0).all():
+            raise DataError(
+                f"{result.model!r} was evaluated on other series of {dataset.name!r}; evaluate it "
+                "again."
+            )
+        known = steps > 0
+        losses = np.where(known, columns.quantile_loss, 0) / np.where(known, errors, 1)
+        scaled = columns.model_copy(
+            update={
+                "quantile_loss": tuple(losses.tolist()),
+                "absolute_label": tuple(steps.astype(np.float64).tolist()),
+            }
+        )
+        row = next(row for row in result.rows if row.dataset == dataset.name)
+        rows.append(row.model_copy(update={"series": scaled, "WQL": scaled.score("WQL")}))
+    return result.model_copy(update={"rows": tuple(rows)})
 
 
 def _series_of(result: EvaluationResult, dataset: str) -> SeriesContributions:
     for row in result.rows:
         if row.dataset == dataset and row.series is not None:
             return row.series
-    raise DataError(f"no series of {dataset!r} were kept for {result.model}; evaluate again.")
+    raise DataError(f"no series of {dataset!r} were kept for {result.model!r}; evaluate again.")
 
 
 def pareto_front(costs: Values, scores: Values) -> npt.NDArray[np.bool_]:

@@ -101,10 +101,11 @@ _REPETITION = {"repeats", "warmup"}
 #: The modules that compress, recover and measure; of a development version they change without a
 #: number.
 _CODE = (
-    "architectures", "batching", "budgets", "calibration", "candidates", "corpus", "costs", "data",
-    "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise", "linalg",
-    "low_rank", "optimizers", "plan", "planning", "recovery", "recovery_config", "sensitivity",
-    "streams", "suites", "surgery", "tables", "training", "wheels",
+    "api", "architectures", "batching", "budgets", "calibration", "candidates", "corpus", "costs",
+    "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
+    "linalg", "loading", "low_rank", "optimizers", "plan", "planning", "rank_profile", "recipe",
+    "recovery", "recovery_config", "sensitivity", "serialization", "sizing", "streams", "suites",
+    "surgery", "tables", "training", "wheels",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 
