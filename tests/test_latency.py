@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -472,6 +475,7 @@ def test_memory_comes_from_the_last_line_of_a_process_for_each_directory(
         assert command[-3:-1] == [str(tmp_path), "float32"]
         return subprocess.CompletedProcess(command, 0, f"loading\n{json.dumps(figures)}\n", "")
 
+    platform.processor()  # starts a process of its own, once
     monkeypatch.setattr(subprocess, "run", run)
     (tmp_path / "model.safetensors").touch()
     durations = {"a": [1.0], "b": [1.0]}
@@ -498,6 +502,20 @@ def test_memory_of_a_real_process(tmp_path: Path) -> None:
     memory = process_memory(tmp_path, torch.bfloat16, WORKLOAD)
     assert 0 < memory.before_load_bytes <= memory.after_load_bytes <= memory.peak_bytes
     assert memory.peak_bytes - memory.before_load_bytes < ballast.nbytes / 2
+
+
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot start anew here"
+)
+def test_memory_of_before_is_not_in_the_peak() -> None:
+    code = (
+        "import numpy as np; from tscompress import latency\n"
+        "passing = np.ones(10**8, dtype=np.uint8)\n"
+        "before = latency._peak_rss_bytes(); del passing\n"
+        "latency._forget_peak(); print(before - latency._peak_rss_bytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 5 * 10**7
 
 
 @pytest.mark.gpu
