@@ -32,7 +32,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from fold import REFERENCES, quality
+from fold import RATIOS, REFERENCES, quality
 from methods import WORKLOADS
 from pydantic import BaseModel
 from rich.console import Console
@@ -56,7 +56,6 @@ RECOVERED = "fold + recovery"
 KINDS = ("svd", "activation-svd", "fold", RECOVERED, "next smaller size", "by design")
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
-METRICS = ("WQL", "SQL", "MASE")
 #: Latency depends on shapes alone; these models are never scored.
 _ANY = CalibrationConfig(source=SYNTHETIC, num_series=16, context_length=64)
 
@@ -157,7 +156,7 @@ class Bed:
             "kind": contender.kind,
             "label": contender.label,
             "seed": contender.seed,
-            **{metric: found[metric] for metric in METRICS},
+            **{metric: found[metric] for metric in RATIOS},
             "CPU minutes": 0.0 if contender.path is not None else cpu_minutes,
             "settings": self.settings(contender),
         }
@@ -205,7 +204,7 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
             timed.append((names[kind, contender.label], contender.shape(bed.name).forecaster))
     result = bench(timed, WORKLOADS[bed.original.family], measure_macs=False)
     dense = {"model": bed.name, "kind": "dense", "label": "", "seed": -1}
-    dense |= dict.fromkeys(METRICS, 1.0)
+    dense |= dict.fromkeys(RATIOS, 1.0)
     rows = []
     for row in [dense, *frame.to_dict("records")]:
         shape = row["kind"].removesuffix(" + recovery"), row["label"]
@@ -220,10 +219,10 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
 def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean of each model over the seeds, and how far the furthest seed is from it."""
     grouped = frame.groupby(["kind", "label"], sort=False)
-    means = ["parameters", "latency", "latency low", "latency high", *METRICS, "CPU minutes"]
+    means = ["parameters", "latency", "latency low", "latency high", *RATIOS, "CPU minutes"]
     mean = grouped[means].mean()
     mean["seeds"] = grouped["seed"].nunique()
-    for metric in METRICS:
+    for metric in RATIOS:
         mean[metric] = grouped[metric].agg(lambda v: v.mean(skipna=False))
         mean[f"{metric} spread"] = grouped[metric].agg(lambda v: (v - v.mean()).abs().max())
     return mean.reset_index()
@@ -232,7 +231,7 @@ def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the dense model."""
     lines = [
-        f"| | | parameters | latency (95 %) | {' | '.join(METRICS)} | CPU minutes | seeds |",
+        f"| | | parameters | latency (95 %) | {' | '.join(RATIOS)} | CPU minutes | seeds |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in over_seeds(frame).to_dict("records"):
@@ -241,7 +240,7 @@ def markdown(frame: pd.DataFrame) -> str:
             ""  # not taken of every seed
             if math.isnan(row[metric])
             else f"{row[metric]:.4f}" + (f" ± {row[f'{metric} spread']:.4f}" if several else "")
-            for metric in METRICS
+            for metric in RATIOS
         ]
         latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
         minutes = f"{row['CPU minutes']:.1f}" if row["CPU minutes"] > 0 else ""

@@ -59,6 +59,8 @@ from tscompress.statistics import compare, scaled_quantile_losses
 from tscompress.suites import EvaluationDataset, load_suite
 
 REFERENCES = ("reference/bolt", "reference/t5")
+#: What :func:`quality` gives, in the order of the tables.
+RATIOS = ("WQL", "SQL", "MASE")
 #: Head size and share of hidden units at which each reference loses something.
 HARD = {"reference/bolt": (3, 0.125), "reference/t5": (8, 0.25)}
 SIZES = (

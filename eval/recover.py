@@ -31,7 +31,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from fold import HELD_OUT, REFERENCES, folded_parameters, mean_loss, quality
+from fold import HELD_OUT, RATIOS, REFERENCES, folded_parameters, mean_loss, quality
 from rich.console import Console
 
 import tscompress
@@ -53,7 +53,6 @@ from tscompress.surgery import keep_layers_
 from tscompress.training import attention_for_training
 
 _TIMED_STEPS = 20
-METRICS = ("WQL", "SQL", "MASE")
 #: What rows have in common that differ in their seed alone.
 _ALIKE = ["model", "trial", "series", "data", "optimizer", "learning rate", "minutes"]
 
@@ -134,7 +133,7 @@ class Bed:
         loaded.model.float()
         scores = score(loaded.forecaster, "student", self.config, cache=ScoreCache())
         found = quality(scores, self.scores, self.datasets)
-        ratios = {metric: found[metric] for metric in METRICS}
+        ratios = {metric: found[metric] for metric in RATIOS}
         return ratios | {"loss": mean_loss(loaded, self.held_out) - self.loss}, scores
 
     def row(
@@ -175,7 +174,7 @@ class Bed:
     def intervals(self, runs: Sequence[EvaluationResult]) -> dict[str, float]:
         """95 % intervals over the series of what ``runs`` score on average; NaN of one series."""
         found = quality(mean_of_runs(runs), self.scores, self.datasets)
-        return {name: value for name, value in found.items() if name not in METRICS}
+        return {name: value for name, value in found.items() if name not in RATIOS}
 
 
 def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
@@ -238,7 +237,7 @@ def markdown(frame: pd.DataFrame) -> str:
         name = f"{model}, {trial}, {series} series, {data}, {optimizer} {rate:g}"
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
-        for metric in (*METRICS, "loss"):
+        for metric in (*RATIOS, "loss"):
             cells += [_cell(group, f"{metric} before"), _cell(group, metric)]
         cells += [f"{group['series/s'].mean():.0f}", f"{group['fine-tuning series/s'].mean():.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -292,6 +291,8 @@ def main() -> None:
         stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
         table = Path(f"{stem}.csv")
         frame = pd.read_csv(table) if table.exists() else None
+        if frame is not None and not {*_ALIKE, "seed"} <= set(frame):
+            parser.error(f"{table} is of an earlier version; take another --output.")
         trials = arguments.trial or TRIALS
         for found in rows(bed, trials, seeds, settings, arguments.real):
             last = found[-1]

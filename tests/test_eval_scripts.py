@@ -232,3 +232,18 @@ def test_calibration_is_not_drawn_as_the_held_out_windows_are(
         importlib.import_module(name).main()
     assert caught.value.code == 2
     assert "7 is that of the held-out windows" in capsys.readouterr().err
+
+
+def test_a_table_of_an_earlier_version_is_not_added_to(
+    scripts: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(scripts.recover, "Bed", lambda *_: None)
+    (tmp_path / "r-bolt.csv").write_text("model,trial,seed\nreference/bolt,a,0\n")
+    options = ["--output", str(tmp_path / "r"), "--model", "reference/bolt"]
+    monkeypatch.setattr(sys, "argv", ["recover", *options])
+    with pytest.raises(SystemExit):
+        scripts.recover.main()
+    assert "is of an earlier version; take another --output" in capsys.readouterr().err
