@@ -26,7 +26,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow and not network and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS)
 
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"

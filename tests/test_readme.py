@@ -30,6 +30,7 @@ def commands(path: Path) -> list[str]:
 def documents() -> list[Path]:
     return [
         ROOT / "README.md",
+        ROOT / "eval" / "RESULTS.md",
         ROOT / "eval" / "NOTES.md",
         *sorted((ROOT / "recipes").rglob("*.yaml")),
     ]
