@@ -17,6 +17,7 @@ from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.latency import (
     Workload,
+    bytes_on_disk,
     count_macs,
     kv_cache_bytes,
     parameter_bytes,
@@ -284,6 +285,15 @@ def test_bytes_follow_the_dtype() -> None:
     assert half.original == counted("chronos-t5", model, WORKLOADS[0])
     full = cost_model("chronos-t5").original
     assert (2 * half.original.bytes, half.original.macs) == (full.bytes, full.macs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_header_takes_no_more_than_is_set_aside(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path)
+    costs = cost_model(family)
+    header = bytes_on_disk(tmp_path) - costs.original.bytes
+    assert 0.6 * costs.header_bytes < header <= costs.header_bytes
 
 
 # --------------------------------------------------------------------------------------------------

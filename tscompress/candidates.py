@@ -409,8 +409,8 @@ def _allowed(budget: Budget, measure: Measure, cost_model: CostModel) -> int:
     original = cost_model.original.of(measure)
     if not original:
         raise PlanError(f"a {cost_model.family} model has no {measure} to budget.")
-    if budget.limit is not None:
-        return budget.limit
+    if budget.limit is not None:  # of a file: its header counts too
+        return budget.limit - (cost_model.header_bytes if measure == "bytes" else 0)
     return math.floor(Fraction(repr(budget.ratio)) * original)  # as written, without rounding
 
 

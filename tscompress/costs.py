@@ -25,6 +25,11 @@ PartKind = Literal["qk", "vo", "hidden"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]
 
 
+#: Bytes of a safetensors header: its length, metadata and padding, and of each tensor what stands
+#: beside its name, at most: dtype, a shape of two and two offsets of up to twelve digits each.
+_HEADER_START, _HEADER_ENTRY = 64, 88
+
+
 @dataclass(frozen=True)
 class Costs:
     """What a model costs, or a part of one, or one unit of a part.
@@ -90,6 +95,8 @@ class CostModel:
     ----------
     original
         Costs of the model as it is.
+    header_bytes
+        At most what the header of its weights takes on disk, and that of a model made of it.
 
     Raises
     ------
@@ -126,7 +133,9 @@ class CostModel:
         self._layers: dict[tuple[str, int] | None, Costs] = {
             None: Costs(macs=_fixed_macs(model, work))
         }
+        self.header_bytes = _HEADER_START
         for name, count in _parameters(model):
+            self.header_bytes += len(name) + _HEADER_ENTRY
             # Shared by all layers of a stack: block 0 only owns it.
             layer = None if "relative_attention_bias" in name else _layer(name)
             self._add(layer, _weights(count, bytes_per_number))
