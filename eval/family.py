@@ -4,8 +4,11 @@
     python eval/family.py --output eval/results/family-bolt --larger results/bolt-mini/model \\
         --smaller reference/bolt
 
+and, after t5-mini.yaml, --output eval/results/family-t5 --larger results/t5-mini/model --smaller
+reference/t5 --max-series 100.
+
 The larger model, as it is and folded to several sizes, against a smaller one trained on the
-same data and steps: ratios of WQL and MASE on the offline suite with 95 % intervals (paired
+same data and steps: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired
 bootstrap over series), of parameters, and of latency, for which all models take turns in one
 process. No training after the cut; calibration on the default series.
 """
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from fold import quality, with_interval
+from fold import RATIOS, quality, with_interval
 from methods import WORKLOADS
 from rich.console import Console
 
@@ -28,6 +31,7 @@ from tscompress.latency import bench
 from tscompress.loading import cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
+from tscompress.suites import load_suite
 
 #: Sizes of heads, and shares of hidden units.
 FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))
@@ -36,6 +40,7 @@ FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))
 def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
     """A row for the larger model and each of its folded ones."""
     config = EvaluationConfig(max_series=max_series, batch_size=64)
+    datasets = list(load_suite(config.suite, max_series))
     models = {"as it is": load(larger, dtype="float32")}
     for head_size, ff_ratio in FOLDED:
         folded = tscompress.compress(larger, rank=head_size, ff_ratio=ff_ratio)
@@ -55,22 +60,22 @@ def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
             "latency": ratios["latency_ms"],
             "latency low": low,
             "latency high": high,
-            **quality(score(loaded.forecaster, name, config), scores),
+            **quality(score(loaded.forecaster, name, config), scores, datasets),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """The table as GitHub shows it; ratios to the smaller model."""
+    """The table as GitHub shows it; ratios to the smaller model, 95 % intervals."""
     lines = [
-        "| the larger model | parameters | latency (95 %) | WQL (95 %) | MASE (95 %) |",
-        "|---|--:|--:|--:|--:|",
+        f"| the larger model | parameters | latency | {' | '.join(RATIOS)} |",
+        f"|---|--:|--:{'|--:' * len(RATIOS)}|",
     ]
     for row in frame.to_dict("records"):
         latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+        metrics = (with_interval(row, metric) for metric in RATIOS)
         lines.append(
-            f"| {row['model']} | {row['parameters']:.1%} | {latency} | "
-            f"{with_interval(row, 'WQL')} | {with_interval(row, 'MASE')} |"
+            f"| {row['model']} | {row['parameters']:.1%} | {latency} | {' | '.join(metrics)} |"
         )
     return "\n".join(lines) + "\n"
 
