@@ -19,12 +19,14 @@ from safetensors.torch import load_file
 from tscompress import pretraining
 from tscompress.corpus import CorpusConfig
 from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
+from tscompress.optimizers import OptimizerName
 from tscompress.pretraining import (
     Batch,
     Bucket,
     PretrainRecipe,
     Progress,
     Stage,
+    _parameter_groups,
     build_model,
     fourier_token_embedding,
     loss_function,
@@ -101,9 +103,12 @@ def test_the_result_opens_in_stock_chronos(family: str, pipeline: type, tmp_path
     assert torch.isfinite(mean[0]).all()
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("family", TRAINED)
-def test_stopped_and_resumed_is_bit_equal(family: str, tmp_path: Path) -> None:
-    recipe = short(family)
+def test_stopped_and_resumed_is_bit_equal(
+    family: str, optimizer: OptimizerName, tmp_path: Path
+) -> None:
+    recipe = short(family).model_copy(update={"optimizer": optimizer})
     whole = pretrain(recipe, tmp_path / "whole")
     assert whole is not None
 
@@ -126,6 +131,28 @@ def test_stopped_and_resumed_is_bit_equal(family: str, tmp_path: Path) -> None:
     assert_equal(weights(whole), weights(resumed))
     logged = [json.loads(line)["step"] for line in (output / "log.jsonl").read_text().splitlines()]
     assert logged == [1, 2, 3, 4, 5, 6]
+    if optimizer == "muon":
+        other = pretrain(short(family), tmp_path / "other")
+        assert other is not None
+        moved, plain = weights(resumed), weights(other)
+        assert not any(torch.equal(moved[name], plain[name]) for name in moved if ".v." in name)
+
+
+def test_muon_moves_matrices_within_layers_and_nothing_else() -> None:
+    for family in TRAINED:
+        recipe = short(family)
+        model = build_model(recipe)
+        groups = _parameter_groups(model, recipe)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        found = {
+            names[id(p)] for group in groups if group.get("orthogonal") for p in group["params"]
+        }
+        assert found == {
+            f"{name}.weight"
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and ".block." in name
+        }
+        assert sum(len(group["params"]) for group in groups) == len(names)
 
 
 def test_a_second_signal_means_now(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,24 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 #: Root mean square of an update of AdamW, so that one learning rate serves both (Liu et al., 2025).
 _UPDATE_SIZE = 0.2
+
+
+OptimizerName = Literal["adamw", "muon"]
+
+
+def make_optimizer(
+    name: OptimizerName, groups: list[dict[str, Any]], *, learning_rate: float, bfloat16: bool
+) -> torch.optim.AdamW:
+    """AdamW of all groups, or :class:`Muon`, in bfloat16 if asked, of those that say so."""
+    options: dict[str, Any] = {"lr": learning_rate, "betas": (0.9, 0.98), "fused": True}
+    if name == "adamw":
+        return torch.optim.AdamW(groups, **options)
+    return Muon(groups, dtype=torch.bfloat16 if bfloat16 else torch.float32, **options)
+
+
+def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether ``name`` is a projection within a layer: no table, bias, norm or head."""
+    return parameter.ndim == 2 and ".block." in name and "bias" not in name
 
 
 class Muon(torch.optim.AdamW):

@@ -43,6 +43,7 @@ from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.files import new_directory, write_text_atomically
 from tscompress.heads import replace_heads_
 from tscompress.loading import build_empty, load
+from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
 from tscompress.plan import Plan
 from tscompress.planning import PowerLawSchedule, fold_plan_of
 from tscompress.provenance import write_provenance
@@ -114,6 +115,9 @@ class PretrainRecipe(BaseModel):
         default=(), description="collections from tscompress.data.training_series"
     )
     stages: tuple[Stage, ...] = Field(min_length=1)
+    optimizer: OptimizerName = Field(
+        default="adamw", description="muon: AdamW but for matrices within layers"
+    )
     learning_rate: float = Field(default=1e-3, gt=0)
     position_bias_rate: float = Field(
         default=1.0, gt=0, description="learning rate of relative position biases, as a factor"
@@ -507,11 +511,11 @@ def pretrain(
         reuse_embedding_(model, recipe.family, recipe.embedding_from)
     for parameter in _embedding(model).values():
         parameter.requires_grad_(not recipe.freeze_embedding)
-    optimizer = torch.optim.AdamW(
+    optimizer = make_optimizer(
+        recipe.optimizer,
         _parameter_groups(model, recipe),
-        lr=recipe.learning_rate,
-        betas=(0.9, 0.98),
-        fused=True,
+        learning_rate=recipe.learning_rate,
+        bfloat16=recipe.precision == "bf16",
     )
     loss_of = loss_function(model)
     corpora = stage_corpora(recipe)
@@ -682,18 +686,22 @@ def _verify(model: PreTrainedModel, directory: Path) -> None:
 
 
 def _parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str, Any]]:
-    """What is trained: decayed matrices, the rest, and position biases at a rate of their own."""
-    groups: dict[str, list[nn.Parameter]] = {"matrix": [], "other": [], "position": []}
+    """What is trained: matrices, the rest, and position biases at a rate of their own."""
+    groups: dict[str, list[nn.Parameter]] = {"layer": [], "matrix": [], "other": [], "position": []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if "relative_attention_bias" in name:
             groups["position"].append(parameter)
+        elif is_layer_matrix(name, parameter):
+            groups["layer"].append(parameter)
         else:
-            decayed = parameter.ndim == 2 and "shared" not in name
-            groups["matrix" if decayed else "other"].append(parameter)
+            decays = parameter.ndim == 2 and "shared" not in name
+            groups["matrix" if decays else "other"].append(parameter)
+    decayed: dict[str, Any] = {"weight_decay": recipe.weight_decay, "rate": 1.0}
     return [
-        {"params": groups["matrix"], "weight_decay": recipe.weight_decay, "rate": 1.0},
+        {"params": groups["layer"], "orthogonal": True, **decayed},
+        {"params": groups["matrix"], **decayed},
         {"params": groups["other"], "weight_decay": 0.0, "rate": 1.0},
         {
             "params": groups["position"],

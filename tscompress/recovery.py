@@ -33,7 +33,7 @@ from tscompress.distillation import (
 )
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.loading import LoadedModel, cast_parameters_
-from tscompress.optimizers import Muon
+from tscompress.optimizers import is_layer_matrix, make_optimizer
 from tscompress.recovery_config import GROUP_SIZE, Batches, RecoveryConfig
 from tscompress.score_cache import model_digest
 from tscompress.training import (
@@ -609,29 +609,27 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
 
 
 def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """AdamW, or Muon for matrices within layers. The token table, biases and norms do not decay."""
+    """Token table, biases and norms do not decay."""
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if parameter.ndim != 2 or "shared" in name or "bias" in name:
-            others.append(parameter)
+        if is_layer_matrix(name, parameter):
+            matrices.append(parameter)
         else:
-            (matrices if ".block." in name else tables).append(parameter)
+            decays = parameter.ndim == 2 and "shared" not in name and "bias" not in name
+            (tables if decays else others).append(parameter)
     decayed: dict[str, Any] = {"weight_decay": config.weight_decay}
     groups = [
-        {"params": matrices, "orthogonal": config.optimizer == "muon", **decayed},
+        {"params": matrices, "orthogonal": True, **decayed},
         {"params": tables, **decayed},
         {"params": others, "weight_decay": 0.0},
     ]
-    options: dict[str, Any] = {
-        "lr": config.learning_rate or 0.0,
-        "betas": (0.9, 0.98),
-        "fused": True,
-    }
-    if config.optimizer == "muon":
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        return Muon(groups, dtype=dtype, **options)
-    return torch.optim.AdamW(groups, **options)
+    return make_optimizer(
+        config.optimizer,
+        groups,
+        learning_rate=config.learning_rate or 0.0,
+        bfloat16=config.precision == "bf16",
+    )

@@ -18,6 +18,7 @@ from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.distillation import Distance, HiddenAt, TrainingBatch
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
+from tscompress.optimizers import OptimizerName
 from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
 
@@ -86,7 +87,7 @@ class RecoveryConfig(BaseModel):
     buckets: tuple[Bucket, ...] | None = Field(
         default=None, min_length=1, description="batch shapes, cut to what the model reads"
     )
-    optimizer: Literal["adamw", "muon"] = Field(
+    optimizer: OptimizerName = Field(
         default="muon", description="muon: AdamW but for matrices within layers"
     )
     learning_rate: float | None = Field(
