@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import math
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 
 from tscompress import recovery_config
+from tscompress.errors import UsageError
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
@@ -27,12 +29,13 @@ EVAL = Path(__file__).parents[1] / "eval"
 
 @pytest.fixture(scope="module")
 def scripts() -> Any:
-    """``comparison`` and ``recover``, imported as one of them that runs is."""
+    """Those of tables, imported as one of them that runs is."""
+    names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
+             "fold_growth")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
-        names = ("comparison", "recover")
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-        for name in (*names, "methods", "fold"):
+        for name in (*names, "peer_methods"):
             sys.modules.pop(name, None)
 
 
@@ -247,3 +250,76 @@ def test_a_table_of_an_earlier_version_is_not_added_to(
     with pytest.raises(SystemExit):
         scripts.recover.main()
     assert "is of an earlier version; take another --output" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------
+# Again
+# --------------------------------------------------------------------------------------------------
+
+
+class Parsed(Exception):
+    """Carries the parser of a script that is about to use it."""
+
+
+def parser_of(script: Any) -> argparse.ArgumentParser:
+    def stop(parser: argparse.ArgumentParser, *_: Any) -> None:
+        raise Parsed(parser)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        with pytest.raises(Parsed) as caught:
+            script.main()
+    found: argparse.ArgumentParser = caught.value.args[0]
+    return found
+
+
+def test_every_table_has_a_command_that_its_script_takes(scripts: Any, tmp_path: Path) -> None:
+    for table in scripts.reproduce.TABLES:
+        _, path, *arguments = table.command(tmp_path)
+        parsed = vars(parser_of(getattr(scripts, Path(path).stem)).parse_args(arguments))
+        assert parsed["output"].parent == tmp_path
+        assert table.name.startswith(parsed["output"].name)
+        assert (EVAL / "results" / f"{table.name}.csv").is_file()
+        for recipe in table.trained:
+            assert f"results/{recipe}/model" in " ".join(arguments)
+            assert Path(scripts.reproduce.training(recipe)[4]).is_file()
+        assert table.arguments.count("/model") == len(table.trained)
+
+
+def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
+    reproduce = scripts.reproduce
+    assert reproduce.chosen([]) == list(reproduce.TABLES)
+    assert [table.name for table in reproduce.chosen(["shapes", "peers"])] == [
+        "peers-bolt", "peers-t5", "shapes",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="no table is called 'bert'; --list shows"):
+        reproduce.chosen(["t5", "bert"])
+
+
+def test_a_command_that_fails_is_told_and_the_others_run(
+    scripts: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reproduce = scripts.reproduce
+    (tmp_path / "says.py").write_text("import os, sys; print(os.environ['OMP_NUM_THREADS'])")
+    (tmp_path / "fails.py").write_text("import sys; sys.exit('no luck')")
+    tables = tuple(
+        reproduce.Table(name, f"{tmp_path / script} --output DIR/{name}", 1, threads=threads)
+        for name, script, threads in (
+            ("bad", "fails.py", 1),
+            ("one", "says.py", 1),
+            ("two", "says.py", 2),
+        )
+    )
+    monkeypatch.setattr(reproduce, "TABLES", tables)
+    output = tmp_path / "again"
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--output", str(output), "--processes", "2"])
+    with pytest.raises(SystemExit, match="1"):
+        reproduce.main()
+    said = capsys.readouterr().out
+    assert "bad: exit status 1" in said
+    assert "one: done" in said
+    logs = {name: (output / f"{name}.log").read_text().strip() for name in ("bad", "one", "two")}
+    assert logs == {"bad": "no luck", "one": "1", "two": "2"}

@@ -1,0 +1,222 @@
+"""The tables of RESULTS.md, each measured again by its command.
+
+    python eval/reproduce.py --list
+    python eval/reproduce.py fold-sizes-t5 recover-t5 --output results/again [--processes 2]
+
+Each command runs in a process of its own with one thread, but for those of speed that ask for two;
+run these alone. Tables, figures and a log of each command go below `--output`, so that nothing is
+taken from the tables that are committed. Models that a command is held against are trained first
+by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
+names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tscompress.errors import UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is measured, by which script of this folder with which arguments.
+
+    Attributes
+    ----------
+    name
+        Of the files that come of it.
+    arguments
+        ``DIR`` in them is where these go.
+    minutes
+        Roughly, on one core.
+    trained
+        Recipes of ``recipes/pretrain`` whose models the arguments name.
+    """
+
+    name: str
+    arguments: str
+    minutes: int
+    trained: tuple[str, ...] = ()
+    threads: int = 1
+
+    def command(self, directory: Path) -> list[str]:
+        script, *rest = shlex.split(self.arguments)
+        rest = [word.replace("DIR", str(directory)) for word in rest]
+        return [sys.executable, str(ROOT / "eval" / script), *rest]
+
+
+_BY_DESIGN = "tiny-by-design-table3-5-0.35"
+TABLES = (
+    Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 10),
+    Table(
+        "fold-sizes-t5",
+        "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
+        35,
+    ),
+    Table(
+        "fold-sizes-all-t5",
+        "fold.py sizes --model reference/t5 --size 8,1 --size 16,1 --size 64,0.5 --size 64,0.25 "
+        "--output DIR/fold-sizes-all",
+        60,
+    ),
+    Table(
+        "fold-sizes-all-t5-draw1",
+        "fold.py sizes --model reference/t5 --size 16,1 --draw 1 --output DIR/fold-sizes-all",
+        25,
+    ),
+    Table(
+        "fold-switches-bolt",
+        "fold.py switches --model reference/bolt --max-series 200 --output DIR/fold-switches",
+        30,
+    ),
+    Table(
+        "fold-switches-t5",
+        "fold.py switches --model reference/t5 --max-series 40 --output DIR/fold-switches",
+        60,
+    ),
+    Table(
+        "fold-latent-t5",
+        "fold.py latent --model reference/t5 --max-series 40 --output DIR/fold-latent",
+        15,
+    ),
+    Table(
+        "peers-bolt",
+        "peers.py --model reference/bolt --smaller results/bolt-nano/model --output DIR/peers",
+        20,
+        ("bolt-nano",),
+    ),
+    Table(
+        "peers-t5",
+        "peers.py --model reference/t5 --max-series 10 --smaller results/t5-nano/model "
+        "--output DIR/peers",
+        30,
+        ("t5-nano",),
+    ),
+    Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 20),
+    Table(
+        "methods-t5",
+        "methods.py --model reference/t5 --max-series 40 --output DIR/methods",
+        40,
+    ),
+    Table(
+        "family-bolt",
+        "family.py --larger results/bolt-mini/model --smaller reference/bolt "
+        "--output DIR/family-bolt",
+        5,
+        ("bolt-mini",),
+    ),
+    Table(
+        "family-t5",
+        "family.py --larger results/t5-mini/model --smaller reference/t5 --max-series 100 "
+        "--output DIR/family-t5",
+        20,
+        ("t5-mini",),
+    ),
+    Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
+    Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 12, threads=2),
+    Table(
+        "recover-bolt",
+        "recover.py --model reference/bolt --trial 2,0.125,4 --trial 1,0.0625,10 "
+        "--output DIR/recover",
+        50,
+    ),
+    Table(
+        "recover-t5",
+        "recover.py --model reference/t5 --trial 8,1.0,5 --trial 4,0.25,10 --output DIR/recover",
+        95,
+    ),
+    Table(
+        "comparison-bolt",
+        "comparison.py --model reference/bolt --smaller results/bolt-nano/model "
+        f"--by-design results/bolt-{_BY_DESIGN}/model --output DIR/comparison",
+        90,
+        ("bolt-nano", f"bolt-{_BY_DESIGN}"),
+    ),
+    Table(
+        "comparison-t5",
+        "comparison.py --model reference/t5 --max-series 100 --smaller results/t5-nano/model "
+        f"--by-design results/t5-{_BY_DESIGN}/model --output DIR/comparison",
+        150,
+        ("t5-nano", f"t5-{_BY_DESIGN}"),
+    ),
+)
+
+
+def chosen(names: Sequence[str]) -> list[Table]:
+    """Tables of these names, or parts of names, in the order of the list; of none, all.
+
+    Raises
+    ------
+    UsageError
+        No table has such a name.
+    """
+    for name in names:
+        if not any(name in table.name for table in TABLES):
+            raise UsageError(f"no table is called {name!r}; --list shows those there are.")
+    return [table for table in TABLES if not names or any(name in table.name for name in names)]
+
+
+def training(recipe: str) -> list[str]:
+    """The command that trains a model that tables are held against, or goes on with that."""
+    path, output = ROOT / "recipes" / "pretrain" / f"{recipe}.yaml", ROOT / "results" / recipe
+    resume = ["--resume"] if (output / "checkpoint").is_dir() else []
+    program = [sys.executable, "-m", "tscompress", "pretrain"]
+    return [*program, str(path), "--output", str(output), *resume]
+
+
+def run(name: str, command: Sequence[str], threads: int, directory: Path) -> bool:
+    """Whether it ended well; what it says goes to a log."""
+    log = directory / f"{name}.log"
+    print(f"{name}: started, {log}", flush=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with log.open("w") as file:
+        status = subprocess.run(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
+        ).returncode
+    print(f"{name}: " + (f"exit status {status}" if status else "done"), flush=True)
+    return status == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="tables, or parts of their names; default: all")
+    parser.add_argument("--list", action="store_true", help="show tables and commands, run none")
+    parser.add_argument("--output", type=Path, default=Path("results/again"), help="a directory")
+    parser.add_argument("--processes", type=int, default=1, help="commands at a time")
+    arguments = parser.parse_args()
+    try:
+        tables = chosen(arguments.names)
+    except UsageError as error:
+        parser.error(str(error))
+    if arguments.list:
+        for table in tables:
+            line = shlex.join(["python", *table.command(arguments.output)[1:]])
+            print(f"{table.name} ({table.minutes} min): {line}")
+        return
+    directory = arguments.output.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    recipes = dict.fromkeys(recipe for table in tables for recipe in table.trained)
+    missing = [one for one in recipes if not (ROOT / "results" / one / "model").is_dir()]
+    jobs = [(table.name, table.command(directory), table.threads) for table in tables]
+    with ThreadPoolExecutor(max(1, arguments.processes)) as pool:
+        done = list(pool.map(lambda one: run(one, training(one), 1, directory), missing))
+        done += pool.map(lambda job: run(*job, directory), [job for job in jobs if job[2] == 1])
+    done += [run(*job, directory) for job in jobs if job[2] > 1]
+    if not all(done):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
