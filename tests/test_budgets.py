@@ -395,6 +395,9 @@ def test_the_smallest_reachable_is_named(
     ratio = float(str(folded.value).split("which is ")[1].split(" of ")[0])
     smallest = choose_folded(candidates, Budget(measure=measure, ratio=ratio), costs)
     assert (smallest.qk, smallest.hidden) == (2, 10)
+    if measure == "bytes":  # less than a header alone
+        with pytest.raises(PlanError, match="bytes=10B allows 0; the smallest candidate"):
+            choose_folded(candidates, Budget(measure=measure, limit=10), costs)
 
 
 def test_a_ratio_means_its_decimals(models: dict[str, Any]) -> None:

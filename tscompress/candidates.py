@@ -409,8 +409,9 @@ def _allowed(budget: Budget, measure: Measure, cost_model: CostModel) -> int:
     original = cost_model.original.of(measure)
     if not original:
         raise PlanError(f"a {cost_model.family} model has no {measure} to budget.")
-    if budget.limit is not None:  # of a file: its header counts too
-        return budget.limit - (cost_model.header_bytes if measure == "bytes" else 0)
+    if budget.limit is not None:
+        header = cost_model.header_bytes if measure == "bytes" else 0  # of the file
+        return max(0, budget.limit - header)
     return math.floor(Fraction(repr(budget.ratio)) * original)  # as written, without rounding
 
 
