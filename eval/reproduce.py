@@ -8,6 +8,7 @@ run these alone. Tables, figures and a log of each command go below `--output`, 
 taken from the tables that are committed. Models that a command is held against are trained first
 by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
+Those of peers need `pip install tscompress[peers]`.
 """
 
 from __future__ import annotations

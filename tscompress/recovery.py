@@ -609,7 +609,7 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
 
 
 def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """Token table, biases and norms do not decay."""
+    """What is trained, in groups: token table, biases and norms do not decay."""
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
