@@ -123,6 +123,9 @@ TABLES = (
         20,
         ("t5-mini",),
     ),
+    Table(
+        "table2-t5", "table2.py --model reference/t5 --max-series 100 --output DIR/table2-t5", 20
+    ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 12, threads=2),
     Table(

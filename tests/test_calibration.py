@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,9 +60,17 @@ def changed(**changes: object) -> CalibrationConfig:
     return CONFIG.model_copy(update=changes)
 
 
+def ahead(batch: CalibrationBatch) -> torch.Tensor:
+    """What comes after the contexts, whether it is to be forecast or known."""
+    if batch.future is None:
+        return batch.target
+    assert not (torch.isfinite(batch.target) & torch.isfinite(batch.future)).any()
+    return batch.target.where(torch.isfinite(batch.target), batch.future)
+
+
 def rows(batches: Sequence[CalibrationBatch]) -> list[FloatArray]:
-    """Observed context and target of every row, as one series."""
-    both = [torch.cat([b.context, b.target], dim=1).numpy() for b in batches]
+    """Observed context and target of every row, or what is known ahead of it, as one series."""
+    both = [torch.cat([b.context, ahead(b)], dim=1).numpy() for b in batches]
     return [row[np.isfinite(row)] for values in both for row in values]
 
 
@@ -260,7 +269,7 @@ def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
     for batch in batches:
         assert len(batch.context) == 8
         assert torch.isfinite(batch.context).all()
-        assert torch.isfinite(batch.target).all()
+        assert torch.isfinite(ahead(batch)).all()
     assert batches[-1].context.shape[1] == 40
 
 
@@ -395,6 +404,27 @@ def test_groups_reach_the_model(chronos2: LoadedModel) -> None:
         assert not torch.allclose(outputs(together), before["together"])
     finally:
         weight.data = original
+
+
+def test_of_each_group_one_covariate_is_known_ahead(chronos2: LoadedModel) -> None:
+    """Or what reads known steps of the future would be fitted to none."""
+    for batch in calibration_batches(chronos2, changed(num_series=24, batch_size=6)):
+        if batch.group_ids is None:
+            assert batch.future is None
+            continue
+        assert batch.future is not None
+        told = torch.isfinite(batch.future).any(1)
+        assert told.tolist() == [False, False, False, True, False, False]
+        assert torch.isfinite(batch.target).any(1).tolist() == (~told).tolist()
+        without = replace(batch, future=None)
+        known, unknown = (
+            run_teacher_forced(chronos2, one).quantile_preds for one in (batch, without)
+        )
+        assert not torch.allclose(known[:4], unknown[:4])
+        torch.testing.assert_close(known[4:], unknown[4:])
+        again = batch.rows(torch.tensor([5, 3]))
+        assert again.future is not None
+        torch.testing.assert_close(again.future[1], batch.future[3], equal_nan=True)
 
 
 def test_moments_of_groups_count_every_row(chronos2: LoadedModel) -> None:

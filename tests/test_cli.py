@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import typer
 import yaml
 from conftest import tiny_recipe
 from safetensors import safe_open
 
-from tscompress import api, cli
+from tscompress import api, cli, loading
 from tscompress._version import __version__
+from tscompress.console import duration, training_progress
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.latency import parameter_count
 from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.pretraining import Bucket, Stage
+from tscompress.recovery import RecoveryProgress
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.sensitivity import Sensitivity
 from tscompress.serialization import save
@@ -970,6 +974,52 @@ def test_what_cannot_be_done_is_one_line(
     outcome = command("compress", bolt, "--output", "out", *options)
     assert_refused(outcome, 1 if "no file" in text else 2, text)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_revision_is_of_the_model_and_not_of_what_it_is_held_against(
+    command: Command, bolt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both are of one repository."""
+    asked: list[str | None] = []
+
+    def fake(model: str, *, revision: str | None, **options: Any) -> Any:
+        asked.append(revision)
+        return load(bolt, **options)
+
+    monkeypatch.setattr(loading, "load", fake)
+    sizes = "--dataset", "monash_m1_yearly", "--max-series", "2", "--no-cache"
+    outcome = command("evaluate", "me/small", "--revision", "v2", "--against", "me/small", *sizes)
+    assert outcome.code == 0, outcome.err
+    assert sorted(asked, key=str) == [None, "v2"]
+
+
+def test_devices_that_are_not_there(command: Command, bolt: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there are some")
+    for device in ("cuda", "cuda:1"):
+        assert_refused(command("bench", bolt, "--device", device), 2, "torch sees no CUDA")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "00:00:00"), (59.6, "00:01:00"), (3661, "01:01:01"), (108_000, "30:00:00")],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_a_recovery_goes_on_though_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = RecoveryProgress(10, 20, 1.0, 1.0, held_out=0.5)
+    told: list[str] = []
+
+    def gone(text: str, **_: Any) -> None:
+        told.append(text)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(typer, "echo", gone)
+    with training_progress(shown=True) as report:
+        report(line)
+    assert told == ["step 10/20  held out 0.5000  left 00:00:01"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rich.console import Console
 from tscompress import recovery_config
 from tscompress.errors import UsageError
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.loading import load
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.suites import EvaluationDataset
@@ -31,7 +32,7 @@ EVAL = Path(__file__).parents[1] / "eval"
 def scripts() -> Any:
     """Those of tables, imported as one of them that runs is."""
     names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
-             "fold_growth")  # fmt: skip
+             "fold_growth", "table2")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -323,3 +324,36 @@ def test_a_command_that_fails_is_told_and_the_others_run(
     assert "one: done" in said
     logs = {name: (output / f"{name}.log").read_text().strip() for name in ("bad", "one", "two")}
     assert logs == {"bad": "no luck", "one": "1", "two": "2"}
+
+
+def test_overlap_of_the_likeliest_tokens(scripts: Any) -> None:
+    """Jaccard's: 8 of 10 in common are 8 of 12 in all."""
+    a = torch.arange(10).expand(2, 1, 10)
+    b = torch.stack([torch.arange(10).flip(0)[None], torch.arange(2, 12)[None]])
+    assert scripts.table2.overlap(a, b) == pytest.approx((1 + 8 / 12) / 2)
+
+
+def test_attention_is_cut_at_a_tolerance_and_multiplied_back(
+    scripts: Any, checkpoints: dict[str, Path]
+) -> None:
+    original = load(checkpoints["chronos-t5"], dtype="float32")
+    name = original.architecture.attention[0].projections["q"]
+    whole = original.model.get_submodule(name).weight.detach().clone()
+    assert scripts.table2.truncate_(original, 1e-9)[0] == 1.0
+    torch.testing.assert_close(
+        original.model.get_submodule(name).weight, whole.bfloat16().float(), rtol=0, atol=0
+    )
+    share, rank = scripts.table2.truncate_(original, 0.999)
+    cut = original.model.get_submodule(name).weight.detach()
+    assert rank == 1.0
+    assert share == pytest.approx(1 / min(whole.shape))
+    assert cut.shape == whole.shape
+    sigma = torch.linalg.svdvals(cut)
+    assert sigma[1] < 0.02 * sigma[0]  # but for rounding to bfloat16
+    series = scripts.table2.windows()
+    assert series.shape == (scripts.table2.WINDOWS, scripts.table2.LENGTH)
+    tokens = scripts.table2.likeliest(original, series[:2])
+    assert scripts.table2.overlap(tokens, tokens) == 1.0
+    assert [p[1] for p in scripts.table2.PUBLISHED] == sorted(
+        (p[1] for p in scripts.table2.PUBLISHED), reverse=True
+    )

@@ -17,7 +17,8 @@ import torch
 from chronos import BaseChronosPipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
-from conftest import tiny_chronos2
+from conftest import tiny_chronos2, tiny_recipe
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 import tscompress
@@ -32,10 +33,11 @@ from tscompress.errors import FactorizationError, PlanError, UsageError
 from tscompress.folding import FoldConfig, choose_frequencies, fold_
 from tscompress.heads import SizedT5Attention
 from tscompress.latency import parameter_count
-from tscompress.layerwise import record, walk
+from tscompress.layerwise import record, record_entry, walk
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
+from tscompress.pretraining import build_model, save_pretrained
 from tscompress.recipe import load_recipe
 from tscompress.surgery import apply_fold_, keep_layers_
 
@@ -223,6 +225,72 @@ def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path])
     moments = folding.attention_moments(loaded, step, FOLD)
     assert choose_frequencies(attention, 4, 2, moments) == (1, 3)
     assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
+
+
+def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    content = fold_plan(loaded.model, loaded.architecture, qk=4, vo=4).model_dump(mode="json")
+    for head in content["heads"]:
+        if head["frequencies"]:
+            head["frequencies"] = [0, 0]
+    with pytest.raises(ValidationError, match="needs 2 different frequencies below"):
+        Plan.model_validate(content)
+
+
+def test_heads_wider_than_the_model_are_refused(tmp_path: Path) -> None:
+    recipe = tiny_recipe("chronos-bolt")
+    wide = recipe.architecture.model_copy(update={"d_kv": 2 * recipe.architecture.d_model})
+    save_pretrained(build_model(recipe.model_copy(update={"architecture": wide})), tmp_path)
+    for options in ({"rank": 4}, {"budget": "parameters=0.7"}):
+        with pytest.raises(PlanError, match=r"more than the \d+ of d_model; such heads are not"):
+            tscompress.compress(str(tmp_path), calibration=CALIBRATION, **options)
+
+
+def test_values_by_their_inputs_have_a_mean(checkpoints: dict[str, Path]) -> None:
+    """Keys are centred for scores, which do not see a mean; values do."""
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = calibration_batches(loaded, CALIBRATION)
+    config = FoldConfig(value_moments="inputs")
+    found = []
+    for centred in (True, False):
+        one = config.model_copy(update={"centre_keys": centred})
+        steps = walk(loaded, record(loaded, batches), on_compressed=False, residual_targets=False)
+        found.append(folding.attention_moments(loaded, next(steps), one))
+        steps.close()
+    assert torch.equal(found[0].values, found[1].values)
+    assert not torch.equal(found[0].keys, found[1].keys)
+
+
+def test_patches_that_nothing_attends_to_are_not_seen(checkpoints: dict[str, Path]) -> None:
+    """Also where the length of a patch is a multiple of 3, as what Chronos-2 embeds always is."""
+    loaded = load(checkpoints["chronos-bolt"])
+    plan = next(p for p in fold_plan(loaded.model, loaded.architecture).hidden if p.part == "patch")
+    plan = plan.model_copy(update={"in_features": 24})
+    values = torch.tensor([0.0, 1.0, 0.0, -1.0])[:, None].expand(4, 12)
+    mask = torch.tensor([[0.0] * 12, [1.0] * 12, [0.0] * 11 + [1.0], [1.0] + [0.0] * 11])
+    seen = folding._seen_patches(torch.cat([values, mask], dim=1), plan, future=False)
+    assert seen.tolist() == [False, True, True, True]
+    # Time, values and mask of Chronos-2: the past unknown, the past known, the future unknown.
+    time = torch.tensor([-1.0, -0.5, 0.0])[:, None].expand(3, 8)
+    mask = torch.tensor([0.0, 1.0, 0.0])[:, None].expand(3, 8)
+    seen = folding._seen_patches(torch.cat([time, 0 * time, mask], 1), plan, future=True)
+    assert seen.tolist() == [False, True, True]
+
+
+def test_streams_are_handed_over_to_the_walk(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = calibration_batches(loaded, CALIBRATION)
+    entry = record_entry(loaded, batches)
+    next(
+        walk(
+            loaded,
+            record(loaded, batches),
+            on_compressed=True,
+            residual_targets=True,
+            encoder_entry=entry,
+        )
+    )
+    assert entry == []
 
 
 def test_free_frequencies_make_a_factored_checkpoint(

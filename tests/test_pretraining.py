@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -209,8 +210,9 @@ def test_seeds_differ(tmp_path: Path) -> None:
     assert not torch.equal(weights(first)[name], weights(second)[name])
 
 
+@pytest.mark.parametrize("what", ["loss", "gradient's norm"])
 def test_divergence_keeps_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
@@ -218,11 +220,15 @@ def test_divergence_keeps_the_last_checkpoint(
         nonlocal calls
         calls += 1
         loss = pretraining.bolt_loss(model, batch)
-        return loss * math.nan if calls == 3 else loss
+        if calls == 3 and what == "loss":
+            return loss * math.nan
+        if calls == 3:  # a finite loss, of which the gradient is not
+            return loss + (0.0 * next(model.parameters())).abs().sum().sqrt()
+        return loss
 
     recipe = short("chronos-bolt", checkpoint_minutes=1e-9)
     monkeypatch.setattr(pretraining, "loss_function", lambda _: diverging)
-    match = r"the loss is nan at step 3; lower learning_rate \(0.001\).*--resume"
+    match = rf"the {what} is nan at step 3; lower learning_rate \(0.001\).*--resume"
     with pytest.raises(DivergenceError, match=match):
         pretrain(recipe, tmp_path / "run")
     monkeypatch.undo()
@@ -239,6 +245,9 @@ def test_resuming_from_what_does_not_fit(tmp_path: Path) -> None:
     pretrain(short("chronos-bolt", steps=1), tmp_path / "bolt")
     with pytest.raises(RecipeError, match="was begun with family 'chronos-bolt'"):
         pretrain(short("chronos-t5"), tmp_path / "bolt", resume=True)
+    pretrain(short("chronos-bolt", steps=2), tmp_path / "bolt", resume=True)
+    with pytest.raises(RecipeError, match="has 2 steps, the recipe 1; resume with as many"):
+        pretrain(short("chronos-bolt", steps=1), tmp_path / "bolt", resume=True)
     state = tmp_path / "bolt" / "checkpoint" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CorruptCheckpointError, match="cannot be read"):
@@ -464,6 +473,35 @@ def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
         pretrain(recipe, tmp_path, report=die, log_every=1)
     with pytest.raises(RecipeError, match="no checkpoint"):
         pretrain(recipe, tmp_path, resume=True)
+
+
+def test_steps_that_were_lost_leave_the_log(tmp_path: Path) -> None:
+    """A killed run logged what it had not saved, the last line of it in part."""
+    recipe = short("chronos-bolt", steps=4)
+    pretrain(recipe, tmp_path, log_every=1)
+    log = tmp_path / "log.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines, lines[-1].replace('"step": 4', '"step": 5'), '{"st']))
+    pretrain(short("chronos-bolt", steps=6), tmp_path, resume=True, log_every=1)
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [*range(1, 7)]
+
+
+def test_a_recipe_that_cannot_be_trained(tmp_path: Path) -> None:
+    bucket = Bucket(context_length=32, horizon=64, batch_size=4)
+    with pytest.raises(
+        ValidationError, match=r"horizon is 64, prediction_length .* 16; ask for no"
+    ):
+        tiny_recipe("chronos-bolt", stages=(Stage(steps=1, buckets=(bucket,)),))
+    families = ("kernel", "structural", "stochastic", "count")
+    nothing = CorpusConfig.model_validate({f"{family}_weight": 0 for family in families})
+    with pytest.raises(RecipeError, match="corpus: a corpus needs at least one family"):
+        pretrain(short("chronos-bolt", corpus=nothing), tmp_path / "out")
+
+
+def test_training_in_a_thread(tmp_path: Path) -> None:
+    """Only the main thread may ask for signals; another goes without."""
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(pretrain, short("chronos-bolt", steps=1), tmp_path).result()
 
 
 def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,7 +54,7 @@ from tscompress.errors import (
     RecipeError,
     UsageError,
 )
-from tscompress.loading import LoadedModel, load
+from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
@@ -436,6 +438,34 @@ def test_what_is_no_config_or_no_series(bolt: Callable[[], Any]) -> None:
         recover_(student, teacher, short(synthetic_share=0.0))
 
 
+@pytest.mark.parametrize("change", [{"accumulate": 3}, {"synthetic_share": 0.0}])
+def test_what_is_refused_leaves_models_as_they_were(
+    change: dict[str, Any], students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    small = load(students["chronos-bolt"])
+    cast_parameters_(small.model, torch.bfloat16)
+    student = replace(small, stored_dtype=torch.bfloat16)
+    teacher = load(checkpoints["chronos-bolt"], dtype="bfloat16")
+    with pytest.raises(UsageError):
+        tscompress.recover(student, teacher, short(**change))
+    for loaded in (student, teacher):
+        assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
+
+
+def test_what_is_recovered_remembers_where_it_came_from(
+    students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """A student of the Hub comes without a recipe, but with a revision."""
+    directory = shutil.copytree(students["chronos-bolt"], tmp_path / "hub")
+    (directory / "recipe.yaml").unlink()
+    student = replace(load(directory), revision="a" * 40)
+    recovered = tscompress.recover(student, checkpoints["chronos-bolt"], short(steps=1))
+    saved = save(recovered, tmp_path / "saved")
+    before, after = (json.loads((d / "provenance.json").read_text()) for d in (directory, saved))
+    assert after["source"]["revision"] == "a" * 40
+    assert after["calibration"] == before["calibration"] != {}
+
+
 def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> None:
     model = checkpoints["chronos-bolt"]
     with pytest.raises(PlanError, match=r"plan\.json"):
@@ -536,7 +566,10 @@ def processes(
     (root / "series.jsonl").write_text("\n".join(lines))
     # A stream that does not fit the buffer must be read past what was drawn.
     config = short(
-        checkpoint_steps=2, evaluate_every=5, series=(str(root / "series.jsonl"),), shuffle_series=8
+        checkpoint_steps=2,
+        evaluate_every=5,
+        series=(str(root / "series.jsonl"),),
+        shuffle_series=16,
     )
     ports = {}
     with socket.socket() as first, socket.socket() as second:
@@ -744,7 +777,7 @@ def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
         ("chronos-bolt", {"seed": 1}),
         ("chronos-bolt", {"series": True}),
         ("chronos-bolt", {"series": True, "synthetic_share": 0.0}),
-        ("chronos-bolt", {"series": True, "shuffle_series": 3}),
+        ("chronos-bolt", {"series": True, "shuffle_series": 16}),
         ("chronos-t5", {"temperature": 3.0}),
         ("chronos-t5", {"sampled_share": 1.0}),
         ("chronos-t5", {"truth_weight": 3.0}),
@@ -761,7 +794,7 @@ def test_options_change_what_they_name(
     if change.get("series"):
         rng = np.random.default_rng(0)
         file = tmp_path / "series.jsonl"
-        lines = [{"target": rng.normal(size=80).cumsum().tolist()} for _ in range(9)]
+        lines = [{"target": rng.normal(size=80).cumsum().tolist()} for _ in range(40)]
         file.write_text("\n".join(map(json.dumps, lines)))
         change = {**change, "series": (str(file),)}
     base = {"sampled_share": 0.0, "steps": 2, "truth_weight": 0.5, "evaluate_every": 2}
@@ -971,11 +1004,18 @@ def test_series_shorter_than_the_horizon_teach_something(family: str) -> None:
     config = short(buckets=(bucket,), synthetic_share=0.0, missing_probability=0.0)
     batches = Batches(family, config, series)
     for batch in (*map(batches.at, range(4)), *batches.held_out()):
-        for values in (batch.context, batch.target):
+        for values in (batch.context, ahead(batch)):
             assert (torch.isfinite(values).sum(1) >= 6).all()
         if batch.group_ids is None:  # what comes after the origin follows from what came before
             step = batch.target[:, 0] - batch.context[:, -1]
             torch.testing.assert_close(step, torch.ones_like(step))
+
+
+def ahead(batch: TrainingBatch) -> Tensor:
+    """What comes after the contexts, whether it is to be forecast or known."""
+    if batch.future is None:
+        return batch.target
+    return batch.target.where(torch.isfinite(batch.target), batch.future)
 
 
 def group_batch(series: list[Any]) -> TrainingBatch:
@@ -992,8 +1032,8 @@ def test_groups_last_as_long_as_all_of_them() -> None:
     series = [(-1.0) ** k * 100 + np.sin(np.arange(26 + 90 * (k % 3), dtype=np.float32) + k)
               for k in range(16)]  # fmt: skip
     batch = group_batch(series)
-    values = torch.cat([batch.context, batch.target], 1)
-    missing = torch.isnan(batch.target)
+    values = torch.cat([batch.context, ahead(batch)], 1)
+    missing = torch.isnan(ahead(batch))
     assert missing.any()
     for group in range(4):
         rows = batch.group_ids == group
@@ -1083,6 +1123,25 @@ def test_groups_of_chronos_2() -> None:
     grouped = batches.at(1).group_ids
     assert grouped is not None
     assert grouped.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    batch = batches.at(1)
+    assert batch.future is not None
+    assert torch.isfinite(batch.future).any(1).tolist() == [False, False, False, True] * 2
+    assert not torch.isfinite(batch.target[3::4]).any()
+
+
+def test_what_is_known_ahead_reaches_teacher_and_student(checkpoints: dict[str, Path]) -> None:
+    teacher, student = (load(checkpoints["chronos-2"]) for _ in range(2))
+    distillation = Distillation(teacher, student)
+    batch = group_batch([np.sin(np.arange(90) / (3 + k)) for k in range(16)])
+    told = distillation.lesson(batch).forecast
+    untold = distillation.lesson(replace(batch, future=None)).forecast
+    assert not torch.allclose(told, untold)
+    with torch.no_grad():
+        losses = distillation(student.model, batch)
+    assert float(losses.teacher.max()) == 0.0
+    assert (losses.truth[3::4] == 0).all()
+    assert (losses.truth[0::4] > 0).all()
+    distillation.close()
 
 
 def test_memory_is_counted(bolt: Callable[[], Any], checkpoints: dict[str, Path]) -> None:
@@ -1166,13 +1225,13 @@ def test_a_recipe_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None
 def test_a_recipe_that_was_stopped_goes_on_when_it_is_run_again(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    def run(output: str, **options: Any) -> Path:
+    def run(output: str, seed: int = 0, **options: Any) -> Path:
         recipe = Recipe(
             model=str(checkpoints["chronos-bolt"]),
             output=str(tmp_path / output),
             schedule=RankSchedule(rank=4),
             calibration=CALIBRATION,
-            recover=short(checkpoint_steps=1),
+            recover=short(checkpoint_steps=1, seed=seed),
             profile=None,
             evaluation=None,
             bench=None,
@@ -1185,7 +1244,14 @@ def test_a_recipe_that_was_stopped_goes_on_when_it_is_run_again(
 
     with pytest.raises(KeyboardInterrupt):
         run("stopped", on_progress=stop)
-    assert can_be_resumed(tmp_path / "stopped" / "recovery")
+    state = tmp_path / "stopped" / "recovery"
+    assert can_be_resumed(state)
+    shutil.copytree(state, tmp_path / "other" / "recovery")
+    before = (state / CHECKPOINT / STATE_FILE).read_bytes()
+    with pytest.raises(OutputExistsError, match="did not finish, of another model or with other"):
+        run("stopped", seed=1)
+    assert (state / CHECKPOINT / STATE_FILE).read_bytes() == before
+    run("other", seed=1, force=True)
     done = run("stopped")
     assert not (tmp_path / "stopped" / "recovery").exists()
     assert_equal(weights(load(done)), weights(load(run("whole"))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 from tscompress import calibration, recovery_config
-from tscompress.api import labels_of, run
+from tscompress.api import compress_loaded_, labels_of, run
 from tscompress.calibration import CalibrationConfig
 from tscompress.data import guarded, training_series
 from tscompress.errors import LeakError, OutputExistsError
@@ -23,7 +24,7 @@ from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import headline, report_tables, write_report
-from tscompress.suites import LongFormat
+from tscompress.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.training import Bucket
 
 
@@ -141,8 +142,27 @@ def test_a_recipe_does_not_learn_what_it_is_scored_on(
         recovery = RecoveryConfig(steps=1, series=(str(leaking),))
         with pytest.raises(LeakError, match=f"series 0 of '{leaking.name}' belongs"):
             run(recipe.model_copy(update={"recover": recovery}), force=True)
+        with pytest.raises(LeakError, match="6 of 6 series belong"):
+            compress_loaded_(load(recipe.model, dtype="float32"), calibrated_on(leaking))
     # What came before the steps that are forecast may be learnt from.
     assert run(calibrated_on(history), force=True).compressed is not None
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("horizon", [1, 2, 7, 24])
+def test_labels_are_recognised_and_their_history_is_not(horizon: int, missing: float) -> None:
+    rng = np.random.default_rng(0)
+    walks = rng.normal(size=(40, 120)).cumsum(axis=1)
+    walks[rng.random(walks.shape) < missing] = np.nan
+    walks[:, -1] = rng.normal(size=40)  # one of the steps to be forecast was observed
+    dataset = replace(some_dataset(), series=tuple(walks), horizon=horizon)
+    known = label_fingerprints(dataset)
+    assert all(known.recognise(2 * walk + 3) for walk in walks)
+    assert not any(known.recognise(walk[:-horizon]) for walk in walks)
+
+
+def some_dataset() -> EvaluationDataset:
+    return next(iter(load_suite("offline", 1, ("monash_m1_yearly",))))
 
 
 def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(

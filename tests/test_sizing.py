@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +261,68 @@ def test_windows_to_fold_on_and_to_measure_on_are_apart() -> None:
             assert fitted.group_ids is not None
             assert held_out.group_ids is not None
             assert not set(fitted.group_ids.tolist()) & set(held_out.group_ids.tolist())
+
+
+def test_windows_of_a_series_stay_together() -> None:
+    """Those of it that are measured on would otherwise have been fitted to in part."""
+    series = torch.tensor([0, -1, 0, 0, 1, 1, -1, -1, 2, 2, 0, 2])
+    context = torch.arange(24.0).view(12, 2)
+    batch = CalibrationBatch(context, torch.zeros(12, 1), series=series)
+    (fitted,), (held_out,) = sizing._split([batch])
+    assert fitted.series is not None
+    assert held_out.series is not None
+    assert len(fitted.series) + len(held_out.series) == 12
+    assert set(fitted.series.tolist()) & set(held_out.series.tolist()) <= {-1}
+    # But something must be measured on.
+    (fitted,), (held_out,) = sizing._split([replace(batch, series=torch.zeros(12))])
+    assert len(held_out.context) == 3
+
+
+def test_windows_know_their_series(checkpoints: dict[str, Path]) -> None:
+    rng = np.random.default_rng(0)
+    given = [1000 * k + rng.random(200).astype(np.float32) for k in range(1, 6)]
+    config = CalibrationConfig(num_series=60, context_length=32)
+    batches = calibration_batches(load(checkpoints["chronos-bolt"]), config, given)
+    for batch in batches:
+        assert batch.series is not None
+        assert torch.equal(batch.context[:, -1] // 1000 - 1, batch.series.float())
+    fitted, held_out = (
+        {int(value) for batch in part for value in batch.context[:, -1] // 1000}
+        for part in sizing._split(batches)
+    )
+    assert fitted
+    assert held_out
+    assert not fitted & held_out
+    few = config.model_copy(update={"num_series": 5})
+    for batch in calibration_batches(load(checkpoints["chronos-bolt"]), few, given):
+        assert batch.series is not None
+        assert set(batch.series.tolist()) == {-1}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_forecasts_that_are_no_numbers_meet_no_budget(
+    value: float, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = batches_of(loaded)
+    base = sizing._Wql(loaded, batches)
+    plain = sizing._quantiles
+
+    def broken(*arguments: Any, **options: Any) -> torch.Tensor:
+        forecast = plain(*arguments, **options)
+        forecast[0, 0] = value
+        return forecast
+
+    monkeypatch.setattr(sizing, "_quantiles", broken)
+    assert not base.ratio(loaded) <= 1e9
+    with pytest.raises(DataError, match="nor without bounds"):
+        sizing._Wql(loaded, batches)
+
+
+def test_a_latency_budget_is_of_the_models_device(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    loaded.model.to("meta")  # for want of a GPU
+    assert sizing._fitting(loaded, Workload()).device == "meta"
 
 
 def test_few_series_are_refused(checkpoints: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -106,6 +107,28 @@ def test_a_directory_is_all_its_files(tmp_path: Path) -> None:
     write(tmp_path / "below" / "b.jsonl", series[3:], "")
     (tmp_path / "notes.txt").write_text("not series")
     assert_same(list(iterate_series(tmp_path)), series)
+
+
+def test_a_directory_that_datasets_wrote(tmp_path: Path) -> None:
+    """It has notes in JSON beside the series; and a directory may be called like a file."""
+    series = own_series()
+    rows = datasets.Dataset.from_dict({"target": [values.tolist() for values in series]})
+    rows.save_to_disk(tmp_path / "saved")
+    assert_same(list(iterate_series(tmp_path / "saved")), series)
+    (tmp_path / "more" / "data.parquet").mkdir(parents=True)
+    write(tmp_path / "more" / "data.parquet" / "part-0.parquet", series, "lists")
+    assert_same(list(iterate_series(tmp_path / "more")), series)
+
+
+def test_ids_are_names_in_every_part_of_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """007 is a number where all of a part look like numbers, and there is no other 7."""
+    monkeypatch.setattr(streams, "_ROWS", 10)
+    names = [*(f"{number:03d}" for number in range(6)), "A1", "A2"]
+    parts = [pd.DataFrame({"item_id": [name] * 7, "target": np.arange(7.0)}) for name in names]
+    pd.concat(parts).to_csv(tmp_path / "sales.csv", index=False)
+    assert_same(list(iterate_series(tmp_path / "sales.csv")), [np.arange(7.0)] * len(names))
 
 
 def test_a_table_of_numbers_is_one_series_a_column(tmp_path: Path) -> None:

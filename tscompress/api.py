@@ -27,14 +27,21 @@ from tscompress.calibration import (
 )
 from tscompress.corpus import FloatArray
 from tscompress.data import guarded
-from tscompress.errors import PlanError, UsageError
+from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
 from tscompress.examples import ForecastExample, typical_example
 from tscompress.factored import PLAN_FILE
 from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
 from tscompress.files import check_output, user_path
 from tscompress.folding import FoldConfig
-from tscompress.loading import LoadedModel, cast_parameters_, load, model_name, wrap_pipeline
+from tscompress.loading import (
+    PROVENANCE_FILE,
+    LoadedModel,
+    cast_parameters_,
+    load,
+    model_name,
+    wrap_pipeline,
+)
 from tscompress.plan import Plan
 from tscompress.planning import (
     BudgetSchedule,
@@ -50,8 +57,9 @@ from tscompress.planning import (
 )
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
+from tscompress.readers import UnreadableFileError, read_json
 from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, load_recipe, validate
-from tscompress.recovery import OnRecovery, can_resume, recover_
+from tscompress.recovery import OnRecovery, can_resume, has_checkpoint, recover_
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
@@ -309,13 +317,27 @@ def compress_loaded_(
     plan: Plan | None = None,
     series: Sequence[FloatArray] | str | Path | None = None,
     directory: Path | None = None,
+    force: bool = False,
     on_progress: OnProgress = _silent,
 ) -> CompressedModel:
     """Calibrate, plan, operate on and recover a model in memory, as ``recipe`` says.
 
     Its weights change. ``directory`` is for the checkpoint and log of a recovery; one that was
-    stopped goes on from there.
+    stopped goes on from there. With ``force`` one of other models or settings makes way.
     """
+    with guarded(labels_of(recipe)):
+        return _compress_loaded_(loaded, recipe, plan, series, directory, force, on_progress)
+
+
+def _compress_loaded_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    plan: Plan | None,
+    series: Sequence[FloatArray] | str | Path | None,
+    directory: Path | None,
+    force: bool,
+    on_progress: OnProgress,
+) -> CompressedModel:
     _check_original(loaded)
     if recipe.recover is not None:
         recipe.recover.check_options(loaded.family)  # before the work
@@ -338,6 +360,11 @@ def compress_loaded_(
     recovery = None
     if recipe.recover is not None:
         stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
+        if directory is not None and not (stopped or force) and has_checkpoint(directory):
+            raise OutputExistsError(
+                f"{str(directory)!r} holds a recovery that did not finish, of another model or "
+                "with other settings; go on with those, or start afresh with --force (force=True)."
+            )
         recovery = recover_(
             loaded,
             original,
@@ -559,16 +586,18 @@ def recover(
         for model in (student, teacher)
     )
     smaller = _as_compressed(ours)
-    result = recover_(
-        smaller,
-        theirs,
-        config,
-        series=series,
-        directory=None if directory is None else Path(directory),
-        resume=resume,
-        report=report,
-    )
-    cast_parameters_(smaller.model, smaller.stored_dtype)
+    try:
+        result = recover_(
+            smaller,
+            theirs,
+            config,
+            series=series,
+            directory=None if directory is None else Path(directory),
+            resume=resume,
+            report=report,
+        )
+    finally:
+        cast_parameters_(smaller.model, smaller.stored_dtype)
     recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
     return replace(smaller, recipe=recipe, recovery=result)
 
@@ -587,8 +616,18 @@ def _as_compressed(loaded: LoadedModel) -> CompressedModel:
     known["plan"] = loaded.plan or Plan.load(loaded.directory / PLAN_FILE)
     path = loaded.directory / RECIPE_FILE
     recipe = load_recipe(path) if path.is_file() else None
-    known["revision"] = None if recipe is None else recipe.revision
-    return CompressedModel(**known, recipe=recipe)
+    known["revision"] = loaded.revision if recipe is None else recipe.revision
+    return CompressedModel(**known, recipe=recipe, calibration=_calibration_of(loaded.directory))
+
+
+def _calibration_of(directory: Path) -> dict[str, Any]:
+    """What a checkpoint says of the series that it was calibrated on; empty if nothing."""
+    try:
+        provenance = read_json(directory / PROVENANCE_FILE)
+    except (FileNotFoundError, UnreadableFileError):
+        return {}
+    found = provenance.get("calibration") if isinstance(provenance, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:
@@ -666,15 +705,16 @@ def run(
     if recipe.recover is not None:
         recipe.recover.check_options(loaded.family)
     measured: RankProfile | None = None
-    with guarded(labels_of(recipe)):
-        if recipe.profile is not None:
-            measured = profile(
-                loaded,
-                epsilons=recipe.profile.epsilons,
-                calibration=recipe.calibration,
-                on_progress=lambda *step: on_progress("profile", *_last_two(step)),
-            )
-        compressed = compress_loaded_(loaded, recipe, directory=work, on_progress=on_progress)
+    if recipe.profile is not None:
+        measured = profile(
+            loaded,
+            epsilons=recipe.profile.epsilons,
+            calibration=recipe.calibration,
+            on_progress=lambda *step: on_progress("profile", *_last_two(step)),
+        )
+    compressed = compress_loaded_(
+        loaded, recipe, directory=work, force=force, on_progress=on_progress
+    )
     save(compressed, target, force=force)
     finish_recovery(compressed, work)
 

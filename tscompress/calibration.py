@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ _MANY_SERIES = 1024
 #: long contexts: half the positions of longer windows teach as much.
 _REAL_STEPS = {"chronos-t5": 320}
 #: Series in a group that Chronos-2 attends across.
-_GROUP_SIZE = 4
+GROUP_SIZE = 4
 
 
 class CalibrationConfig(BaseModel):
@@ -81,6 +81,20 @@ class CalibrationBatch:
     context: Tensor  # [B, T]
     target: Tensor  # [B, H]
     group_ids: Tensor | None = None  # [B], int64; Chronos-2 attends across rows of one group
+    future: Tensor | None = None  # [B, H]; what Chronos-2 is told of steps ahead, NaN elsewhere
+    series: Tensor | None = None  # [B], int64; alike for windows of one series, -1: of no other
+
+    def rows(self, chosen: Tensor) -> CalibrationBatch:
+        """The batch of some of the rows, by a mask or indices."""
+        parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(self, **{k: v[chosen] for k, v in parts.items() if v is not None})
+
+
+class _Drawn(NamedTuple):
+    """A window, and the number of its series if others are of it, too."""
+
+    window: FloatArray
+    series: int = -1
 
 
 @dataclass
@@ -122,6 +136,7 @@ def calibration_batches(
 
     For Chronos-2 every second batch, the last among them, is made of groups of four: without,
     group attention sees a single key a query, and all its queries and keys would seem irrelevant.
+    The last of each four is a covariate that is known ahead; it has no target.
 
     Parameters
     ----------
@@ -141,10 +156,11 @@ def calibration_batches(
     horizon = min(loaded.forecaster.model_prediction_length, max(1, longest // 2))
     rng = np.random.default_rng(config.seed)
     own = series is None and config.source in OWN_SOURCES
-    kinds: list[list[FloatArray]] = []
+    kinds: list[list[_Drawn]] = []
     if own:
         real = count // 2 if config.source == MIXED else 0
-        kinds.append(_synthetic_windows(rng, count - real, longest + horizon))
+        synthetic = _synthetic_windows(rng, count - real, longest + horizon)
+        kinds.append([_Drawn(window) for window in synthetic])
         if real:
             # A test holds that none of them is of an evaluation suite.
             collected = training_series(TRAINING_COLLECTIONS)
@@ -155,18 +171,18 @@ def calibration_batches(
         check_no_leak(given)
         kinds.append(_given_windows(rng, given, count, config.stratify, longest + horizon))
 
-    def split(window: FloatArray) -> tuple[int, int]:
+    def split(drawn: _Drawn) -> tuple[int, int]:
         # Short series give a third of themselves as target and keep the rest as context.
-        steps = min(horizon, max(1, len(window) // 3))
-        return min(longest, len(window) - steps), steps
+        steps = min(horizon, max(1, len(drawn.window) // 3))
+        return min(longest, len(drawn.window) - steps), steps
 
     batches = []
     chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
         grouped = loaded.family == "chronos-2" and later % 2 == 0
         if grouped and own:
-            chunk = _related(rng, chunk)
-        batches.append(_batch([(window, *split(window)) for window in chunk], grouped))
+            chunk = [_Drawn(window) for window in _related(rng, [one.window for one in chunk])]
+        batches.append(_batch([(one, *split(one)) for one in chunk], grouped))
     return batches
 
 
@@ -176,11 +192,11 @@ def _trim(series: FloatArray) -> FloatArray:
 
 
 def _chunks(
-    windows: Sequence[FloatArray], batch_size: int, split: Callable[[FloatArray], tuple[int, int]]
-) -> list[list[FloatArray]]:
+    windows: Sequence[_Drawn], batch_size: int, split: Callable[[_Drawn], tuple[int, int]]
+) -> list[list[_Drawn]]:
     """Windows of the batches, by length; batches of one length need neither padding nor masks."""
 
-    def pieces(ordered: list[FloatArray]) -> list[list[FloatArray]]:
+    def pieces(ordered: list[_Drawn]) -> list[list[_Drawn]]:
         return [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
 
     ordered = sorted(windows, key=split)
@@ -189,16 +205,36 @@ def _chunks(
     return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
 
 
-def _batch(rows: Sequence[tuple[FloatArray, int, int]], grouped: bool) -> CalibrationBatch:
+def _batch(rows: Sequence[tuple[_Drawn, int, int]], grouped: bool) -> CalibrationBatch:
     """``rows`` are windows and how many of their last steps are context, and then target."""
     context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
     target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
-    for row, (window, past, steps) in enumerate(rows):
+    for row, ((window, _), past, steps) in enumerate(rows):
         cut = len(window) - steps
         context[row, context.shape[1] - past :] = window[cut - past : cut]
         target[row, :steps] = window[cut:]
-    group_ids = torch.arange(len(rows)) // _GROUP_SIZE if grouped else None
-    return CalibrationBatch(torch.from_numpy(context), torch.from_numpy(target), group_ids)
+    batch = CalibrationBatch(
+        torch.from_numpy(context),
+        torch.from_numpy(target),
+        series=torch.tensor([one.series for one, *_ in rows]),
+    )
+    return replace(batch, **in_groups(batch.target)) if grouped else batch
+
+
+def in_groups(target: Tensor) -> dict[str, Tensor]:
+    """``target``, ``group_ids`` and ``future`` of a batch for Chronos-2, in groups of four.
+
+    The last of each four is a covariate that is known ahead: what came is its ``future``, and it
+    has no target.
+    """
+    numbers = torch.arange(len(target))
+    covariate = (numbers % GROUP_SIZE == GROUP_SIZE - 1)[:, None]
+    nothing = torch.full_like(target, torch.nan)
+    return {
+        "target": target.where(~covariate, nothing),
+        "group_ids": numbers // GROUP_SIZE,
+        "future": target.where(covariate, nothing),
+    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -225,8 +261,8 @@ def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:
 def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[FloatArray]:
     """Each window mixed with those of its group that are as long: convex, in its own unit."""
     related: list[FloatArray] = []
-    for first in range(0, len(windows), _GROUP_SIZE):
-        group = windows[first : first + _GROUP_SIZE]
+    for first in range(0, len(windows), GROUP_SIZE):
+        group = windows[first : first + GROUP_SIZE]
         for window in group:
             members = np.stack(
                 [w[-len(window) :] for w in group if len(w) >= len(window)]
@@ -257,7 +293,7 @@ def _given_windows(
     count: int,
     stratify: bool,
     longest: int,
-) -> list[FloatArray]:
+) -> list[_Drawn]:
     """``count`` windows of the given series, or as many as they yield."""
     known: Sequence[str | None] = [None] * len(given)
     if isinstance(given, LabelledSeries):
@@ -267,7 +303,7 @@ def _given_windows(
         raise DataError("no calibration series has three observed values.")
     series = [values for values, _ in usable]
     if not stratify:
-        return [series[pick] for pick in rng.permutation(len(series))[:count]]
+        return [_Drawn(series[pick]) for pick in rng.permutation(len(series))[:count]]
 
     def stratum(window: _Window) -> Hashable:
         return usable[window.series][1], int(np.log2(window.stop - window.start))
@@ -287,7 +323,11 @@ def _given_windows(
         chosen += _apart_first([cuts[pick] for pick in order], chosen)[:missing]
     if not chosen:
         raise DataError(f"no calibration series has three observed values in {longest} steps.")
-    return [_trim(series[w.series][w.start : w.stop]) for w in chosen]
+    times = Counter(w.series for w in chosen)
+    return [
+        _Drawn(_trim(series[w.series][w.start : w.stop]), w.series if times[w.series] > 1 else -1)
+        for w in chosen
+    ]
 
 
 def _is_usable(values: FloatArray) -> bool:
@@ -370,6 +410,7 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
         return model(
             context=batch.context.to(device),
             group_ids=None if batch.group_ids is None else batch.group_ids.to(device),
+            future_covariates=None if batch.future is None else batch.future.to(device),
             num_output_patches=-(-batch.target.shape[1] // patch),
         )
     raise UnsupportedModelError(

@@ -272,12 +272,13 @@ def choose_factored(
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
 ) -> Candidate:
-    """Sizes by layer within the budget, never of more predicted loss than a plain config's.
+    """Sizes by layer within the budget.
 
     From the full sizes on, the step that adds least predicted loss for what it saves is taken,
-    until the budget is met. For ``latency`` and ``wql`` the place to stop on this path, which then
-    saves compute or parameters, is found by measuring, as in :func:`choose_folded`; other
-    parameters and errors are the same too.
+    until the budget is met; no more loss is predicted than for a plain config that meets it. For
+    ``latency`` and ``wql`` the place to stop on this path, which then saves compute or parameters,
+    is found by measuring, as in :func:`choose_folded`; other parameters and errors are the same
+    too.
     """
     if budget.measure == "latency" or budget.measure == "wql":
         counted: Measure = "macs" if budget.measure == "latency" else "parameters"
@@ -482,15 +483,16 @@ def latency_of(
         The model has no parts of these names and sizes.
     """
     dtype = next(loaded.model.parameters()).dtype
+    device = next(loaded.model.parameters()).device
     model = _empty_model(loaded, candidate)
-    fill_randomly_(model, dtype, workload.device)
-    pipeline = wrap_pipeline(loaded.family, model.to(workload.device).eval())
+    fill_randomly_(model, dtype, device)
+    pipeline = wrap_pipeline(loaded.family, model.to(device).eval())
     few = workload.model_copy(update={"repeats": repeats, "warmup": 1})
     models = {"original": loaded.forecaster, "candidate": pipeline}
     return bench(models, few, measure_macs=False).ratios("candidate")["latency_ms"]
 
 
-def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str) -> None:
+def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.device) -> None:
     """Give a model on the meta device random weights: enough to see how long it takes."""
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in list(model.named_parameters()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +18,7 @@ import typer
 
 from tscompress._version import __version__
 from tscompress.console import (
+    duration,
     integers,
     pair,
     path,
@@ -374,6 +374,7 @@ def compress(
             plan=edited,
             series=given,
             directory=work,
+            force=force,
             on_progress=advance,
         )
     assert compressed.plan is not None
@@ -478,12 +479,12 @@ def evaluate(
         refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
         _evaluate_fev(
             suite.removeprefix("fev:"),
-            [model] if against is None else [model, against],
+            [(model, revision)] if against is None else [(model, revision), (against, None)],
             parse_batch_size(batch_size),
             seed,
             num_samples,
             output,
-            lambda name: _load(name, device, dtype, revision if name == model else None),
+            lambda name, at: _load(name, device, dtype, at),
             force=force,
             as_json=as_json,
         )
@@ -528,11 +529,11 @@ def evaluate(
     pairs = PairedForecasts() if fidelity else None
     layout = GiftEvalResults() if gift_eval else None
 
-    def scored(name: str, keep: Any = None) -> EvaluationResult:
+    def scored(name: str, at: str | None = None, keep: Any = None) -> EvaluationResult:
         if name == SEASONAL_NAIVE:
             return score(name, name, config, advance, cache=cache, on_forecasts=keep)
         here = processes.device(device)
-        loaded = _load(name, here, dtype, revision if name == model else None)
+        loaded = _load(name, here, dtype, at)
         return score(
             loaded.forecaster,
             loaded.name,
@@ -545,8 +546,9 @@ def evaluate(
         )
 
     with progress_bars() as advance:
-        other = None if against is None else scored(against, pairs and pairs.original)
-        result = scored(model, _all_of(None if pairs is None else pairs.compressed, layout))
+        other = None if against is None else scored(against, None, pairs and pairs.original)
+        kept = _all_of(None if pairs is None else pairs.compressed, layout)
+        result = scored(model, revision, kept)
         naive = next(
             (r for r in (result, other) if r is not None and r.model == SEASONAL_NAIVE), None
         ) or scored(SEASONAL_NAIVE)
@@ -586,12 +588,12 @@ def evaluate(
 
 def _evaluate_fev(
     path: str,
-    models: list[str],
+    models: list[tuple[str, str | None]],
     batch_size: Any,
     seed: int,
     num_samples: int | None,
     output: Path | None,
-    load: Callable[[str], LoadedModel],
+    load: Callable[[str, str | None], LoadedModel],
     *,
     force: bool,
     as_json: bool,
@@ -601,14 +603,14 @@ def _evaluate_fev(
     from tscompress.evaluation import SEASONAL_NAIVE
     from tscompress.files import check_output, new_directory, write_text_atomically
 
-    inputs = path, *models
+    inputs = path, *(name for name, _ in models)
     if output is not None:
         check_output(output, force=force, inputs=inputs, keep=True)
     tasks = fev_tasks.load_tasks(path)
     summaries: list[dict[str, Any]] = []
     with progress_bars() as advance:
-        for name in dict.fromkeys([*models, SEASONAL_NAIVE]):
-            loaded = None if name == SEASONAL_NAIVE else load(name)
+        for name, at in dict.fromkeys([*models, (SEASONAL_NAIVE, None)]):
+            loaded = None if name == SEASONAL_NAIVE else load(name, at)
             shown = fev_tasks.model_name(name if loaded is None else loaded.name)
             if any(summary["model_name"] == shown for summary in summaries):
                 shown = _distinct(shown, shown)
@@ -771,7 +773,7 @@ def bench(
             "repeats": repeats,
             "warmup": warmup,
             "threads": threads,
-            "device": device,
+            "device": device.partition(":")[0],
         }
     )
     # The original comes first: ratios are to it.
@@ -992,13 +994,13 @@ def recover(
     from accelerate import PartialState
 
     from tscompress import api
+    from tscompress.batching import Processes
     from tscompress.errors import OutputExistsError
     from tscompress.files import check_output
     from tscompress.recipe import load_recovery_config, validate
-    from tscompress.recovery import CHECKPOINT
+    from tscompress.recovery import has_checkpoint
     from tscompress.recovery_config import RecoveryConfig, memory_bytes
     from tscompress.serialization import save
-    from tscompress.training import STATE_FILE
 
     given = {
         name: tuple(value) if isinstance(value, list) else value
@@ -1017,13 +1019,14 @@ def recover(
     work = _recovery_directory(output)
     check_output(work, force=True, inputs=inputs, in_place=True)
     # A run that was stopped before its first checkpoint left nothing to go on from.
-    if (work / CHECKPOINT / STATE_FILE).exists() and not (resume or force):
+    if has_checkpoint(work) and not (resume or force):
         raise OutputExistsError(
             f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
         )
     if threads is not None:
         torch.set_num_threads(threads)
-    ours, theirs = (_load(name, device, "stored") for name in (student, teacher))
+    here = Processes().device(device)
+    ours, theirs = (_load(name, here, "stored") for name in (student, teacher))
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     needed = memory_bytes(ours, theirs, chosen, processes)
     main = os.environ.get("RANK", "0") == "0"
@@ -1103,12 +1106,11 @@ def pretrain(
 
     def tell(progress: Trained) -> None:
         if not as_json:
-            left = time.strftime("%H:%M:%S", time.gmtime(progress.eta_seconds))
             with suppress(typer.Exit, OutputError):  # a training goes on though nobody reads
                 say(
                     f"step {progress.step}/{progress.total_steps}  loss {progress.loss:.4f}  "
                     f"lr {progress.learning_rate:.2e}  {progress.series_per_second:.0f} series/s  "
-                    f"left {left}"
+                    f"left {duration(progress.eta_seconds)}"
                 )
 
     final = train(chosen, output, resume=resume, report=tell)

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +31,12 @@ _NOT_READ = 141
 def path(text: str) -> Path:
     """A path of the command line, see :func:`tscompress.files.user_path`."""
     return user_path(text)
+
+
+def duration(seconds: float) -> str:
+    """``HH:MM:SS``, however many hours."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
 def write_what_can_be() -> None:
@@ -198,7 +203,7 @@ def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
             if line.held_out is not None:
                 held_out = f"  held out {line.held_out:.4f}"
             steps = f"/{line.total_steps}" if line.total_steps else ""
-            left = time.strftime("%H:%M:%S", time.gmtime(line.eta_seconds))
+            left = duration(line.eta_seconds)
             loss = "" if line.loss is None else (
                 f"  loss {line.loss:.4f}  lr {line.learning_rate:.2e}  "
                 f"{line.series_per_second:.0f} series/s"
@@ -207,6 +212,7 @@ def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
             if live:
                 bars.update(task, completed=line.share, text=text)
             elif shown and line.held_out is not None:
-                typer.echo(text, err=True)
+                with suppress(OSError):  # a recovery goes on though nobody reads
+                    typer.echo(text, err=True)
 
         yield report

@@ -223,19 +223,6 @@ class CostModel:
             kept_layers=plan.kept_layers,
         )
 
-    def unit_cost(self, name: str, kind: PartKind, measure: Measure) -> float:
-        """Cost of one more number in each head of a block, or of one more hidden unit.
-
-        Half the cost of a pair where a rotary embedding turns pairs, so not always whole.
-
-        Raises
-        ------
-        PlanError
-            The model has no such part.
-        """
-        part = self._part(name, kind)
-        return part.cost_per_step.of(measure) / part.step
-
     def _add(self, layer: tuple[str, int] | None, cost: Costs) -> None:
         self._layers[layer] = self._layers.get(layer, Costs()) + cost
 

@@ -33,6 +33,7 @@ class TrainingBatch:
     target: Tensor  # [B, H]
     group_ids: Tensor | None = None  # [B]; Chronos-2 attends across rows of one group
     noise: Tensor | None = None  # [B, H], uniform; Chronos-T5 draws the teacher's path by it
+    future: Tensor | None = None  # [B, H]; what Chronos-2 is told of steps ahead, NaN elsewhere
 
     def __len__(self) -> int:
         return len(self.context)
@@ -259,6 +260,7 @@ class Distillation:
             patch = inner.chronos_config.output_patch_size
             inputs |= {
                 "group_ids": batch.group_ids,
+                "future_covariates": batch.future,
                 "num_output_patches": -(-batch.target.shape[1] // patch),
             }
         return inputs

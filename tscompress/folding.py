@@ -30,6 +30,7 @@ from tscompress.layerwise import (
     multiplies_bfloat16,
     record,
     record_entry,
+    run_embedding,
     runs_of,
     small_batches,
     walk,
@@ -72,13 +73,15 @@ class FoldConfig(BaseModel):
         ``attention``: of the attention-weighted values that the heads read; ``inputs``: of what
         feeds the values.
     value_sweeps
-        Rounds of fitting values of all heads together (:func:`~tscompress.linalg.fold_values`).
+        Rounds of fitting values of all heads together (:func:`~tscompress.linalg.fold_values`);
+        with ``refit: none`` there are none.
     order
         ``compressed``: statistics come from the model as folded so far; ``original``: from the
         original.
     refit
-        What output projections are fitted to: ``none``, what the ``layer`` put out itself, or what
-        brings the ``residual`` stream of the model folded so far back to the original's.
+        What output projections are fitted to: ``none``, what the ``layer`` put out itself (not with
+        a latent), or what brings the ``residual`` stream of the model folded so far back to the
+        original's. Where layers are left out, the original is what the rest of them make.
     continuations
         What the decoder of Chronos-T5 reads after a context: the ``given`` steps, or ``both`` these
         and, after the shorter half of the contexts, a path that the original draws, as when it
@@ -143,11 +146,7 @@ class AttentionMoments:
 
 @dataclass
 class HiddenMoments:
-    """Second moment of hidden units, ``[n, n]``, of a feed-forward.
-
-    For a patch embedding its inputs and a constant 1 follow the hidden units: the residual layer
-    and the bias read them, and are fitted along.
-    """
+    """Second moment of hidden units, ``[n, n]``; with more, see :func:`patch_moments`."""
 
     hidden: Tensor
 
@@ -195,7 +194,7 @@ def fold_(
     recording = record(loaded, batches)
     entry = None
     if PATCH_EMBEDDINGS[0] in hidden:
-        fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
+        _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
         count()
         if config.order == "compressed":
             entry = record_entry(loaded, batches)
@@ -222,7 +221,7 @@ def fold_(
         return_memory()
         count()
     if PATCH_EMBEDDINGS[1] in hidden:
-        fold_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
+        _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
 
@@ -234,7 +233,8 @@ def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldCo
     if plan.parameters < plan.dense_parameters:
         moments = attention_moments(loaded, step, config)
         if config.frequencies == "free":
-            plan = with_free_frequencies(attention, plan, moments)
+            with naming_failures(plan.name):
+                plan = with_free_frequencies(attention, plan, moments)
         attention = fold_attention_(loaded, step.block, plan, moments, config)
         del moments
     _refit_(step, attention, "o", config)
@@ -249,6 +249,16 @@ def _fold_feed_forward_(
     if plan.kept < plan.d_ff:
         feed_forward = fold_hidden_(loaded, plan, hidden_moments(loaded, step), config)
     _refit_(step, feed_forward, "wo", config)
+
+
+def _fit_patch_(
+    loaded: LoadedModel,
+    batches: Sequence[CalibrationBatch],
+    plan: HiddenPlan,
+    config: FoldConfig,
+) -> None:
+    if plan.kept < plan.d_ff:
+        fold_patch_(loaded, plan, patch_moments(loaded, batches, plan), config)
 
 
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
@@ -299,6 +309,7 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
     device = linears["q"].weight.device
     queries = _Products(linears["q"].in_features, device)
     keys = _Products(linears["k"].in_features, device)
+    inputs = _Products(linears["v"].in_features, device)  # as they are: values carry their mean
     values = _Products(linears["o"].in_features, device)
     # A constant added to all keys of a sequence shifts all scores of a query alike, unless they
     # turn with the position.
@@ -323,6 +334,8 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
+            if config.value_moments == "inputs":
+                inputs.add(_thin(_rows(seen["y"], key_valid), limit))
             queries.add(_thin(_rows(x, valid), limit))
             keys.add(_thin(_rows(y, key_valid), limit))
             values.add(_thin(_rows(c, valid), limit))
@@ -330,7 +343,7 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
     second = values.second
     if config.value_moments == "inputs":
         weight = linears["v"].weight.detach().to(torch.float64)
-        second = weight @ keys.second @ weight.T
+        second = weight @ inputs.second @ weight.T
     return AttentionMoments(queries.second, keys.second, second, distances / distances.sum())
 
 
@@ -632,36 +645,43 @@ def ridge_leverage(C: Tensor, ridge: float = 1e-2) -> Tensor:
     return leverage
 
 
-def fold_patch_(
-    loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    plan: HiddenPlan,
-    config: FoldConfig,
-) -> None:
-    """Keep the planned number of hidden units of a patch embedding; its residual layer helps."""
+def patch_moments(
+    loaded: LoadedModel, batches: Sequence[CalibrationBatch], plan: HiddenPlan
+) -> HiddenMoments:
+    """What the hidden units of a patch embedding say, and after them its inputs and a constant 1.
+
+    The residual layer and the bias read the latter, and are fitted along.
+    """
     module: Any = loaded.model.get_submodule(plan.name)
-    if plan.kept == plan.d_ff:
-        return
     products = _Products(plan.d_ff + plan.in_features + 1, module.output_layer.weight.device)
     limits = _shares(_rows_for_units(plan.d_ff), [b.context for b in batches])
     limit = 0
 
     def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
         x = args[0].detach().flatten(0, -2)
-        x = _thin(x[_seen_patches(x, plan)], limit)
+        x = _thin(x[_seen_patches(x, plan, future=loaded.family == "chronos-2")], limit)
         with torch.no_grad():
             h = module.act(module.hidden_layer(x))
         products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))
 
+    run = run_embedding if plan.name == PATCH_EMBEDDINGS[0] else run_teacher_forced
     handle = module.register_forward_hook(see)
     try:
         for index, batch in enumerate(batches):
             limit = limits[index]
-            run_teacher_forced(loaded, batch)
+            run(loaded, batch)
     finally:
         handle.remove()
+    return HiddenMoments(products.second)
+
+
+def fold_patch_(
+    loaded: LoadedModel, plan: HiddenPlan, moments: HiddenMoments, config: FoldConfig
+) -> None:
+    """Keep the planned number of hidden units of a patch embedding; its residual layer helps."""
+    module: Any = loaded.model.get_submodule(plan.name)
     with naming_failures(plan.name):
-        kept, out, residual, bias = _folded_patch(module, products.second, plan, config)
+        kept, out, residual, bias = _folded_patch(module, moments.hidden, plan, config)
     old = module.hidden_layer
     resize_hidden_(loaded.model, plan)
     fill_(module.hidden_layer.weight, old.weight.detach()[kept], plan.name)
@@ -671,20 +691,18 @@ def fold_patch_(
     fill_(module.residual_layer.weight, residual, plan.name)
 
 
-def _seen_patches(x: Tensor, plan: HiddenPlan) -> Tensor:
+def _seen_patches(x: Tensor, plan: HiddenPlan, *, future: bool) -> Tensor:
     """Which rows of what feeds a patch embedding anything attends to, bool ``[N]``.
 
     An input patch ends with its mask; where that is all zero, the patch is padding or a gap. Only
-    Chronos-2 embeds unknown patches on purpose, those of the future: in front of values and mask it
-    has the time, which is negative in the past.
+    Chronos-2 embeds unknown patches on purpose, those of the ``future``: in front of values and
+    mask it has the time, which is negative in the past.
     """
     if plan.name != PATCH_EMBEDDINGS[0]:
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
-    patch_size = plan.in_features // (3 if plan.in_features % 3 == 0 else 2)
+    patch_size = plan.in_features // (3 if future else 2)
     seen = (x[:, -patch_size:] > 0).any(1)
-    if 3 * patch_size == plan.in_features:
-        seen |= x[:, 0] >= 0
-    return seen
+    return seen | (x[:, 0] >= 0) if future else seen
 
 
 def _folded_patch(

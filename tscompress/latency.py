@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -577,29 +577,30 @@ def bench(
     if unknown := sorted(paths.keys() - named.keys()):
         raise UsageError(f"directories of unknown models {unknown}; models: {list(named)}.")
     disk = {name: bytes_on_disk(path) for name, path in paths.items() if path is not None}
-    with _settings(workload):
-        latencies = _time_in_turn(named, workload, on_run, clock)
-        threads = torch.get_num_threads()
-    return BenchResult(
-        workload=workload,
-        models=tuple(
-            ModelBench(
-                name=name,
-                latencies_ms=tuple(latencies[name]),
-                batch_size=workload.batch_size,
-                parameters=parameter_count(pipeline.inner_model),
-                parameter_bytes=parameter_bytes(pipeline.inner_model),
-                kv_cache_bytes=kv_cache_bytes(pipeline.inner_model, workload),
-                bytes_on_disk=disk.get(name),
-                macs=count_macs(pipeline, workload) if measure_macs else None,
-                memory=_memory(pipeline, paths.get(name), workload) if measure_memory else None,
-            )
-            for name, pipeline in named.items()
-        ),
-        threads=threads,
-        device_name=_device_name(workload),
-        torch_version=torch.__version__,
-    )
+    with _device_of(named, workload):
+        with _settings(workload):
+            latencies = _time_in_turn(named, workload, on_run, clock)
+            threads = torch.get_num_threads()
+        return BenchResult(
+            workload=workload,
+            models=tuple(
+                ModelBench(
+                    name=name,
+                    latencies_ms=tuple(latencies[name]),
+                    batch_size=workload.batch_size,
+                    parameters=parameter_count(pipeline.inner_model),
+                    parameter_bytes=parameter_bytes(pipeline.inner_model),
+                    kv_cache_bytes=kv_cache_bytes(pipeline.inner_model, workload),
+                    bytes_on_disk=disk.get(name),
+                    macs=count_macs(pipeline, workload) if measure_macs else None,
+                    memory=_memory(pipeline, paths.get(name), workload) if measure_memory else None,
+                )
+                for name, pipeline in named.items()
+            ),
+            threads=threads,
+            device_name=_device_name(workload),
+            torch_version=torch.__version__,
+        )
 
 
 def _by_name(
@@ -632,6 +633,16 @@ def _check(pipeline: BaseChronosPipeline, label: str, workload: Workload) -> Non
             f"context_length is {workload.context_length} but {label} reads only the last "
             f"{pipeline.model_context_length} steps; ask for that or less."
         )
+
+
+def _device_of(
+    pipelines: Mapping[str, BaseChronosPipeline], workload: Workload
+) -> AbstractContextManager[Any]:
+    """Of several GPUs the one that the first model is on is waited for and measured."""
+    if workload.device != "cuda":
+        return nullcontext()
+    first = next(iter(pipelines.values()))
+    return torch.cuda.device(next(first.inner_model.parameters()).device)
 
 
 @contextmanager

@@ -248,6 +248,22 @@ def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> li
     return entries["encoder"]
 
 
+def run_embedding(loaded: LoadedModel, batch: CalibrationBatch) -> None:
+    """As much of a forward pass as embeds the input."""
+
+    def stop(*_: object) -> None:
+        raise _Recorded
+
+    model: Any = loaded.model
+    handle = model.encoder.register_forward_pre_hook(stop)
+    try:
+        run_teacher_forced(loaded, batch)
+    except _Recorded:
+        pass
+    finally:
+        handle.remove()
+
+
 @contextmanager
 def _recorders(
     loaded: LoadedModel,
@@ -361,7 +377,8 @@ def walk(
     residual_targets
         Carry the original's stream along and say what each sublayer should add to reach it.
     encoder_entry
-        What enters the encoder of the changed model, if the embedding of the input changed.
+        What enters the encoder of the changed model, if the embedding of the input changed; handed
+        over, and left empty.
     precision
         Of the products in feed-forwards.
     """
@@ -391,6 +408,8 @@ def walk(
             original = list(entered) if carry_original else []
             entry = encoder_entry if stack == "encoder" and encoder_entry else None
             changed = list(entry or entered) if on_compressed else []
+            if entry:
+                entry.clear()
             del entered, entry
             current = stack
         block = blocks[name]

@@ -121,10 +121,13 @@ class HeadPlan(BaseModel):
         if self.qk_size % 2 or self.frequencies is None:
             raise ValueError(f"{self.name} turns pairs: an even qk_size, and their frequencies")
         known = all(0 <= index < self.head_size // 2 for index in self.frequencies)
-        if len(self.frequencies) != self.qk_size // 2 or not known:
+        if len(set(self.frequencies)) != self.qk_size // 2 or not known:
             raise ValueError(
-                f"{self.name} needs {self.qk_size // 2} frequencies below {self.head_size // 2}"
+                f"{self.name} needs {self.qk_size // 2} different frequencies below "
+                f"{self.head_size // 2}"
             )
+        if len(self.frequencies) != self.qk_size // 2:
+            raise ValueError(f"{self.name} names a frequency twice")
         return self
 
     @property

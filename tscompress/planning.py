@@ -435,6 +435,21 @@ def fold_plan(
     )
 
 
+def check_heads(architecture: Architecture, model: nn.Module) -> None:
+    """Refuse to fold heads that are wider than what they read: no checkpoint has such.
+
+    Raises
+    ------
+    PlanError
+    """
+    for head in fold_plan(model, architecture).heads:
+        if head.head_size > head.d_model:
+            raise PlanError(
+                f"{head.name} has heads of {head.head_size} numbers, more than the {head.d_model} "
+                "of d_model; such heads are not folded. Use method svd."
+            )
+
+
 def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -> Plan:
     """The plan with every layer of the model in it; those it does not name keep their size.
 
@@ -447,6 +462,7 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
     if plan.family != architecture.family:
         raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
     whole = fold_plan(model, architecture)
+    check_heads(architecture, model)
     there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
     given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
     known = {layer.name: layer for layer in there}

@@ -30,7 +30,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from chronos.chronos import ChronosConfig, ChronosTokenizer
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
@@ -137,6 +137,16 @@ class PretrainRecipe(BaseModel):
     precision: Literal["no", "bf16"] = "bf16"
     seed: int = 0
     checkpoint_minutes: float = Field(default=5.0, gt=0)
+
+    @model_validator(mode="after")
+    def _forecasts_what_it_can(self) -> PretrainRecipe:
+        longest = max(bucket.horizon for stage in self.stages for bucket in stage.buckets)
+        if longest > self.architecture.prediction_length:
+            raise ValueError(
+                f"a bucket's horizon is {longest}, prediction_length of the architecture "
+                f"{self.architecture.prediction_length}; ask for no more than that"
+            )
+        return self
 
     @property
     def total_steps(self) -> int:
@@ -365,9 +375,18 @@ class Batch:
 
 
 def stage_corpora(recipe: PretrainRecipe) -> list[SyntheticCorpus]:
-    """The corpus of every stage."""
+    """The corpus of every stage.
+
+    Raises
+    ------
+    RecipeError
+        No series are left to draw.
+    """
     real = training_series(recipe.real_series)
-    return [SyntheticCorpus(stage.corpus or recipe.corpus, real) for stage in recipe.stages]
+    try:
+        return [SyntheticCorpus(stage.corpus or recipe.corpus, real) for stage in recipe.stages]
+    except ValueError as error:
+        raise RecipeError(f"corpus: {error}.") from None
 
 
 def make_batch(recipe: PretrainRecipe, corpora: Sequence[SyntheticCorpus], step: int) -> Batch:
@@ -494,7 +513,7 @@ def pretrain(
     ModelLoadError
         ``embedding_from`` cannot be read.
     DivergenceError
-        The loss is not finite; the last checkpoint stays as it was.
+        Loss or gradients are not finite; the last checkpoint stays as it was.
     VerificationError
         A factored checkpoint does not load back bit-equal; the training state is kept.
     """
@@ -520,6 +539,11 @@ def pretrain(
     loss_of = loss_function(model)
     corpora = stage_corpora(recipe)
     first = load_training_state(checkpoint, model, optimizer).step if resume else 0
+    if first > recipe.total_steps:
+        raise RecipeError(
+            f"{checkpoint} has {first} steps, the recipe {recipe.total_steps}; resume with as many "
+            "or more."
+        )
     part = [recipe.learning_rate, recipe.total_steps]
     if not parts or parts[-1][1:] != part:
         parts.append([first, *part])
@@ -528,7 +552,7 @@ def pretrain(
     output.mkdir(parents=True, exist_ok=True)
     if not resume:  # nobody shall go on from that of a run before
         (checkpoint / STATE_FILE).unlink(missing_ok=True)
-    log = (output / "log.jsonl").open("a" if resume else "w")
+    log = _log_up_to(first, output / "log.jsonl").open("a")
     started = last_saved = time.monotonic()
     losses: list[float] = []
     series = 0
@@ -547,17 +571,18 @@ def pretrain(
             with accelerator.autocast():
                 loss = loss_of(wrapped, batch)
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(wrapped.parameters(), recipe.max_grad_norm)
+            norm = accelerator.clip_grad_norm_(wrapped.parameters(), recipe.max_grad_norm)
+            for what, found in (("loss", loss.detach()), ("gradient's norm", norm)):
+                if not math.isfinite(value := float(found)):  # before it reaches a weight
+                    raise DivergenceError(
+                        f"the {what} is {value} at step {step + 1}; lower learning_rate "
+                        f"({recipe.learning_rate:g}) and go on from {checkpoint} with --resume."
+                    )
             optimizer.step()
             optimizer.zero_grad()
             step += 1
             series += len(batch.context)
             losses.append(float(loss.detach()))
-            if not math.isfinite(losses[-1]):
-                raise DivergenceError(
-                    f"the loss is {losses[-1]} at step {step}; lower learning_rate "
-                    f"({recipe.learning_rate:g}) and go on from {checkpoint} with --resume."
-                )
             now = time.monotonic()
             if step % log_every == 0 or step == recipe.total_steps:
                 progress = Progress(
@@ -586,6 +611,21 @@ def pretrain(
         save_pretrained(model, directory, plan)
         _record(recipe, directory, parts)
     return output / "model"
+
+
+def _log_up_to(step: int, path: Path) -> Path:
+    """Leave the lines of a log up to ``step``: a killed run logged steps that it did not save."""
+    kept = []
+    if step and path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            try:
+                if json.loads(line)["step"] > step:
+                    break
+            except (ValueError, TypeError, KeyError):  # cut off as it was written
+                break
+            kept.append(line)
+    path.write_text("".join(kept), encoding="utf-8")
+    return path
 
 
 def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -> None:

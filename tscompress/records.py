@@ -133,8 +133,8 @@ def read_made(directory: str | Path) -> Made:
     ------
     UsageError
         tscompress did not write this directory.
-    CorruptCheckpointError
-        A file is damaged.
+    CorruptCheckpointError, PlanError, RecipeError, DataError
+        The weights are damaged, the plan, a recipe, the provenance.
     """
     directory = user_path(directory)
     _check_is_written(directory)

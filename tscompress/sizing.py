@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
@@ -247,32 +248,44 @@ def plan_of(
 def _split(
     batches: Sequence[CalibrationBatch], *, whole_groups: bool = True
 ) -> tuple[list[CalibrationBatch], list[CalibrationBatch]]:
-    """Rows to fold on, and every fourth row, or group of rows, to measure on."""
-    fitted: list[CalibrationBatch] = []
-    held_out: list[CalibrationBatch] = []
-    before = 0  # rows or groups in the batches so far
-    for batch in batches:
-        numbers = torch.arange(len(batch.context))
-        if whole_groups and batch.group_ids is not None:
-            numbers = batch.group_ids
-        away = (numbers + before) % _HOLD_OUT == _HOLD_OUT - 1
-        before += int(numbers.max()) + 1
-        for part, chosen in ((fitted, ~away), (held_out, away)):
-            if bool(chosen.any()):
-                ids = None if batch.group_ids is None else batch.group_ids[chosen]
-                part.append(CalibrationBatch(batch.context[chosen], batch.target[chosen], ids))
-    if held_out:
-        return fitted, held_out
+    """Rows to fold on, and every fourth row, or group of rows, to measure on.
+
+    Of series that several windows are of, all windows go with the first; so they do not where that
+    would leave nothing to measure on, or where rows are grouped.
+    """
+    for together in (True, False):
+        fitted: list[CalibrationBatch] = []
+        held_out: list[CalibrationBatch] = []
+        before = 0  # rows or groups in the batches so far
+        sides: dict[int, bool] = {}  # of series
+        for batch in batches:
+            numbers = torch.arange(len(batch.context))
+            grouped = whole_groups and batch.group_ids is not None
+            if grouped:
+                assert batch.group_ids is not None
+                numbers = batch.group_ids
+            away = (numbers + before) % _HOLD_OUT == _HOLD_OUT - 1
+            before += int(numbers.max()) + 1
+            if together and not grouped and batch.series is not None:
+                for row, series in enumerate(batch.series.tolist()):
+                    if series >= 0:
+                        away[row] = sides.setdefault(series, bool(away[row]))
+            for part, chosen in ((fitted, ~away), (held_out, away)):
+                if bool(chosen.any()):
+                    part.append(batch.rows(chosen))
+        if fitted and held_out:
+            return fitted, held_out
     if whole_groups:  # fewer than four groups
         return _split(batches, whole_groups=False)
     raise DataError("what parts cost is measured on at least four calibration series; give more.")
 
 
 def _fitting(loaded: LoadedModel, workload: Workload) -> Workload:
-    """The workload, no longer than what the model reads and forecasts in one pass."""
+    """The workload on the model's device, no longer than what it reads and forecasts at once."""
     pipeline = loaded.forecaster
     return workload.model_copy(
         update={
+            "device": next(loaded.model.parameters()).device.type,
             "context_length": min(workload.context_length, pipeline.model_context_length),
             "horizon": min(workload.horizon, pipeline.model_prediction_length),
         }
@@ -289,10 +302,10 @@ class _Wql:
     def __init__(self, original: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
         self.batches = batches
         self.base = self.of(original)
-        if not self.base > 0:
+        if not 0 < self.base < math.inf:
             raise DataError(
                 "a budget in WQL needs calibration windows that are observed, are not zero and are "
-                "not forecast without error; give other series."
+                "forecast neither without error nor without bounds; give other series."
             )
 
     def ratio(self, loaded: LoadedModel) -> float:
@@ -309,7 +322,8 @@ class _Wql:
             size = size[told, None]
             error = (target[told, :, None] - forecast[told]) / size[..., None]
             pinball = torch.maximum(levels * error, (levels - 1) * error)
-            loss += float(pinball.nansum()) * 2 / len(_LEVELS)
+            # Of steps that came; a forecast that is no number makes the loss none.
+            loss += float(pinball[torch.isfinite(target[told])].sum()) * 2 / len(_LEVELS)
             scale += float((target[told] / size).abs().nansum())
         return loss / scale if scale > 0 else 0.0
 

@@ -70,7 +70,7 @@ def _named_series(source: str | Path) -> Iterator[tuple[str, FloatArray]]:
     """The file or dataset of each series, and the series."""
     path = user_path(source)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+        found = sorted(p for p in path.rglob("*") if _is_of_series(p))
         if not found:
             raise DataError(f"{str(path)!r} holds no file of {', '.join(SUFFIXES)}.")
         return chain.from_iterable(_named(file.name, _file_series(file)) for file in found)
@@ -78,6 +78,13 @@ def _named_series(source: str | Path) -> Iterator[tuple[str, FloatArray]]:
     if match and not path.exists() and path.suffix.lower() not in SUFFIXES:
         return _named(str(source), _hub_series(match["repo"], match["config"]))
     return _named(path.name, _file_series(path))
+
+
+def _is_of_series(path: Path) -> bool:
+    """Whether a path in a directory of series is a file of them, not what datasets notes beside."""
+    if path.name in ("dataset_info.json", "dataset_dict.json", "state.json"):
+        return False
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _named(name: str, series: Iterable[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
@@ -111,7 +118,11 @@ def _file_series(path: Path) -> Iterator[FloatArray]:
 
 
 def _csv_frames(path: Path) -> Iterator[Frame]:
-    with pd.read_csv(path, chunksize=_ROWS) as chunks:
+    columns = {str(column).lower(): column for column in pd.read_csv(path, nrows=0).columns}
+    identifier = first_of(columns, ID_COLUMNS)
+    # Types are guessed for each chunk anew: 007 would be a number in one and a name in the next.
+    types = {} if identifier is None else {identifier: str}
+    with pd.read_csv(path, chunksize=_ROWS, dtype=types) as chunks:
         yield from chunks
 
 

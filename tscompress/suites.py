@@ -624,10 +624,13 @@ def fingerprints(arrays: Iterable[npt.ArrayLike]) -> Fingerprints:
 def label_fingerprints(dataset: EvaluationDataset) -> Fingerprints:
     """What series are recognised by that hold steps a dataset asks to forecast.
 
-    The history before those steps may be trained on; a window that ends in the first of them is
-    known already.
+    The history before those steps may be trained on: one window of it alone is known, and it takes
+    two to recognise a series. The other windows end in a step to be forecast that was observed.
     """
-    tails = (values[-dataset.horizon - _WINDOW_DIFFERENCES :] for values in dataset.series)
+    tails = []
+    for values in dataset.series:
+        asked = len(_observed(values[-dataset.horizon :]))
+        tails.append(_observed(values)[-asked - _WINDOW_DIFFERENCES - 1 :])
     return Fingerprints(window_fingerprints(tails), np.zeros(0, dtype=np.uint64))
 
 
