@@ -3,13 +3,14 @@
     python eval/table2.py --output eval/results/table2-t5 --model reference/t5 --max-series 100
 
 Every matrix of attention keeps the singular values that are at least ε times its largest, is
-multiplied back and stored in bfloat16, at the tolerances of the paper's own code. Of each model:
+multiplied back and stored in bfloat16, at the tolerances of the paper's own code
+(amazon-science/TSFM-Compression, comparison/compress_chronos.py, commit 8ea0b35). Of each model:
 the share of singular values kept (the paper's ratio), their mean number, the Jaccard overlap of the
 ten likeliest tokens with the original's, and ratios of WQL, SQL and MASE on the offline suite with
 95 % intervals. As in the paper's code, what is forecast for the overlap is the context itself; its
 windows are of half-hourly electricity demand, the paper's of electricity by the quarter of an hour.
-Beside these stands what the paper reports of amazon/chronos-t5-base, zero-shot. Nothing is saved by
-such a cut: the question is how hard a model is to cut.
+Beside these stands what the paper reports, zero-shot, of Chronos; by its code that is
+amazon/chronos-t5-base. Nothing is saved by such a cut: the question is how hard a model is to cut.
 """
 
 from __future__ import annotations

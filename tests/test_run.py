@@ -144,6 +144,8 @@ def test_a_recipe_does_not_learn_what_it_is_scored_on(
             run(recipe.model_copy(update={"recover": recovery}), force=True)
         with pytest.raises(LeakError, match="6 of 6 series belong"):
             compress_loaded_(load(recipe.model, dtype="float32"), calibrated_on(leaking))
+        with pytest.raises(LeakError, match="6 of 6 series belong"):
+            compress_loaded_(load(recipe.model, dtype="float32"), recipe, series=leaking)
     # What came before the steps that are forecast may be learnt from.
     assert run(calibrated_on(history), force=True).compressed is not None
 

@@ -265,14 +265,15 @@ def test_windows_to_fold_on_and_to_measure_on_are_apart() -> None:
 
 def test_windows_of_a_series_stay_together() -> None:
     """Those of it that are measured on would otherwise have been fitted to in part."""
-    series = torch.tensor([0, -1, 0, 0, 1, 1, -1, -1, 2, 2, 0, 2])
+    series = torch.tensor([0, -1, 0, 3, 1, 1, 3, -1, 2, 2, 0, 2])
     context = torch.arange(24.0).view(12, 2)
     batch = CalibrationBatch(context, torch.zeros(12, 1), series=series)
     (fitted,), (held_out,) = sizing._split([batch])
     assert fitted.series is not None
     assert held_out.series is not None
     assert len(fitted.series) + len(held_out.series) == 12
-    assert set(fitted.series.tolist()) & set(held_out.series.tolist()) <= {-1}
+    assert set(held_out.series.tolist()) == {2, -1}  # the fourth of them
+    assert 2 not in fitted.series
     # But something must be measured on.
     (fitted,), (held_out,) = sizing._split([replace(batch, series=torch.zeros(12))])
     assert len(held_out.context) == 3
@@ -351,6 +352,8 @@ def test_four_series_are_enough(
     rows = [sum(len(batch.context) for batch in part) for part in (fitted, held_out)]
     assert sum(rows) == count
     assert rows[0] >= rows[1] > 0
+    assert all(torch.isfinite(batch.target).any() for batch in held_out)
+    tscompress.compress(loaded, budget="parameters=0.9", series=series, calibration=config)
 
 
 def test_a_series_after_zeros_does_not_outweigh_all_others(checkpoints: dict[str, Path]) -> None:

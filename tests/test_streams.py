@@ -131,6 +131,18 @@ def test_ids_are_names_in_every_part_of_a_table(
     assert_same(list(iterate_series(tmp_path / "sales.csv")), [np.arange(7.0)] * len(names))
 
 
+def test_ids_are_of_one_kind_in_a_long_table(tmp_path: Path) -> None:
+    """pandas reads long files in parts, too."""
+    path = tmp_path / "sales.csv"
+    counts = {"007": 700_000, "abc": 1000}
+    with path.open("w") as file:
+        file.write("item_id,target\n")
+        for name, count in counts.items():
+            file.writelines([f"{name},1\n"] * count)
+    assert [len(values) for values in read_series(path)] == [*counts.values()]
+    assert [len(values) for values in iterate_series(path)] == [*counts.values()]
+
+
 def test_a_table_of_numbers_is_one_series_a_column(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     pd.DataFrame(np.arange(40.0).reshape(20, 2), columns=["a", "b"]).to_csv(path, index=False)

@@ -59,7 +59,7 @@ from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
 from tscompress.readers import UnreadableFileError, read_json
 from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, load_recipe, validate
-from tscompress.recovery import OnRecovery, can_resume, has_checkpoint, recover_
+from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
@@ -325,7 +325,7 @@ def compress_loaded_(
     Its weights change. ``directory`` is for the checkpoint and log of a recovery; one that was
     stopped goes on from there. With ``force`` one of other models or settings makes way.
     """
-    with guarded(labels_of(recipe)):
+    with guarded(labels_of(recipe, given=series is not None)):
         return _compress_loaded_(loaded, recipe, plan, series, directory, force, on_progress)
 
 
@@ -341,6 +341,8 @@ def _compress_loaded_(
     _check_original(loaded)
     if recipe.recover is not None:
         recipe.recover.check_options(loaded.family)  # before the work
+        if directory is not None and not force:
+            _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
@@ -360,11 +362,9 @@ def _compress_loaded_(
     recovery = None
     if recipe.recover is not None:
         stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
-        if directory is not None and not (stopped or force) and has_checkpoint(directory):
-            raise OutputExistsError(
-                f"{str(directory)!r} holds a recovery that did not finish, of another model or "
-                "with other settings; go on with those, or start afresh with --force (force=True)."
-            )
+        if directory is not None and not force:
+            differs = what_differs(directory, recipe.recover, original, loaded)
+            _check_unfinished(directory, differs)
         recovery = recover_(
             loaded,
             original,
@@ -382,6 +382,20 @@ def _compress_loaded_(
     return CompressedModel(
         **known, recipe=recipe if plan is None else None, calibration=record, recovery=recovery
     )
+
+
+def _check_unfinished(directory: Path, differs: str | None) -> None:
+    """Refuse to replace a recovery that was stopped and is not the one that is asked for.
+
+    Raises
+    ------
+    OutputExistsError
+    """
+    if differs is not None:
+        raise OutputExistsError(
+            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; go on as it "
+            "was begun, or start afresh with --force (force=True)."
+        )
 
 
 def plan_loaded(
@@ -706,12 +720,13 @@ def run(
         recipe.recover.check_options(loaded.family)
     measured: RankProfile | None = None
     if recipe.profile is not None:
-        measured = profile(
-            loaded,
-            epsilons=recipe.profile.epsilons,
-            calibration=recipe.calibration,
-            on_progress=lambda *step: on_progress("profile", *_last_two(step)),
-        )
+        with guarded(labels_of(recipe)):
+            measured = profile(
+                loaded,
+                epsilons=recipe.profile.epsilons,
+                calibration=recipe.calibration,
+                on_progress=lambda *step: on_progress("profile", *_last_two(step)),
+            )
     compressed = compress_loaded_(
         loaded, recipe, directory=work, force=force, on_progress=on_progress
     )
@@ -736,15 +751,16 @@ def run(
     return result
 
 
-def labels_of(recipe: Recipe) -> list[Fingerprints]:
+def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:
     """What a recipe is scored on, where it may learn from that; the offline suites are known.
 
     Of the suites that have names, what wheels have in common with them is not offered anyway.
+    ``given``: it learns from series besides its own.
     """
     config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
     if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
         return []
-    from_files = trained or recipe.calibration.source not in OWN_SOURCES
+    from_files = given or trained or recipe.calibration.source not in OWN_SOURCES
     if not from_files and not Path(config.suite).suffix:
         return []
     suite = find_suite(config.suite, config.long_format)

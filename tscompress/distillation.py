@@ -113,6 +113,17 @@ def quantile_distance(student: Tensor, teacher: Tensor, distance: Distance) -> T
     return (error.abs() if distance == "absolute" else error.square()).mean((1, 2))
 
 
+def _asked(batch: TrainingBatch) -> Tensor:
+    """Weights ``[B]``, of mean 1: none for what is known ahead, which Chronos-2 forecasts anyhow.
+
+    It was never trained there, and what it says means nothing.
+    """
+    if batch.future is None:
+        return torch.ones(len(batch), device=batch.context.device)
+    asked = (~torch.isfinite(batch.future).any(1)).float()
+    return asked / asked.mean().clamp_min(1e-9)
+
+
 def pinball_loss(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:
     """Twice the pinball loss, mean over levels and observed steps of each series, ``[B]``.
 
@@ -281,9 +292,10 @@ class Distillation:
         context = batch.context[:, -inner.chronos_config.context_length :]
         _, loc_scale = inner.instance_norm(context)
         target, _ = inner.instance_norm(batch.target, loc_scale)  # [B, H]
+        asked = _asked(batch)
         return Losses(
-            quantile_distance(ours, lesson.forecast, self.distance),
-            pinball_loss(ours[..., : target.shape[1]], target, levels),
+            asked * quantile_distance(ours, lesson.forecast, self.distance),
+            asked * pinball_loss(ours[..., : target.shape[1]], target, levels),
             self._hidden(len(batch), lesson, None, ours),
         )
 

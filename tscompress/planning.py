@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -435,14 +435,14 @@ def fold_plan(
     )
 
 
-def check_heads(architecture: Architecture, model: nn.Module) -> None:
+def check_heads(heads: Iterable[HeadPlan]) -> None:
     """Refuse to fold heads that are wider than what they read: no checkpoint has such.
 
     Raises
     ------
     PlanError
     """
-    for head in fold_plan(model, architecture).heads:
+    for head in heads:
         if head.head_size > head.d_model:
             raise PlanError(
                 f"{head.name} has heads of {head.head_size} numbers, more than the {head.d_model} "
@@ -462,7 +462,7 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
     if plan.family != architecture.family:
         raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
     whole = fold_plan(model, architecture)
-    check_heads(architecture, model)
+    check_heads(head for head in plan.heads if head.parameters < head.dense_parameters)
     there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
     given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
     known = {layer.name: layer for layer in there}

@@ -150,13 +150,36 @@ def can_resume(
     CorruptCheckpointError
         The checkpoint is damaged.
     """
+    return has_checkpoint(directory) and what_differs(directory, config, teacher, student) is None
+
+
+def what_differs(
+    directory: Path,
+    config: RecoveryConfig,
+    teacher: LoadedModel,
+    student: LoadedModel | None = None,
+) -> str | None:
+    """What keeps a run from going on from the checkpoint in ``directory``; None: nothing does.
+
+    Without a ``student``, what can be told before there is one.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        The checkpoint is damaged.
+    """
     if not has_checkpoint(directory):
-        return False
+        return None
     record = read_training_record(directory / CHECKPOINT)
-    models = _digests(student, teacher)
-    return not _differences(record, config.resolved(student, teacher)) and models == _models_in(
-        record
-    )
+    found = _differences(record, config.resolved(student or teacher, teacher))
+    if student is None and config.learning_rate is None:
+        found.pop("learning_rate", None)  # it follows how much was cut
+    for name, (stored, ours) in found.items():
+        return f"{name} {stored}, not {ours}"
+    for role, digest in _digests(student or teacher, teacher).items():
+        if (role == "teacher" or student is not None) and digest != _models_in(record)[role]:
+            return f"another {role}"
+    return None
 
 
 # --------------------------------------------------------------------------------------------------

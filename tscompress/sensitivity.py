@@ -477,8 +477,8 @@ def _wanted_parts(
     for ratio in hidden_ratios:
         if not 0 < ratio < 1:
             raise PlanError(f"hidden ratios must lie between 0 and 1, not {ratio}.")
-    check_heads(loaded.architecture, loaded.model)
     whole = fold_plan(loaded.model, loaded.architecture)
+    check_heads(whole.heads)
     wanted: list[_Wanted] = []
     for head in whole.heads:
         size = head.head_size

@@ -246,37 +246,40 @@ def plan_of(
 
 
 def _split(
-    batches: Sequence[CalibrationBatch], *, whole_groups: bool = True
+    batches: Sequence[CalibrationBatch],
 ) -> tuple[list[CalibrationBatch], list[CalibrationBatch]]:
     """Rows to fold on, and every fourth row, or group of rows, to measure on.
 
-    Of series that several windows are of, all windows go with the first; so they do not where that
-    would leave nothing to measure on, or where rows are grouped.
+    Of series that several windows are of, every fourth is measured on with all of them. Fewer than
+    four series of that kind, or groups, are not kept whole.
     """
-    for together in (True, False):
+    for whole_groups, whole_series in ((True, True), (True, False), (False, False)):
         fitted: list[CalibrationBatch] = []
         held_out: list[CalibrationBatch] = []
         before = 0  # rows or groups in the batches so far
         sides: dict[int, bool] = {}  # of series
         for batch in batches:
             numbers = torch.arange(len(batch.context))
-            grouped = whole_groups and batch.group_ids is not None
-            if grouped:
-                assert batch.group_ids is not None
+            asked = torch.ones(len(batch.context), dtype=torch.bool)
+            if batch.group_ids is not None and whole_groups:
                 numbers = batch.group_ids
-            away = (numbers + before) % _HOLD_OUT == _HOLD_OUT - 1
+            elif batch.group_ids is not None:
+                # What is known ahead has no target to measure on.
+                asked = torch.isfinite(batch.target).any(1)
+                numbers = asked.cumsum(0)
+            away = asked & ((numbers + before) % _HOLD_OUT == _HOLD_OUT - 1)
             before += int(numbers.max()) + 1
-            if together and not grouped and batch.series is not None:
+            if whole_series and batch.group_ids is None and batch.series is not None:
                 for row, series in enumerate(batch.series.tolist()):
                     if series >= 0:
-                        away[row] = sides.setdefault(series, bool(away[row]))
+                        away[row] = sides.setdefault(
+                            series, len(sides) % _HOLD_OUT == _HOLD_OUT - 1
+                        )
             for part, chosen in ((fitted, ~away), (held_out, away)):
                 if bool(chosen.any()):
                     part.append(batch.rows(chosen))
         if fitted and held_out:
             return fitted, held_out
-    if whole_groups:  # fewer than four groups
-        return _split(batches, whole_groups=False)
     raise DataError("what parts cost is measured on at least four calibration series; give more.")
 
 

@@ -92,7 +92,8 @@ def _frame(table: Any) -> pd.DataFrame:
 
 
 _FRAME_READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
-    ".csv": lambda path: pd.read_csv(path),
+    # Read in parts, a column may be of numbers in one and of names in the next.
+    ".csv": lambda path: pd.read_csv(path, low_memory=False),
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
     ".feather": _read_arrow,
