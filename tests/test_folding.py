@@ -227,6 +227,22 @@ def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path])
     assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("order", ["original", "compressed"])
+def test_in_the_order_of_the_original_nothing_follows_what_was_folded(
+    order: Any, checkpoints: dict[str, Path]
+) -> None:
+    config = FoldConfig(order=order, refit="layer", precision="float32")
+    found = []
+    for head_size in (8, 2):
+        loaded = load(checkpoints["chronos-bolt"])
+        batches = calibration_batches(loaded, CALIBRATION)
+        hidden = {"output_patch_embedding": 10}
+        sizes: dict[str, Any] = {"qk": head_size, "vo": head_size, "hidden": hidden}
+        fold_(loaded, fold_plan(loaded.model, loaded.architecture, **sizes), batches, config)
+        found.append(loaded.model.get_submodule("output_patch_embedding.output_layer").weight)
+    assert torch.equal(*found) == (order == "original")
+
+
 def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     content = fold_plan(loaded.model, loaded.architecture, qk=4, vo=4).model_dump(mode="json")

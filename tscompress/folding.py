@@ -192,6 +192,9 @@ def fold_(
         batches = [*batches, *drawn_continuations(loaded, batches)]
     batches = small_batches(loaded, batches)
     recording = record(loaded, batches)
+    last, outputs = hidden.get(PATCH_EMBEDDINGS[1]), None
+    if last is not None and config.order == "original":
+        outputs = patch_moments(loaded, batches, last)
     entry = None
     if PATCH_EMBEDDINGS[0] in hidden:
         _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
@@ -220,8 +223,8 @@ def fold_(
             heads[name] = _fold_heads_(loaded, step, heads[name], config)
         return_memory()
         count()
-    if PATCH_EMBEDDINGS[1] in hidden:
-        _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[1]], config)
+    if last is not None:
+        _fit_patch_(loaded, batches, last, config, outputs)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
 
@@ -256,9 +259,11 @@ def _fit_patch_(
     batches: Sequence[CalibrationBatch],
     plan: HiddenPlan,
     config: FoldConfig,
+    moments: HiddenMoments | None = None,
 ) -> None:
+    """Fold a patch embedding; without ``moments``, by those of the model as it is now."""
     if plan.kept < plan.d_ff:
-        fold_patch_(loaded, plan, patch_moments(loaded, batches, plan), config)
+        fold_patch_(loaded, plan, moments or patch_moments(loaded, batches, plan), config)
 
 
 def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
