@@ -1151,6 +1151,33 @@ def test_pretrain(command: Command, tmp_path: Path) -> None:
     assert_refused(outcome, 2, "family: ")
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_ctrl_c_during_the_recovery_of_a_run_says_how_it_goes_on(
+    kept: bool, command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "out" / "recovery"
+
+    def stopped(*_: Any, **__: Any) -> None:
+        if kept:
+            (work / "checkpoint").mkdir(parents=True)
+            (work / "checkpoint" / "state.safetensors").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "run", stopped)
+    recipe = {
+        "model": str(bolt),
+        "output": str(work.parent),
+        "schedule": {"kind": "rank", "rank": 4},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    outcome = command("run", tmp_path / "recipe.yaml")
+    assert outcome.code == 130
+    said = f"stopped; the recovery is kept in {work}. Run the same again"
+    assert outcome.err.splitlines()[-1] == (
+        said if kept else "stopped; nothing half-written was kept."
+    )
+
+
 def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
     command: Command, tmp_path: Path
 ) -> None:

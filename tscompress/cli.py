@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -367,7 +367,7 @@ def compress(
             planned = api.plan_loaded(loaded, chosen, series=given, on_progress=advance)
         show(as_json, planned.model_dump(mode="json"), planned.summary())
         return
-    with progress_bars() as advance:
+    with _keeping(work), progress_bars() as advance:
         compressed = api.compress_loaded_(
             loaded,
             chosen,
@@ -822,7 +822,7 @@ def run(
     for name in (RUN_FILE, *FILES, PAGE_FILE, MARKDOWN_FILE):
         inputs = recipe, *api.inputs_of(chosen)
         check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
-    with progress_bars() as advance:
+    with _keeping(user_path(chosen.output) / api.WORK), progress_bars() as advance:
         result = api.run(chosen, force=force, device=device, on_progress=advance)
     written = write_report(result, chosen)
     show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
@@ -1213,6 +1213,20 @@ def push(
 
 class _StoppedAndSaved(Exception):
     """Ctrl-C ended a training, and what it goes on from was saved and told."""
+
+
+@contextmanager
+def _keeping(work: Path | None) -> Iterator[None]:
+    """Says of a recovery that Ctrl-C stopped, as a part of more, how it goes on."""
+    from tscompress.recovery import has_checkpoint
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if work is None or not has_checkpoint(work):
+            raise
+        typer.echo(f"stopped; the recovery is kept in {work}. Run the same again", err=True)
+        raise _StoppedAndSaved from None
 
 
 def main() -> None:
