@@ -34,6 +34,7 @@ import pandas as pd
 import torch
 from fold import RATIOS, REFERENCES, quality
 from methods import WORKLOADS
+from output import write_tables
 from pydantic import BaseModel
 from rich.console import Console
 
@@ -310,8 +311,7 @@ def main() -> None:
     stem = f"{arguments.output}-{arguments.model.rsplit('/', 1)[-1]}"
     measured, others = measure(bed, found, Path(f"{stem}.csv"), console)
     frame = with_latency(bed, measured, found)
-    write_text_atomically(Path(f"{stem}.csv"), pd.concat([frame, others]).to_csv(index=False))
-    write_text_atomically(Path(f"{stem}.md"), markdown(frame))
+    write_tables(stem, pd.concat([frame, others]), markdown(frame))
     draw(frame, Path(f"{stem}.png"))
     console.print(markdown(frame), markup=False)
 

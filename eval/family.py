@@ -22,11 +22,11 @@ import pandas as pd
 import torch
 from fold import RATIOS, quality, with_interval
 from methods import WORKLOADS
+from output import write_tables
 from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.files import write_text_atomically
 from tscompress.latency import bench
 from tscompress.loading import cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
@@ -90,9 +90,8 @@ def main() -> None:
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     frame = measure(arguments.larger, arguments.smaller, arguments.max_series)
-    write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
     table = markdown(frame)
-    write_text_atomically(Path(f"{arguments.output}.md"), table)
+    write_tables(arguments.output, frame, table)
     Console().print(table, markup=False)
 
 

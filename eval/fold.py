@@ -30,6 +30,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from output import write_tables
 from rich.console import Console
 
 import tscompress
@@ -46,7 +47,6 @@ from tscompress.calibration import (
 from tscompress.candidates import choose_factored
 from tscompress.costs import CostModel
 from tscompress.evaluation import METRICS, EvaluationResult
-from tscompress.files import write_text_atomically
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
 from tscompress.loading import LoadedModel, cast_parameters_, load
@@ -364,9 +364,8 @@ def main() -> None:
         for row in bed.rows(trials):
             rows.append(row)
             frame = pd.DataFrame(rows)
-            write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
             table = markdown(frame)
-            write_text_atomically(Path(f"{stem}.md"), table)
+            write_tables(stem, frame, table)
         console.print(table, markup=False)
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from output import write_tables
 
-from tscompress.files import write_text_atomically
 from tscompress.pretraining import (
     Architecture,
     Bucket,
@@ -184,8 +184,7 @@ def main() -> None:
     if len(rows) > 1:
         rows.append(estimate_large(rows))
     frame = pd.DataFrame(rows)
-    write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
-    write_text_atomically(Path(f"{arguments.output}.md"), markdown(frame))
+    write_tables(arguments.output, frame, markdown(frame))
     if len(rows) > 1:
         draw(frame, Path(f"{arguments.output}.png"))
     print(markdown(frame))

@@ -21,9 +21,9 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
+from output import write_tables
 from rich.console import Console
 
-from tscompress.files import write_text_atomically
 from tscompress.latency import BenchResult, Workload, bench
 from tscompress.loading import wrap_pipeline
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
@@ -211,8 +211,7 @@ def main() -> None:
         console.print(text[-1], markup=False, soft_wrap=True)
         # After each comparison, so that a long run that is cut short leaves what it has measured.
         frame = pd.DataFrame(table)
-        write_text_atomically(Path(f"{arguments.output}.csv"), frame.to_csv(index=False))
-        write_text_atomically(Path(f"{arguments.output}.md"), "\n".join(text))
+        write_tables(arguments.output, frame, "\n".join(text))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ amazon/chronos-t5-base. Nothing is saved by such a cut: the question is how hard
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ import pandas as pd
 import torch
 from chronos.chronos import MeanScaleUniformBins
 from fold import RATIOS, quality, with_interval
+from output import write_tables
 from rich.console import Console
 from torch import Tensor
 
 from tscompress.api import score
-from tscompress.files import write_text_atomically
 from tscompress.linalg import epsilon_rank, singular_values, truncated_svd
 from tscompress.loading import LoadedModel, load
 from tscompress.recipe import EvaluationConfig
@@ -140,19 +139,18 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", default="reference/t5", help="a Chronos-T5")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
-    given = parser.parse_args(arguments)
+    arguments = parser.parse_args()
     console = Console()
-    frame = measure(given.model, given.max_series, console)
-    write_text_atomically(Path(f"{given.output}.csv"), frame.to_csv(index=False))
+    frame = measure(arguments.model, arguments.max_series, console)
     table = markdown(frame)
-    write_text_atomically(Path(f"{given.output}.md"), table)
+    write_tables(arguments.output, frame, table)
     console.print(table, markup=False)
 
 

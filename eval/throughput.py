@@ -33,10 +33,10 @@ from gluonts.ev.metrics import MASE, MeanWeightedSumQuantileLoss
 from gluonts.itertools import batcher
 from gluonts.model.evaluation import evaluate_forecasts
 from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
+from output import write_tables
 from rich.console import Console
 
 from tscompress.evaluation import QUANTILE_LEVELS, evaluate
-from tscompress.files import write_text_atomically
 from tscompress.loading import load
 from tscompress.score_cache import ScoreCache
 from tscompress.suites import EvaluationDataset, load_suite
@@ -183,8 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     text = markdown(frame, cold, cached, title)
     stem = f"{options.output}-{options.model.rsplit('/', 1)[-1]}"
-    write_text_atomically(Path(f"{stem}.csv"), frame.to_csv(index=False))
-    write_text_atomically(Path(f"{stem}.md"), text)
+    write_tables(stem, frame, text)
     console.print(text, markup=False)
 
 

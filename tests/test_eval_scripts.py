@@ -36,7 +36,7 @@ def scripts() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-        for name in (*names, "peer_methods"):
+        for name in (*names, "peer_methods", "output"):
             sys.modules.pop(name, None)
 
 

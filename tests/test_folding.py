@@ -251,6 +251,11 @@ def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
             head["frequencies"] = [0, 0]
     with pytest.raises(ValidationError, match="needs 2 different frequencies below"):
         Plan.model_validate(content)
+    for head in content["heads"]:
+        if head["frequencies"]:
+            head["frequencies"] = [0, 1, 1]
+    with pytest.raises(ValidationError, match="needs 2 different frequencies below"):
+        Plan.model_validate(content)
 
 
 def test_heads_wider_than_the_model_are_refused(tmp_path: Path) -> None:

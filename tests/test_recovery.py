@@ -20,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from chronos import BaseChronosPipeline
 from conftest import FAMILIES
 from pydantic import ValidationError
@@ -437,6 +438,16 @@ def test_what_is_no_config_or_no_series(bolt: Callable[[], Any]) -> None:
         recover_(student, teacher, short(), series=np.arange(50.0))
     with pytest.raises(UsageError, match="synthetic_share is 0"):
         recover_(student, teacher, short(synthetic_share=0.0))
+
+
+def test_a_run_does_not_keep_the_device_of_the_one_before(bolt: Callable[[], Any]) -> None:
+    recover_(*bolt(), short(steps=1))
+    state = PartialState()
+    state.device = torch.device("meta")  # as if that had been elsewhere
+    student, teacher = bolt()
+    recover_(student, teacher, short(steps=1))
+    for loaded in (student, teacher):
+        assert {p.device.type for p in loaded.model.parameters()} == {"cpu"}
 
 
 @pytest.mark.parametrize("change", [{"accumulate": 3}, {"synthetic_share": 0.0}])

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress import calibration, recovery_config
+from tscompress import api, calibration, recovery_config
 from tscompress.api import compress_loaded_, labels_of, run
 from tscompress.calibration import CalibrationConfig
 from tscompress.data import guarded, training_series
@@ -161,6 +161,22 @@ def test_labels_are_recognised_and_their_history_is_not(horizon: int, missing: f
     known = label_fingerprints(dataset)
     assert all(known.recognise(2 * walk + 3) for walk in walks)
     assert not any(known.recognise(walk[:-horizon]) for walk in walks)
+
+
+def test_series_given_besides_a_recipe_are_held_against_suites_that_have_names(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What wheels have in common with them is not offered anyway; what a user has may be theirs."""
+    rng = np.random.default_rng(0)
+    walks = rng.normal(size=(6, 90)).cumsum(axis=1).astype(np.float32)
+    dataset = replace(some_dataset(), series=tuple(walks), horizon=7)
+    monkeypatch.setattr(api, "load_suite", lambda *_, **__: [dataset])
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path, evaluation=EvaluationConfig(suite="zero-shot")
+    )
+    assert labels_of(recipe) == []
+    with pytest.raises(LeakError, match="6 of 6 series belong"):
+        compress_loaded_(load(recipe.model, dtype="float32"), recipe, series=list(walks))
 
 
 def some_dataset() -> EvaluationDataset:

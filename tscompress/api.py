@@ -703,7 +703,7 @@ def run(
     The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
     chooses batch size and device by it, and asks for a GPU where the path contains
     ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
-    recipe is run again.
+    recipe is run again; with another, only ``force`` replaces it.
 
     Raises
     ------

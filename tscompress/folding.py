@@ -193,7 +193,7 @@ def fold_(
     batches = small_batches(loaded, batches)
     recording = record(loaded, batches)
     last, outputs = hidden.get(PATCH_EMBEDDINGS[1]), None
-    if last is not None and config.order == "original":
+    if last is not None and last.kept < last.d_ff and config.order == "original":
         outputs = patch_moments(loaded, batches, last)
     entry = None
     if PATCH_EMBEDDINGS[0] in hidden:

@@ -120,14 +120,12 @@ class HeadPlan(BaseModel):
             return self
         if self.qk_size % 2 or self.frequencies is None:
             raise ValueError(f"{self.name} turns pairs: an even qk_size, and their frequencies")
-        known = all(0 <= index < self.head_size // 2 for index in self.frequencies)
-        if len(set(self.frequencies)) != self.qk_size // 2 or not known:
+        known = {index for index in self.frequencies if 0 <= index < self.head_size // 2}
+        if not len(known) == len(self.frequencies) == self.qk_size // 2:
             raise ValueError(
                 f"{self.name} needs {self.qk_size // 2} different frequencies below "
                 f"{self.head_size // 2}"
             )
-        if len(self.frequencies) != self.qk_size // 2:
-            raise ValueError(f"{self.name} names a frequency twice")
         return self
 
     @property
