@@ -41,15 +41,12 @@ from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.evaluation import EvaluationResult
 from tscompress.files import write_text_atomically
 from tscompress.loading import LoadedModel, load
-from tscompress.plan import Plan
-from tscompress.planning import fold_plan
 from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.statistics import mean_of_runs
 from tscompress.suites import load_suite
-from tscompress.surgery import keep_layers_
 from tscompress.training import attention_for_training
 
 _TIMED_STEPS = 20
@@ -64,23 +61,28 @@ class Trial:
     Attributes
     ----------
     layers
-        Of each stack, the first ones; None: all.
+        That stay in encoder and decoder; None: all.
     """
 
     d_kv: int
     ff_ratio: float
     minutes: float
-    layers: int | None = None
+    layers: tuple[int, int] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Trial:
         d_kv, ff_ratio, minutes, *layers = text.split(",")
-        kept = int(layers[0]) if layers else None
-        return cls(int(d_kv), float(ff_ratio), float(minutes), kept)
+        sizes = int(d_kv), float(ff_ratio), float(minutes)
+        if not layers:
+            return cls(*sizes)
+        encoder, decoder = map(int, layers)
+        return cls(*sizes, (encoder, decoder))
 
     @property
     def label(self) -> str:
-        layers = "" if self.layers is None else f", {self.layers} layers"
+        layers = ""
+        if self.layers is not None:
+            layers = f", {self.layers[0]} + {self.layers[1]} layers"
         return f"d_kv {self.d_kv}, d_ff {self.ff_ratio:.1%}{layers}"
 
 
@@ -88,7 +90,7 @@ TRIALS = (
     Trial(8, 1.0, 5),
     Trial(4, 0.25, 10),
     Trial(2, 0.125, 10),
-    Trial(8, 0.25, 10, layers=3),
+    Trial(8, 0.25, 10, layers=(3, 3)),
 )
 
 
@@ -106,26 +108,12 @@ class Bed:
 
     def folded(self, trial: Trial, seed: int) -> tscompress.CompressedModel:
         return tscompress.compress(
-            self.model, plan=self.plan(trial), calibration=CalibrationConfig(seed=seed)
+            self.model,
+            rank=trial.d_kv,
+            ff_ratio=trial.ff_ratio,
+            layers=trial.layers,
+            calibration=CalibrationConfig(seed=seed),
         )
-
-    def plan(self, trial: Trial) -> Plan:
-        """The same sizes everywhere."""
-        kept = None
-        shape = load(self.model, dtype="float32")
-        if trial.layers is not None:
-            stacks = [s for s in ("encoder", "decoder") if hasattr(shape.model, s)]
-            kept = {stack: tuple(range(trial.layers)) for stack in stacks}
-            keep_layers_(shape, kept)
-        whole = fold_plan(shape.model, shape.architecture)
-        plan = fold_plan(
-            shape.model,
-            shape.architecture,
-            qk=trial.d_kv,
-            vo=trial.d_kv,
-            hidden={entry.name: round(trial.ff_ratio * entry.d_ff) for entry in whole.hidden},
-        )
-        return plan.model_copy(update={"kept_layers": kept})
 
     def measured(self, loaded: LoadedModel) -> tuple[dict[str, float], EvaluationResult]:
         """Ratios of the scores, the rise of the loss, and the scores themselves."""
@@ -267,8 +255,9 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument(
-        "--trial", action="append", type=Trial.parse, help="D_KV,SHARE of units,MINUTES[,LAYERS]"
-    )
+        "--trial", action="append", type=Trial.parse,
+        help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS]",
+    )  # fmt: skip
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")

@@ -2,9 +2,10 @@
 
     python eval/shapes.py --output eval/results/shapes [--quick] [--device cpu|cuda] [--threads 2]
 
-Models of the published Chronos-T5 and Chronos-Bolt shapes, with smaller heads (d_kv) or fewer
-hidden units (d_ff), take turns in one process with the dense original and with the next smaller
-official size, which every compressed model has to beat. Ratios are to the dense original.
+Models of the published Chronos-T5 and Chronos-Bolt shapes, with smaller heads (d_kv), fewer hidden
+units (d_ff) or half of the decoder's layers, take turns in one process with the dense original and
+with the next smaller official size, which every compressed model has to beat. Ratios are to the
+dense original.
 
 float32 on the CPU. With `--device cuda`: bfloat16, the base shapes too, and peak memory. Chronos
 asks for exactly as many new tokens as the horizon has steps, so random weights cannot end early.
@@ -43,40 +44,52 @@ PAPER = "The paper reports 0.346 of the time and 0.186 of the memory for its com
 
 @dataclass(frozen=True)
 class Shape:
-    """A published shape, or one folded to smaller heads and a share of the hidden units."""
+    """A published shape, or one folded to smaller heads, and shares of the hidden units and of the
+    decoder's layers."""
 
     family: FamilyName
     size: str
     d_kv: int = DENSE_D_KV
     d_ff_share: float = 1.0
+    decoder_share: float = 1.0
 
     @property
     def d_ff(self) -> int:
         return round(PUBLISHED[self.size][1] * self.d_ff_share)
 
     @property
+    def layers(self) -> tuple[int, int]:
+        """Of encoder and decoder."""
+        layers = PUBLISHED[self.size][2]
+        return layers, round(layers * self.decoder_share)
+
+    @property
     def name(self) -> str:
-        return f"{self.family}-{self.size} d_kv {self.d_kv} d_ff {self.d_ff}"
+        layers = "+".join(map(str, self.layers))
+        return f"{self.family}-{self.size} d_kv {self.d_kv} d_ff {self.d_ff} layers {layers}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Folded shapes ``(d_kv, share of d_ff)`` of one published model, under one workload."""
+    """Folded shapes of one published model, under one workload.
+
+    ``folded`` has their d_kv, share of d_ff and, if not all of them stay, of decoder layers.
+    """
 
     family: FamilyName
     size: str
-    folded: tuple[tuple[int, float], ...]
+    folded: tuple[tuple[int, float] | tuple[int, float, float], ...]
     workload: Workload
 
     @property
     def shapes(self) -> list[Shape]:
         """The dense original, what it is folded to, and the next smaller official size."""
-        folded = [Shape(self.family, self.size, d_kv, share) for d_kv, share in self.folded]
+        folded = [Shape(self.family, self.size, *sizes) for sizes in self.folded]
         smaller = Shape(self.family, SMALLER[self.size])
         return [Shape(self.family, self.size), *folded, smaller]
 
 
-T5_FOLDED = ((8, 1.0), (8, 0.25), (16, 1.0))
+T5_FOLDED = ((8, 1.0), (8, 0.25), (16, 1.0), (8, 1.0, 0.5), (8, 0.25, 0.5))
 BOLT_FOLDED = ((8, 1.0), (64, 0.25), (8, 0.25), (16, 0.5))
 T5_WORKLOAD = Workload(
     batch_size=4, context_length=512, horizon=16, num_samples=20, repeats=11, warmup=2
@@ -98,13 +111,14 @@ QUICK = {"batch_size": 1, "context_length": 32, "horizon": 2, "repeats": 5, "war
 
 def build(shape: Shape, device: str, dtype: torch.dtype) -> BaseChronosPipeline:
     """A pipeline of random weights in the official initial distribution."""
-    d_model, _, layers, heads = PUBLISHED[shape.size]
+    d_model, _, _, heads = PUBLISHED[shape.size]
+    encoder, decoder = shape.layers
     recipe = PretrainRecipe(
         family=shape.family,
         name=shape.name,
         architecture=Architecture(
-            d_model=d_model, d_kv=shape.d_kv, d_ff=shape.d_ff, num_layers=layers,
-            num_decoder_layers=layers, num_heads=heads,
+            d_model=d_model, d_kv=shape.d_kv, d_ff=shape.d_ff, num_layers=encoder,
+            num_decoder_layers=decoder, num_heads=heads,
             context_length=CONTEXT_LENGTH[shape.family],
         ),
         stages=(Stage(steps=1, buckets=(Bucket(context_length=8, horizon=1, batch_size=1),)),),
@@ -139,6 +153,7 @@ def rows(comparison: Comparison, result: BenchResult) -> list[dict[str, Any]]:
                 "model": f"{shape.family}-{shape.size}",
                 "d_kv": shape.d_kv,
                 "d_ff": shape.d_ff,
+                "layers": f"{shape.layers[0]} + {shape.layers[1]}",
                 "parameters": ratios["parameters"],
                 "bytes": ratios["parameter_bytes"],
                 "MACs": ratios["macs"],
@@ -166,9 +181,9 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
         f"{workload.horizon}, {dtype}, {result.device_name}, {result.threads} threads, "
         f"{workload.repeats} rounds, torch {result.torch_version}.",
         "",
-        "| shape | d_kv | d_ff | parameters | bytes | MACs | KV cache | latency (95 %) |"
+        "| shape | d_kv | d_ff | layers | parameters | bytes | MACs | KV cache | latency (95 %) |"
         + (" ms | peak memory |" if has_memory else ""),
-        "|---|--:|--:|--:|--:|--:|--:|--:|" + ("--:|--:|" if has_memory else ""),
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|" + ("--:|--:|" if has_memory else ""),
     ]
     for place, row in enumerate(rows(comparison, result)):
         latency = "1"
@@ -177,8 +192,9 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
         # Absolute times of a shared CPU say nothing.
         memory = f" {row['latency ms']:.0f} | {row['peak memory']:.3f} |" if has_memory else ""
         lines.append(
-            f"| {row['model']} | {row['d_kv']} | {row['d_ff']} | {row['parameters']:.3f} | "
-            f"{row['bytes']:.3f} | {row['MACs']:.3f} | {row['KV cache']:.3f} | {latency} |{memory}"
+            f"| {row['model']} | {row['d_kv']} | {row['d_ff']} | {row['layers']} | "
+            f"{row['parameters']:.3f} | {row['bytes']:.3f} | {row['MACs']:.3f} | "
+            f"{row['KV cache']:.3f} | {latency} |{memory}"
         )
     if has_memory and comparison.family == "chronos-t5":
         lines += ["", PAPER]

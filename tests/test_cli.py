@@ -939,6 +939,13 @@ FOR_FOLD = "does not say of what; for fold give parameters="
         (["--ff-ratio", 0.5, "--multiple", 8], "depth go with a budget"),
         (["--ff-ratio", 0.5, "--depth"], "depth go with a budget"),
         (["--ff-ratio", 0.5, "--powers-of-two"], "powers_of_two rounds a power law"),
+        (["--layers", "a,b"], "--layers 'a,b' is not whole numbers such as 0,1,2"),
+        (["--layers", "1,1,1"], "layers: "),
+        (["--layers", 0], "layers.0: "),
+        (["--layers", 2], "layers 2 cannot stay of 2,2 of "),
+        (["--budget", "parameters=0.5", "--layers", 1], "a budget chooses the layers by depth"),
+        (["--method", "svd", "--rank", 3, "--layers", 1], "layers is for fold"),
+        (["--plan", "plan.json", "--layers", 1], "there is no plan at 'plan.json'"),
         (["--budget", "parameters=0.5", "--layout", "loose"], "budget: "),
         (["--budget", "parameters=0.5", "--multiple", 3], "budget: "),
         (

@@ -129,6 +129,21 @@ def test_embedded_tokens_are_held_once(checkpoint: Path) -> None:
         assert all(isinstance(entry, _Lookup) for entry in entries.values())
 
 
+def test_a_recording_computes_no_more_than_it_needs(checkpoint: Path) -> None:
+    """Attention of the first block of each stack, which knows the position biases."""
+    loaded = load(checkpoint)
+    ran: list[str] = []
+    linears = {n: m for n, m in loaded.model.named_modules() if isinstance(m, torch.nn.Linear)}
+    for name, linear in linears.items():
+        linear.register_forward_hook(lambda *_, name=name: ran.append(name))
+    batches = calibration_batches(loaded, CALIBRATION)
+    recording = record(loaded, batches)
+    assert all(len(calls) == len(batches) for calls in recording.arguments.values())
+    inner = {name for name in ran if not name.startswith("input_patch_embedding")}
+    first = [block for block in loaded.architecture.attention if ".block.0." in block.name]
+    assert inner == {name for block in first for name in block.projections.values()}
+
+
 def steps_of(loaded: LoadedModel) -> dict[str, Step]:
     """The first step of each kind of attention, on the original's streams."""
     recording = record(loaded, calibration_batches(loaded, CALIBRATION))

@@ -31,6 +31,7 @@ from tscompress.latency import (
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
 from tscompress.recipe import PlannedSchedule
+from tscompress.sensitivity import forecast_loss
 from tscompress.surgery import apply_fold_, keep_layers_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
@@ -431,3 +432,88 @@ def test_free_frequencies_widen_what_a_plan_may_choose(checkpoints: dict[str, Pa
     assert parameter_count(loaded.model) <= 0.8 * parameter_count(
         load(checkpoints["chronos-2"]).model
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# So many layers
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_layers_that_stay_are_those_whose_loss_is_missed_most(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    batches = batches_of(loaded)
+    stacks = ("encoder",) if loaded.family == "chronos-2" else ("encoder", "decoder")
+    layers = {stack: range(len(getattr(loaded.model, stack).block)) for stack in stacks}
+    before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
+    progress: list[tuple[str, int, int]] = []
+    kept = sizing.layers_that_stay(
+        loaded, (1,), batches, lambda *seen: progress.append(tuple(seen))
+    )
+    assert progress[-1] == ("layers", 2 * len(stacks), 2 * len(stacks))
+    for stack in stacks:
+        without = {}
+        for gone in layers[stack]:
+            trial = load(checkpoint, dtype="float32")
+            stay = {other: tuple(layers[other]) for other in stacks}
+            stay[stack] = tuple(index for index in layers[stack] if index != gone)
+            if trial.family == "chronos-t5" and stack == "encoder":
+                break  # no such model can generate, but what its layers cost is told below
+            keep_layers_(trial, stay)
+            losses = [forecast_loss(trial, batch) for batch in batches]
+            without[gone] = sum(float(loss) for loss, _ in losses) / sum(n for _, n in losses)
+        if without:
+            assert kept[stack] == (max(without, key=without.__getitem__),)
+        assert len(kept[stack]) == 1
+    for name, value in loaded.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    again: list[tuple[str, int, int]] = []
+    assert kept == sizing.layers_that_stay(
+        loaded, (1,), batches, lambda *seen: again.append(tuple(seen))
+    )
+    assert len(again) == 1  # from the cache
+
+
+@pytest.mark.parametrize("counts", [(2,), (2, 2), (0, 1), (3, 1), (1, 3)])
+def test_layers_that_cannot_stay(checkpoint: Path, counts: tuple[int, ...]) -> None:
+    loaded = load(checkpoint)
+    match = r"cannot stay of 2,2 of .*; give from 1 to as many, and fewer of one stack"
+    if loaded.family == "chronos-2":
+        match = "are of two stacks; .* has an encoder alone" if len(counts) == 2 else "stay of 2 of"
+    with pytest.raises(PlanError, match=match):
+        sizing.layers_that_stay(loaded, counts, [])
+
+
+def test_a_t5_keeps_as_many_encoder_layers_as_its_decoder_has(
+    checkpoints: dict[str, Path],
+) -> None:
+    with pytest.raises(PlanError, match="keep as many in the encoder"):
+        sizing.layers_that_stay(load(checkpoints["chronos-t5"]), (1, 2), [])
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 4, "ff_ratio": 0.5}, {"fit": 0.3}])
+def test_fewer_layers_in_a_checkpoint(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    given = load(checkpoint)
+    counts = 1 if given.family == "chronos-2" else (2, 1)
+    small = tscompress.compress(checkpoint, layers=counts, calibration=CALIBRATION, **options)
+    asked = [1] if given.family == "chronos-2" else [2, 1]
+    assert small.plan is not None
+    assert small.recipe is not None
+    assert small.plan.schedule["layers"] == asked
+    kept = small.plan.kept_layers
+    assert kept == sizing.layers_that_stay(given, asked, batches_of(given))
+    if "fit" in options:  # a factored checkpoint
+        return
+    tscompress.save(small, tmp_path / "small")
+    read = load(tmp_path / "small")
+    assert [len(getattr(read.model, stack).block) for stack in kept] == asked
+    assert Plan.load(tmp_path / "small" / "plan.json") == small.plan
+    assert read.model.config.d_kv == options.get("rank", given.model.config.d_kv)
+    if not options:  # nothing but layers went: those that stay are as they were
+        for stack, layers in kept.items():
+            for place, layer in enumerate(layers):
+                ours = getattr(read.model, stack).block[place].layer[-1].state_dict()
+                theirs = getattr(given.model, stack).block[layer].layer[-1].state_dict()
+                for name, value in ours.items():
+                    assert torch.equal(value, theirs[name]), (stack, layer, name)

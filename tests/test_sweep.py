@@ -125,6 +125,8 @@ def test_every_option_of_a_grid_reaches_the_recipe() -> None:
                 {"schedule": [[3, 0.27]]},
                 {"fit": [0.1]},
                 {"latent": [8]},
+                {"rank": [4], "layers": [[2, 1]]},
+                {"layers": [[1]]},
                 {"method": "activation-svd", "epsilon": [0.1]},
                 {"method": "svd", "energy": [0.9]},
                 {"method": "svd", "budget": [0.25]},
@@ -132,7 +134,9 @@ def test_every_option_of_a_grid_reaches_the_recipe() -> None:
         )
     )
     kinds = [None if p.recipe.schedule is None else p.recipe.schedule.kind for p in found]
-    assert kinds == ["power-law", "fit", None, "epsilon", "energy", "budget"]
+    assert kinds == ["power-law", "fit", None, "rank", None, "epsilon", "energy", "budget"]
+    layers = [(p.label, p.recipe.layers) for p in found if p.recipe.layers]
+    assert layers == [("fold, d_kv 4, layers 2, 1", (2, 1)), ("fold, layers 1", (1,))]
     assert found[2].recipe.latent == 8
     assert [p.label for p in found][:2] == ["fold, schedule 3.0, 0.27", "fold, fit 0.1"]
 

@@ -63,7 +63,7 @@ from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
-from tscompress.sizing import plan_within_budget
+from tscompress.sizing import layers_that_stay, plan_within_budget
 from tscompress.suites import (
     FREQUENCIES_SUITE,
     OFFLINE_SUITE,
@@ -137,7 +137,7 @@ def choose_schedule(
         came = f"{' and '.join(given)} were given" if given else "none was given"
         raise UsageError(
             f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
-            + (", or ff_ratio or latent alone." if method == "fold" and not given else ".")
+            + (", or ff_ratio, latent or layers alone." if method == "fold" and not given else ".")
         )
     ((name, make),) = given.items()
     try:
@@ -195,6 +195,7 @@ def compress(
     rank: int | None = None,
     ff_ratio: float | None = None,
     latent: int | None = None,
+    layers: int | tuple[int, int] | None = None,
     epsilon: float | None = None,
     energy: float | None = None,
     schedule: tuple[float, float] | None = None,
@@ -238,6 +239,10 @@ def compress(
     latent
         With fold, but not with a budget: all cross-attention reads one latent of this size. The
         smallest KV cache; a factored checkpoint.
+    layers
+        With fold, but not with a budget: how many layers stay, of the encoder and of the decoder;
+        one number is for each. The others, without which the forecast loss on the calibration
+        series rises least, are dropped: follow it with a recovery.
     layout, multiple, depth
         With a budget of fold: ``folded`` (the same sizes everywhere, the default) or ``factored``
         (sizes by layer); sizes in multiples of 8 or 16; allow to drop layers.
@@ -270,7 +275,7 @@ def compress(
               "budget": budget}  # fmt: skip
     chosen: Schedule | PlannedSchedule | None = None
     if plan is not None:
-        values = (*wanted.values(), ff_ratio, latent, multiple, layout)
+        values = (*wanted.values(), ff_ratio, latent, layers, multiple, layout)
         switches = (powers_of_two, exclude, feed_forward, depth)
         if any(value is not None for value in values) or any(switches):
             raise UsageError("a plan says every size; give no schedule or selection with it.")
@@ -279,7 +284,7 @@ def compress(
         chosen = choose_schedule(
             method=method,
             **wanted,  # type: ignore[arg-type]
-            required=method != "fold" or (ff_ratio is None and latent is None),
+            required=method != "fold" or (ff_ratio, latent, layers) == (None, None, None),
             powers_of_two=powers_of_two,
             layout=layout,
             multiple=multiple,
@@ -290,6 +295,7 @@ def compress(
         "schedule": None if chosen is None else chosen.model_dump(),
         "ff_ratio": ff_ratio,
         "latent": latent,
+        "layers": (layers,) if isinstance(layers, int) else layers,
         "fold": (fold or FoldConfig()).model_dump(),
         "exclude": tuple(exclude),
         "feed_forward": feed_forward,
@@ -413,9 +419,9 @@ def plan_loaded(
     if recipe.method != "fold":
         batches = _batches(loaded, recipe, recipe.method, series)
         return _factor_plan(loaded, recipe, batches, on_progress)[0]
-    planned = isinstance(recipe.schedule, PlannedSchedule)
+    measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
     recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-    batches = _batches(loaded, recipe, "fold", series) if planned else []
+    batches = _batches(loaded, recipe, "fold", series) if measures else []
     return _fold_plan(loaded, recipe, batches, on_progress)
 
 
@@ -534,12 +540,17 @@ def _fold_plan(
     batches: Sequence[CalibrationBatch],
     on_progress: OnProgress,
 ) -> Plan:
-    """The sizes that a recipe asks for; ``batches`` are for a budget, which measures."""
+    """The sizes that a recipe asks for; ``batches`` are for what is measured first."""
     if isinstance(recipe.schedule, PlannedSchedule):
         return plan_within_budget(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
         )
-    return fold_plan_of(
+    kept = None
+    if recipe.layers is not None:
+        kept = layers_that_stay(loaded, recipe.layers, batches, on_progress)
+        loaded = replace(loaded)  # the plan is of what stays; weights are shared
+        keep_layers_(loaded, kept)
+    plan = fold_plan_of(
         loaded.model,
         loaded.architecture,
         recipe.schedule,
@@ -548,6 +559,10 @@ def _fold_plan(
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",
     )
+    if recipe.layers is None:
+        return plan
+    schedule = {**plan.schedule, "layers": list(recipe.layers)}
+    return plan.model_copy(update={"kept_layers": kept, "schedule": schedule})
 
 
 def recover(

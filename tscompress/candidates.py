@@ -176,11 +176,7 @@ def _depths(
     yield None, 0.0
     if not depth:
         return
-    costs = {
-        _layer(part.name): sensitivity.cost(part.name, "layer", 0)
-        for part in sensitivity.parts
-        if part.kind == "layer" and part.sizes
-    }
+    costs = _costs_of_layers(sensitivity)
     if not costs:
         raise PlanError("the sensitivity has no layers; measure them, or leave depth out.")
     kept: dict[str, set[int]] = {}
@@ -202,6 +198,27 @@ def _depths(
         kept[gone[0]].remove(gone[1])
         lost += costs[gone]
         yield {stack: tuple(sorted(stay)) for stack, stay in kept.items()}, lost
+
+
+def most_needed_layers(
+    sensitivity: Sensitivity, counts: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """Of each stack so many layers: those that cost most when left out alone, in their order."""
+    costs = _costs_of_layers(sensitivity)
+    kept = {}
+    for stack, count in counts.items():
+        layers = sorted((layer for layer in costs if layer[0] == stack), key=costs.__getitem__)
+        kept[stack] = tuple(sorted(index for _, index in layers[len(layers) - count :]))
+    return kept
+
+
+def _costs_of_layers(sensitivity: Sensitivity) -> dict[tuple[str, int], float]:
+    """Rise of the loss without each layer, by stack and index."""
+    return {
+        _layer(part.name): sensitivity.cost(part.name, "layer", 0)
+        for part in sensitivity.parts
+        if part.kind == "layer" and part.sizes
+    }
 
 
 def _layer(name: str) -> tuple[str, int]:

@@ -59,7 +59,7 @@ app = typer.Typer(
 )
 _debug = False
 _PLANNING_OPTIONS = (
-    "method", "rank", "ff_ratio", "latent", "epsilon", "energy", "schedule", "fit",
+    "method", "rank", "ff_ratio", "latent", "layers", "epsilon", "energy", "schedule", "fit",
     "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
 )  # fmt: skip
 _LONG_FORMAT_OPTIONS = (
@@ -242,6 +242,13 @@ def compress(
             "fewer parameters if well below half of heads x d_kv, needs tscompress to load."
         ),
     ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="With fold, ENCODER,DECODER: how many layers stay, those that the forecast needs "
+            "most; one number is for each. Recover afterwards."
+        ),
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
     energy: Annotated[float | None, typer.Option(help="Keep this share of the energy.")] = None,
     schedule: Annotated[
@@ -324,6 +331,7 @@ def compress(
             "schedule": None,
             "ff_ratio": ff_ratio,
             "latent": latent,
+            "layers": None if layers is None else integers(layers, "--layers"),
             "calibration": CalibrationConfig(
                 num_series=calibration_series,
                 source=MIXED if series is None else str(series),
@@ -344,7 +352,7 @@ def compress(
                 layout=layout,  # type: ignore[arg-type]
                 multiple=multiple,
                 depth=depth,
-                required=method != "fold" or (ff_ratio, latent) == (None, None),
+                required=method != "fold" or (ff_ratio, latent, layers) == (None, None, None),
             )
             fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")

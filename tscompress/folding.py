@@ -11,7 +11,7 @@ also be folded into one latent of the encoder's output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from tscompress.calibration import CalibrationBatch, drawn_continuations, run_te
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.layerwise import (
+    PassEnded,
     Step,
     multiplies_bfloat16,
     record,
@@ -328,10 +329,12 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
     chosen = range(0, len(step.inputs), stride)
     rows = _ROWS_PER_COLUMN * linears["q"].in_features
     limits = _shares(rows, [step.inputs[index] for index in chosen])
-    with _inputs_of({"x": linears["q"], "y": linears["k"], "c": linears["o"]}) as seen:
+    reads = {"x": linears["q"], "y": linears["k"], "c": linears["o"]}
+    with _inputs_of(reads, until="c") as seen:
         for index, limit in zip(chosen, limits, strict=True):
             stream = step.inputs[index]
-            step.run(index)
+            with suppress(PassEnded):
+                step.run(index)
             x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
             valid, key_valid = step.valid[index], step.key_valid[index]
             if _is_group(step):
@@ -356,9 +359,10 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
     """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
     last: Any = loaded.model.get_submodule(step.block.projections["wo"])
     products = _Products(last.in_features, last.weight.device, precision=_WIDE)
-    with _inputs_of({"h": last}) as seen:
+    with _inputs_of({"h": last}, until="h") as seen:
         for rows, _ in _chosen_rows(step, _rows_for_units(last.in_features)):
-            step.run(0, rows[None])
+            with suppress(PassEnded):
+                step.run(0, rows[None])
             products.add(seen["h"][0])
     return HiddenMoments(products.second)
 
@@ -400,13 +404,17 @@ class _Products:
 
 
 @contextmanager
-def _inputs_of(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """The latest input of each module, by name."""
+def _inputs_of(
+    modules: Mapping[str, nn.Module], until: str | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """The latest input of each module, by name; that of ``until`` ends the pass."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             seen[name] = args[0].detach()
+            if name == until:
+                raise PassEnded
 
         return hook
 

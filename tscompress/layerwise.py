@@ -10,7 +10,7 @@ set of weights is in memory, and nothing is computed twice however deep the mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,8 +174,8 @@ def _narrowed(value: Tensor) -> Tensor:
     return value.clone()
 
 
-class _Recorded(Exception):
-    """Ends a forward pass once what was wanted of it is known."""
+class PassEnded(Exception):
+    """Ends a forward pass once what was wanted of it is known; for hooks to raise."""
 
 
 @torch.no_grad()
@@ -183,21 +183,24 @@ def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recordin
     """Note how every sublayer is called, for each batch."""
     recording = Recording()
     entries: dict[str, list[Tensor]] = {}
-    with _recorders(loaded, recording, entries), _first_blocks_only(loaded.model):
+    with _recorders(loaded, recording, entries), _attention_of_first_blocks_only(loaded):
         for batch in batches:
             recording.decoder_valid.append(fed_positions(loaded, batch))
-            run_teacher_forced(loaded, batch)
+            with suppress(PassEnded):
+                run_teacher_forced(loaded, batch)
     recording.entries = {name: _Lookup.of(entry) for name, entry in entries.items()}
     return recording
 
 
 @contextmanager
-def _first_blocks_only(model: nn.Module) -> Iterator[None]:
-    """Sublayers of all blocks but the first pass the stream on: how they are called is all alike.
+def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
+    """All other sublayers pass the stream on, and the last stack ends the pass.
 
-    The rest of what a sublayer returns, the position bias for one, is taken from its counterpart
-    in the first block.
+    How sublayers are called is alike in all blocks. The rest of what an attention returns, the
+    position bias for one, is taken from its counterpart in the first block.
     """
+    model: Any = loaded.model
+    feed_forwards = {sublayer_of(block) for block in loaded.architecture.feed_forward}
     first: dict[str, Any] = {}
     restored: list[nn.Module] = []
     handles = []
@@ -205,8 +208,6 @@ def _first_blocks_only(model: nn.Module) -> Iterator[None]:
     def pass_on(key: str) -> Callable[..., Any]:
         def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
             returned = first[key]
-            if isinstance(returned, Tensor):
-                return hidden_states
             if isinstance(returned, tuple):
                 return (hidden_states, *returned[1:])
             return type(returned)(hidden_states, *list(returned.values())[1:])
@@ -219,9 +220,16 @@ def _first_blocks_only(model: nn.Module) -> Iterator[None]:
 
         return hook
 
+    def end(*_: object) -> None:
+        raise PassEnded
+
+    handles.append(getattr(model, "decoder", model.encoder).register_forward_hook(end))
     for name, module in sublayers(model):
         stack, _, depth, _, index = name.split(".")
-        if depth == "0":
+        if name in feed_forwards:
+            module.forward = lambda hidden_states, *_, **__: hidden_states
+            restored.append(module)
+        elif depth == "0":
             handles.append(module.register_forward_hook(keep(f"{stack}.{index}")))
         else:
             module.forward = pass_on(f"{stack}.{index}")
@@ -241,10 +249,8 @@ def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> li
     entries: dict[str, list[Tensor]] = {}
     with _recorders(loaded, Recording(), entries, entries_only=True):
         for batch in batches:
-            try:
+            with suppress(PassEnded):
                 run_teacher_forced(loaded, batch)
-            except _Recorded:
-                continue
     return entries["encoder"]
 
 
@@ -252,14 +258,13 @@ def run_embedding(loaded: LoadedModel, batch: CalibrationBatch) -> None:
     """As much of a forward pass as embeds the input."""
 
     def stop(*_: object) -> None:
-        raise _Recorded
+        raise PassEnded
 
     model: Any = loaded.model
     handle = model.encoder.register_forward_pre_hook(stop)
     try:
-        run_teacher_forced(loaded, batch)
-    except _Recorded:
-        pass
+        with suppress(PassEnded):
+            run_teacher_forced(loaded, batch)
     finally:
         handle.remove()
 
@@ -333,7 +338,7 @@ def _recorders(
             if entry is not None:
                 entries.setdefault(entry, []).append(args[0].detach())
                 if entries_only:
-                    raise _Recorded
+                    raise PassEnded
 
         handles.append(module.register_forward_pre_hook(see_call, with_kwargs=True))
     try:

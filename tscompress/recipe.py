@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tscompress.budgets import Budget, parse_budget
 from tscompress.calibration import CalibrationConfig
@@ -119,6 +127,10 @@ class Recipe(BaseModel):
     latent: int | None = Field(
         default=None, ge=1, description="with fold: size of what all cross-attention reads"
     )
+    layers: tuple[PositiveInt, ...] | None = Field(
+        default=None, min_length=1, max_length=2,
+        description="with fold: layers that stay, of the encoder and of the decoder",
+    )  # fmt: skip
     fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(default=(), description="shell patterns on layer names")
     feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
@@ -136,8 +148,8 @@ class Recipe(BaseModel):
     def _options_belong_to_the_method(self) -> Recipe:
         kind = None if self.schedule is None else self.schedule.kind
         if self.method == "fold":
-            if kind is None and self.ff_ratio is None and self.latent is None:
-                raise ValueError("fold needs a schedule of head sizes, ff_ratio or latent")
+            if kind is None and (self.ff_ratio, self.latent, self.layers) == (None, None, None):
+                raise ValueError("fold needs a schedule of head sizes, ff_ratio, latent or layers")
             if kind == "budget":
                 raise ValueError(
                     "a budget for fold says of what, such as "
@@ -147,6 +159,8 @@ class Recipe(BaseModel):
                 raise ValueError("a budget chooses the hidden units; give no ff_ratio with it")
             if kind == "planned" and self.latent is not None:
                 raise ValueError("a budget plans folded heads; give no latent with it")
+            if kind == "planned" and self.layers is not None:
+                raise ValueError("a budget chooses the layers by depth: true; give no layers too")
             if kind == "planned" and self.exclude:
                 raise ValueError("a budget considers every layer; give no exclude with it")
             if isinstance(self.schedule, PlannedSchedule) and (
@@ -166,6 +180,8 @@ class Recipe(BaseModel):
             raise ValueError(f"ff_ratio is for fold; {self.method} has feed_forward")
         if self.latent is not None:
             raise ValueError(f"latent is for fold; {self.method} factors each projection")
+        if self.layers is not None:
+            raise ValueError(f"layers is for fold; {self.method} keeps all of them")
         return self
 
     def to_yaml(self) -> str:

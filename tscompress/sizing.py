@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -21,10 +21,11 @@ from tscompress.candidates import (
     choose_folded,
     folded_candidates,
     latency_of,
+    most_needed_layers,
 )
 from tscompress.corpus import FloatArray
 from tscompress.costs import CostModel, Measure
-from tscompress.errors import DataError
+from tscompress.errors import DataError, PlanError
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
 from tscompress.linalg import even_picks
@@ -116,6 +117,57 @@ def plan_within_budget(
     plan = plan_of(loaded, chosen, schedule, fold)
     found = _found(chosen, costs, measured.get(id(chosen)))
     return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
+
+
+def layers_that_stay(
+    loaded: LoadedModel,
+    counts: Sequence[int],
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> dict[str, tuple[int, ...]]:
+    """Stack to the indices of the layers that the forecast loss on ``batches`` needs most.
+
+    What each layer costs alone is measured once for a model and its calibration, and then read
+    from a cache.
+
+    Parameters
+    ----------
+    counts
+        Layers of the encoder and of the decoder, if there is one; a single number is for each.
+
+    Raises
+    ------
+    PlanError
+        The model has no such layers, or no more than these.
+    """
+    model: Any = loaded.model
+    have = {
+        stack: len(getattr(model, stack).block)
+        for stack in ("encoder", "decoder")
+        if hasattr(model, stack)
+    }
+    asked = ",".join(map(str, counts))
+    if len(counts) == 1:
+        counts = [*counts] * len(have)
+    if len(counts) != len(have):
+        raise PlanError(f"layers {asked} are of two stacks; {loaded.name!r} has an encoder alone.")
+    wanted = dict(zip(have, counts, strict=True))
+    if any(not 1 <= wanted[stack] <= have[stack] for stack in have) or wanted == have:
+        raise PlanError(
+            f"layers {asked} cannot stay of {','.join(map(str, have.values()))} of "
+            f"{loaded.name!r}; give from 1 to as many, and fewer of one stack."
+        )
+    # What no model can do is refused before anything is measured.
+    config_of_layers(loaded, {stack: range(count) for stack, count in wanted.items()})
+    sensitivity = measure_sensitivity(
+        loaded,
+        batches,
+        fold=FoldConfig(),
+        head_sizes=(),
+        hidden_ratios=(),
+        on_progress=lambda done, total: on_progress("layers", done, total),
+    )
+    return most_needed_layers(sensitivity, wanted)
 
 
 def sensitivities(

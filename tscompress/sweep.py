@@ -28,7 +28,15 @@ import numpy as np
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from rich import box
 from rich.table import Table
 
@@ -97,6 +105,8 @@ ORIGINAL = "original"
 COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_bytes": "memory"}
 #: Time depends on these; the rest of a workload only says how often it is measured.
 _REPETITION = {"repeats", "warmup"}
+#: Options of a grid that are no schedule of head sizes, and go with one or without.
+_BESIDE_A_SCHEDULE = ("ff_ratio", "latent", "layers")
 #: The modules that compress, recover and measure; of a development version they change without a
 #: number.
 _CODE = (
@@ -137,6 +147,9 @@ class Grid(BaseModel):
     )
     ff_ratio: tuple[float | None, ...] = Field(default=(None,), min_length=1)
     latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    layers: tuple[tuple[PositiveInt, ...] | None, ...] = Field(
+        default=(None,), min_length=1, description="that stay: [ENCODER, DECODER], or [BOTH]"
+    )
     recover_steps: tuple[int, ...] = Field(
         default=(0,), min_length=1, description="of distillation afterwards; 0: none"
     )
@@ -250,14 +263,14 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
     sizes = {name: value for name, value in options.items() if name != "recover_steps"}
     if not sizes:
         return None
-    ff_ratio, latent = sizes.get("ff_ratio"), sizes.get("latent")
+    beside = {name: sizes.get(name) for name in _BESIDE_A_SCHEDULE}
     label = _label(grid, sizes, steps)
     try:
         schedule = choose_schedule(
             method=grid.method,
             layout=grid.layout,
-            required=grid.method != "fold" or (ff_ratio is None and latent is None),
-            **{name: value for name, value in sizes.items() if name not in ("ff_ratio", "latent")},
+            required=grid.method != "fold" or not any(beside.values()),
+            **{name: value for name, value in sizes.items() if name not in beside},
         )
     except UsageError as error:
         raise RecipeError(f"grid: {label}: {error}") from None
@@ -268,8 +281,7 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
         "output": "-",
         "method": grid.method,
         "schedule": None if schedule is None else schedule.model_dump(),
-        "ff_ratio": ff_ratio,
-        "latent": latent,
+        **beside,
         "fold": sweep.fold.model_dump(),
         "calibration": sweep.calibration.model_dump(),
         "recover": recover.model_dump() if steps else None,
@@ -284,7 +296,9 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
     names = {"rank": "d_kv" if grid.method == "fold" else "rank", "ff_ratio": "d_ff"}
     parts: list[str] = [grid.method]
     for name, value in sizes.items():
-        text = f"{100 * value:g}%" if name == "ff_ratio" else str(value).strip("()")
+        text = f"{100 * value:g}%" if name == "ff_ratio" else str(value)
+        if isinstance(value, tuple):
+            text = ", ".join(map(str, value))
         parts.append(text if "=" in text else f"{names.get(name, name)} {text}")
     parts += [grid.layout] if grid.layout else []
     return ", ".join([*parts, *([f"{steps} steps"] if steps else [])])
