@@ -841,6 +841,49 @@ def test_fewer_layers_load_in_stock_chronos(
     assert torch.equal(predict(stock), predict(small))
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_what_stays_makes_up_for_layers_that_go(checkpoint: Path, stack: str, layer: int) -> None:
+    original = load(checkpoint)
+    if stack not in all_layers(original):
+        pytest.skip("the family has no decoder")
+    kept = all_layers(original) | {stack: (layer,)}
+    if original.family == "chronos-t5" and stack == "encoder":
+        kept["decoder"] = (layer,)
+    batches = calibration_batches(original, CALIBRATION)
+    expected = final_states(original, batches)
+
+    def lost(whole: LoadedModel | None, **sizes: int) -> float:
+        loaded = load(checkpoint)
+        keep_layers_(loaded, kept)
+        plan = fold_plan(loaded.model, loaded.architecture, kept_layers=kept, **sizes)
+        apply_fold_(loaded, plan, batches, FOLD, original=whole)
+        return distance(final_states(loaded, batches), expected)
+
+    before = weights(original)
+    assert lost(original) < 0.9 * lost(None)
+    assert lost(original, qk=4, vo=4, hidden=20) < lost(None, qk=4, vo=4, hidden=20)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(original).items())
+
+
+def test_layers_that_say_nothing_go_at_no_cost(checkpoint: Path) -> None:
+    """Also the first one, which knows the position bias of a T5 stack."""
+    for gone in (0, 1):
+        original = load(checkpoint, dtype="float32")
+        kept = dict.fromkeys(all_layers(original), (1 - gone,))
+        for name, parameter in original.model.named_parameters():
+            if f".block.{gone}." in name and name.endswith((".o.weight", ".wo.weight")):
+                parameter.data.zero_()
+        batches = calibration_batches(original, CALIBRATION)
+        loaded = dataclasses.replace(original)
+        keep_layers_(loaded, kept)
+        plan = fold_plan(loaded.model, loaded.architecture, kept_layers=kept)
+        apply_fold_(loaded, plan, batches, FOLD, original=original)
+        torch.testing.assert_close(
+            outputs(loaded, batches), outputs(original, batches), rtol=1e-3, atol=1e-4
+        )
+
+
 def test_fewer_layers_with_sizes_by_layer(checkpoint: Path, tmp_path: Path) -> None:
     kept = {"encoder": (0,)}
     if "chronos-2" not in checkpoint.name:

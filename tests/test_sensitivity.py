@@ -17,7 +17,8 @@ from torch import nn
 from tscompress import sensitivity
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.folding import FoldConfig, fold_
+from tscompress.folding import FoldConfig, fold_, refit_
+from tscompress.layerwise import Step
 from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.planning import fold_plan
 from tscompress.sensitivity import (
@@ -320,7 +321,8 @@ def without_layer(loaded: LoadedModel, stack: str, dropped: int) -> LoadedModel:
 
 def test_a_dropped_layer_is_a_model_without_it(checkpoint: Path) -> None:
     loaded = load(checkpoint)
-    found = measure(loaded, head_sizes=(), hidden_ratios=())
+    plain = FOLD.model_copy(update={"refit": "none"})
+    found = measure(loaded, head_sizes=(), hidden_ratios=(), fold=plain)
     layers = [part for part in found.parts if part.kind == "layer"]
     assert len(layers) == (2 if loaded.family == "chronos-2" else 4)
     for layer in layers:
@@ -328,6 +330,42 @@ def test_a_dropped_layer_is_a_model_without_it(checkpoint: Path) -> None:
         expected = mean_loss(without_layer(loaded, stack, int(depth)))
         assert found.base_loss + layer.losses[0] == pytest.approx(expected, rel=1e-5)
         assert abs(layer.losses[0]) > 1e-6
+
+
+def test_what_precedes_a_dropped_layer_makes_up_for_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoint)
+    plain = FOLD.model_copy(update={"refit": "none"})
+    sizes: dict[str, Any] = {"head_sizes": (), "hidden_ratios": ()}
+
+    def losses_of(**options: Any) -> dict[str, tuple[float, ...]]:
+        found = measure(loaded, **sizes, **options).parts
+        return {part.name: part.losses for part in found if part.kind == "layer"}
+
+    raw = losses_of(fold=plain)
+    missed: list[tuple[str, float, float]] = []
+
+    def miss(step: Step) -> float:
+        assert step.reference is not None
+        return sum(
+            float((target - step.run(index))[slice(None) if valid is None else valid].norm())
+            for index, (target, valid) in enumerate(zip(step.reference, step.valid, strict=True))
+        )
+
+    def refit(step: Step, *args: Any) -> None:
+        before = miss(step)
+        refit_(step, *args)
+        missed.append((step.block.name, before, miss(step)))
+
+    monkeypatch.setattr(sensitivity, "refit_", refit)
+    found = losses_of()
+    assert found.keys() == raw.keys()
+    for name, losses in found.items():
+        assert (losses == raw[name]) == name.endswith(".0")
+    stacks = ["encoder"] if loaded.family == "chronos-2" else ["encoder", "decoder"]
+    assert [name.split(".")[:3] for name, *_ in missed] == [[s, "block", "0"] for s in stacks]
+    assert all(after < 0.9 * before for _, before, after in missed)
 
 
 def test_holdout_windows_are_those_the_loss_is_measured_on(checkpoint: Path) -> None:

@@ -520,8 +520,10 @@ def _fold_(
     """Make heads and hidden layers smaller."""
     if plan is None:
         plan = _fold_plan(loaded, recipe, batches, on_progress)
+    original = None
     if plan.kept_layers:
         before = latency.parameter_count(loaded.model)
+        original = replace(loaded)  # weights are shared
         keep_layers_(loaded, plan.kept_layers)
         if latency.parameter_count(loaded.model) == before:
             raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
@@ -531,6 +533,7 @@ def _fold_(
         batches,
         recipe.fold,
         lambda done, total: on_progress("fold", done, total),
+        original=original,
     )
 
 

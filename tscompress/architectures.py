@@ -15,6 +15,7 @@ from torch import nn
 from tscompress.errors import UnsupportedModelError
 from tscompress.readers import shown
 
+STACKS = ("encoder", "decoder")
 BlockKind = Literal["encoder", "decoder", "cross", "time", "group"]
 
 
@@ -119,7 +120,7 @@ def _describe_t5(family: str, model: nn.Module) -> Architecture:
     attention: list[AttentionBlock] = []
     feed_forward: list[FeedForward] = []
     encoder_layers = len(model.encoder.block)  # type: ignore[union-attr, arg-type]
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         if getattr(model, stack, None) is None:
             continue
         for depth, block in enumerate(getattr(model, stack).block):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise, product
@@ -176,7 +176,11 @@ def _depths(
     yield None, 0.0
     if not depth:
         return
-    costs = _costs_of_layers(sensitivity)
+    costs = {
+        _layer(part.name): sensitivity.cost(part.name, "layer", 0)
+        for part in sensitivity.parts
+        if part.kind == "layer" and part.sizes
+    }
     if not costs:
         raise PlanError("the sensitivity has no layers; measure them, or leave depth out.")
     kept: dict[str, set[int]] = {}
@@ -200,25 +204,14 @@ def _depths(
         yield {stack: tuple(sorted(stay)) for stack, stay in kept.items()}, lost
 
 
-def most_needed_layers(
-    sensitivity: Sensitivity, counts: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """Of each stack so many layers: those that cost most when left out alone, in their order."""
-    costs = _costs_of_layers(sensitivity)
-    kept = {}
-    for stack, count in counts.items():
-        layers = sorted((layer for layer in costs if layer[0] == stack), key=costs.__getitem__)
-        kept[stack] = tuple(sorted(index for _, index in layers[len(layers) - count :]))
-    return kept
-
-
-def _costs_of_layers(sensitivity: Sensitivity) -> dict[tuple[str, int], float]:
-    """Rise of the loss without each layer, by stack and index."""
-    return {
-        _layer(part.name): sensitivity.cost(part.name, "layer", 0)
+def least_needed_layer(sensitivity: Sensitivity, stacks: Collection[str]) -> tuple[str, int]:
+    """Stack and index of the layer, of these stacks, without which the loss is least."""
+    losses = {
+        _layer(part.name): part.losses[0]
         for part in sensitivity.parts
         if part.kind == "layer" and part.sizes
     }
+    return min((layer for layer in losses if layer[0] in stacks), key=losses.__getitem__)
 
 
 def _layer(name: str) -> tuple[str, int]:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tscompress.architectures import STACKS
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 
 Distance = Literal["absolute", "squared"]
 HiddenAt = Literal["layers", "attention", "both"]
-STACKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.layerwise import (
     PassEnded,
     Step,
+    leave_layers_out_,
     multiplies_bfloat16,
     record,
     record_entry,
@@ -82,7 +83,8 @@ class FoldConfig(BaseModel):
     refit
         What output projections are fitted to: ``none``, what the ``layer`` put out itself (not with
         a latent), or what brings the ``residual`` stream of the model folded so far back to the
-        original's. Where layers are left out, the original is what the rest of them make.
+        original's. Where layers are left out, what is before them is fitted to what they put out;
+        but for ``residual`` the original is what the rest of them make.
     continuations
         What the decoder of Chronos-T5 reads after a context: the ``given`` steps, or ``both`` these
         and, after the shorter half of the contexts, a path that the original draws, as when it
@@ -164,11 +166,19 @@ def fold_(
     batches: Sequence[CalibrationBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    original: LoadedModel | None = None,
 ) -> Plan:
     """Fold the planned layers of ``loaded.model`` in place, from input to output.
 
     Layers that the plan does not name keep their size. Returns the plan with every layer in it,
     and with the rotary frequencies that were chosen.
+
+    Parameters
+    ----------
+    original
+        With the layers too that ``plan.kept_layers`` leaves out: its forecasts are continued, and
+        its residual stream is fitted to. None: what ``loaded`` is now.
 
     Raises
     ------
@@ -190,9 +200,14 @@ def fold_(
         on_layer(done, total)
 
     if loaded.family == "chronos-t5" and config.continuations == "both":
-        batches = [*batches, *drawn_continuations(loaded, batches)]
+        batches = [*batches, *drawn_continuations(original or loaded, batches)]
     batches = small_batches(loaded, batches)
-    recording = record(loaded, batches)
+    left_out = None
+    if original is not None and plan.kept_layers and config.refit == "residual":
+        recording = record(original, batches)
+        left_out = leave_layers_out_(recording, original, plan.kept_layers)
+    else:
+        recording = record(loaded, batches)
     last, outputs = hidden.get(PATCH_EMBEDDINGS[1]), None
     if last is not None and last.kept < last.d_ff and config.order == "original":
         outputs = patch_moments(loaded, batches, last)
@@ -209,6 +224,7 @@ def fold_(
         on_compressed=config.order == "compressed",
         residual_targets=config.refit == "residual",
         encoder_entry=entry,
+        left_out=left_out,
         precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
     )
     for step in steps:
@@ -219,7 +235,7 @@ def fold_(
             if latent is None:  # keys and values of all layers are still the original's
                 latent = _latent_of(loaded, plan, step)
             attention = _fold_latent_(loaded, heads[name], *latent)
-            _refit_(step, attention, "o", config)
+            refit_(step, attention, "o", config)
         else:
             heads[name] = _fold_heads_(loaded, step, heads[name], config)
         return_memory()
@@ -241,7 +257,7 @@ def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldCo
                 plan = with_free_frequencies(attention, plan, moments)
         attention = fold_attention_(loaded, step.block, plan, moments, config)
         del moments
-    _refit_(step, attention, "o", config)
+    refit_(step, attention, "o", config)
     return plan
 
 
@@ -252,7 +268,7 @@ def _fold_feed_forward_(
     feed_forward = loaded.model.get_submodule(plan.name)
     if plan.kept < plan.d_ff:
         feed_forward = fold_hidden_(loaded, plan, hidden_moments(loaded, step), config)
-    _refit_(step, feed_forward, "wo", config)
+    refit_(step, feed_forward, "wo", config)
 
 
 def _fit_patch_(
@@ -267,8 +283,8 @@ def _fit_patch_(
         fold_patch_(loaded, plan, moments or patch_moments(loaded, batches, plan), config)
 
 
-def _refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
-    """Fit the last projection of a sublayer to the step's targets, on what now reaches it."""
+def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
+    """Fit the last projection of a sublayer to the step's reference, on what now reaches it."""
     if step.reference is None:
         return
     linear: Any = getattr(module, role)

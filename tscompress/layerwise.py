@@ -9,15 +9,16 @@ set of weights is in memory, and nothing is computed twice however deep the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tscompress.architectures import AttentionBlock, FeedForward
+from tscompress.architectures import STACKS, AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.loading import LoadedModel
 
@@ -350,11 +351,54 @@ def _recorders(
 
 def sublayers(model: Any) -> Iterator[tuple[str, nn.Module]]:
     """Dotted name and module of every sublayer, in the order of a forward pass."""
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         blocks = getattr(getattr(model, stack, None), "block", ())
         for depth, block in enumerate(blocks):
             for index, module in enumerate(block.layer):
                 yield f"{stack}.block.{depth}.layer.{index}", module
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A sublayer that the original has, and the model that is changed has not."""
+
+    block: Block
+    module: nn.Module
+    arguments: list[Any]
+
+
+def leave_layers_out_(
+    recording: Recording, original: LoadedModel, kept: Mapping[str, Sequence[int]]
+) -> dict[str, list[LeftOut]]:
+    """Make a recording of ``original`` one of the model with the layers ``kept`` alone.
+
+    Returns
+    -------
+    The sublayers of the others, by the sublayer that they follow, under the name it has in that
+    model; those before all that stay by the name of the stack.
+    """
+    blocks = blocks_of(original)
+    calls, left_out = {}, defaultdict(list)
+    after: dict[str, str] = {}  # of each stack, the last sublayer that stays
+    for name, module in sublayers(original.model):
+        stack, _, depth, *rest = name.split(".")
+        layers = list(kept.get(stack, range(len(getattr(original.model, stack).block))))
+        arguments = recording.arguments[name]
+        if int(depth) in layers:
+            after[stack] = ".".join([stack, "block", str(layers.index(int(depth))), *rest])
+            calls[after[stack]] = arguments
+        else:
+            found = LeftOut(blocks[name], module, arguments)
+            left_out[after.get(stack, stack)].append(found)
+    recording.arguments = calls
+    return left_out
+
+
+def blocks_of(loaded: LoadedModel) -> dict[str, Block]:
+    """What each sublayer holds, by its name."""
+    architecture = loaded.architecture
+    held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
+    return {sublayer_of(block): block for block in held}
 
 
 def sublayer_of(block: Block) -> str:
@@ -369,6 +413,7 @@ def walk(
     on_compressed: bool,
     residual_targets: bool,
     encoder_entry: list[Tensor] | None = None,
+    left_out: Mapping[str, Sequence[LeftOut]] | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Iterator[Step]:
     """Every sublayer in order; whoever iterates may change the module before asking for the next.
@@ -384,18 +429,34 @@ def walk(
     encoder_entry
         What enters the encoder of the changed model, if the embedding of the input changed; handed
         over, and left empty.
+    left_out
+        Sublayers that the original's stream goes through, and the changed one's does not: what is
+        before them is asked to reach what comes after (:func:`leave_layers_out_`).
     precision
         Of the products in feed-forwards.
     """
     model: Any = loaded.model
-    architecture = loaded.architecture
-    held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
-    blocks = {sublayer_of(block): block for block in held}
+    blocks = blocks_of(loaded)
     carry_original = residual_targets or not on_compressed
     original: list[Tensor] = []
     changed: list[Tensor] = []
     encoded: dict[str, list[Tensor] | None] = {"original": None, "changed": None}
     current = ""
+
+    def pass_through(name: str) -> None:
+        """Take the original's stream through what follows ``name`` there."""
+        for gone in (left_out or {}).get(name, ()):
+            step = Step(
+                **vars(gone),
+                inputs=original,
+                reference=None,
+                valid=[],
+                key_valid=[],
+                encoded=encoded["original"],
+                precision=precision,
+            )
+            advance_(original, step)
+
     for name, module in sublayers(model):
         stack = name.partition(".")[0]
         if stack != current:
@@ -417,6 +478,7 @@ def walk(
                 entry.clear()
             del entered, entry
             current = stack
+            pass_through(stack)
         block = blocks[name]
         valid = recording.encoder_valid if stack == "encoder" else recording.decoder_valid
         is_cross = isinstance(block, AttentionBlock) and block.kind == "cross"
@@ -432,21 +494,22 @@ def walk(
             precision=precision,
         )
         if carry_original:
-            reference = Step(**{**vars(step), "inputs": original, "encoded": encoded["original"]})
+            reference = replace(step, inputs=original, encoded=encoded["original"])
             if not on_compressed:  # statistics are still to be taken on what enters
                 original = list(original)
-            _advance_(original, reference)
+            advance_(original, reference)
+            pass_through(name)
             step.reference = original if residual_targets else None
             del reference
         yield step
         if on_compressed and not step.moved:
-            _advance_(changed, step)
+            advance_(changed, step)
         # Whoever iterates still holds the step; it must not hold the streams as well.
         step.inputs, step.reference = [], None
 
 
 @torch.no_grad()
-def _advance_(stream: list[Tensor], step: Step) -> None:
+def advance_(stream: list[Tensor], step: Step) -> None:
     """Move a stream on through a sublayer part by part, so that no second one is ever held."""
     sizes = [states.shape[:2].numel() for states in stream]
     for group in runs_of(sizes, step.positions_at_once):

@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
+from tscompress.architectures import STACKS
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.files import cache_directory, write_text_atomically
@@ -38,10 +39,11 @@ from tscompress.folding import (
     hidden_moments,
     naming_failures,
     patch_moments,
+    refit_,
     with_free_frequencies,
 )
 from tscompress.heads import replace_heads_
-from tscompress.layerwise import Step, record, walk
+from tscompress.layerwise import Recording, Step, advance_, blocks_of, record, sublayers, walk
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 from tscompress.planning import PATCH_EMBEDDINGS, check_heads, fold_plan
@@ -273,7 +275,7 @@ class _Forecasts:
             return
         self._start = layer
         model: Any = self.loaded.model
-        stacks = [name for name in ("encoder", "decoder") if getattr(model, name, None) is not None]
+        stacks = [name for name in STACKS if getattr(model, name, None) is not None]
         stack, _, depth = layer.split(".") if layer else ("", "", "0")
         done = stacks[: stacks.index(stack)] if layer else stacks
         recalled = {name: self._recalled.get(name) or self._recall(name) for name in done}
@@ -376,7 +378,7 @@ def measure_sensitivity(
     fold: FoldConfig,
     head_sizes: Sequence[int] | None = None,
     hidden_ratios: Sequence[float] = (0.75, 0.5, 0.25, 0.125),
-    layers: bool = True,
+    layers: bool | Sequence[str] = True,
     cache: Path | Literal["default"] | None = "default",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Sensitivity:
@@ -401,7 +403,8 @@ def measure_sensitivity(
     hidden_ratios
         Hidden units to try, as shares of the original's, in (0, 1).
     layers
-        Measure leaving out whole layers too.
+        Measure leaving out whole layers too, or those of some stacks. Where a feed-forward precedes
+        a layer, it is fitted to what comes after both.
     cache
         Directory to keep results in; ``default``: ``$TSCOMPRESS_CACHE``, or ``tscompress`` in
         ``$XDG_CACHE_HOME`` or ``~/.cache``; None: keep nothing.
@@ -468,7 +471,7 @@ def _wanted_parts(
     loaded: LoadedModel,
     head_sizes: Sequence[int] | None,
     hidden_ratios: Sequence[float],
-    layers: bool,
+    layers: bool | Sequence[str],
     *,
     free_frequencies: bool,
 ) -> list[_Wanted]:
@@ -492,7 +495,10 @@ def _wanted_parts(
         units = _below(hidden.d_ff, [max(1, round(r * hidden.d_ff)) for r in hidden_ratios])
         wanted.append(_Wanted(hidden.name, "hidden", hidden.d_ff, units))
     if layers:
-        names = dict.fromkeys(_layer_of(head.name) for head in whole.heads)
+        stacks = STACKS if layers is True else layers
+        names = dict.fromkeys(
+            _layer_of(head.name) for head in whole.heads if head.name.split(".")[0] in stacks
+        )
         wanted += [_Wanted(name, "layer", 1, (0,)) for name in names]
     return wanted
 
@@ -509,6 +515,11 @@ def _below(size: int, sizes: Iterable[int]) -> tuple[int, ...]:
 
 def _layer_of(name: str) -> str:
     return ".".join(name.split(".")[:3])
+
+
+def _following(layer: str) -> str:
+    stack, block, depth = layer.split(".")
+    return f"{stack}.{block}.{int(depth) + 1}"
 
 
 @dataclass
@@ -531,13 +542,15 @@ class _Pass:
         plan = fold_plan(self.model, self.loaded.architecture)
         self.heads = {head.name: head for head in plan.heads}
         self.hidden = {hidden.name: hidden for hidden in plan.hidden}
+        for part in [part for part in self.open.values() if not part.sizes]:
+            self._measure(part.name, part.kind, lambda _: nullcontext())  # there is nothing to try
         self._patch(PATCH_EMBEDDINGS[0])
         recording = record(self.loaded, self.batches)
         for step in walk(self.loaded, recording, on_compressed=False, residual_targets=False):
             name, layer = step.block.name, _layer_of(step.block.name)
-            if self.open.keys().isdisjoint(
-                [(layer, "layer"), (name, "qk"), (name, "vo"), (name, "hidden")]
-            ):
+            following = _following(layer)
+            here: list[tuple[str, PartKind]] = [(name, "qk"), (name, "vo"), (name, "hidden")]
+            if self.open.keys().isdisjoint([(layer, "layer"), (following, "layer"), *here]):
                 continue
             self.forecasts.start_at(layer)
             self._layer(layer)
@@ -545,13 +558,44 @@ class _Pass:
                 self._attention(step, self.heads[name])
             else:
                 self._feed_forward(step, self.hidden[name])
+                self._layer_after(step, following, recording)
         if (PATCH_EMBEDDINGS[1], "hidden") in self.open:
             self.forecasts.start_at(None)
             self._patch(PATCH_EMBEDDINGS[1])
         return self.result
 
     def _layer(self, name: str) -> None:
+        """The first layer of a stack: nothing before it can make up for it."""
         self._measure(name, "layer", lambda _: _without_layer(self.model, name))
+
+    def _layer_after(self, step: Step, name: str, recording: Recording) -> None:
+        """A layer that the feed-forward of ``step`` precedes: fitted to what comes after both."""
+        if (name, "layer") not in self.open:
+            return
+        block = step.block.name
+        reference = list(step.inputs)
+        advance_(reference, step)
+        blocks = blocks_of(self.loaded)
+        for sublayer, module in sublayers(self.model):
+            if _layer_of(sublayer) == name:
+                arguments = recording.arguments[sublayer]
+                other = dataclasses.replace(
+                    step, block=blocks[sublayer], module=module, arguments=arguments
+                )
+                advance_(reference, other)
+        fitted = dataclasses.replace(step, reference=reference)
+
+        @contextmanager
+        def left_out(_: int) -> Iterator[None]:
+            with (
+                _swapped(self.model, block, copy.deepcopy(self.model.get_submodule(block))),
+                _without_layer(self.model, name),
+            ):
+                if self.config.refit != "none":
+                    refit_(fitted, self.model.get_submodule(block), "wo", self.config)
+                yield
+
+        self._measure(name, "layer", left_out)
 
     def _attention(self, step: Step, whole: HeadPlan) -> None:
         if self.open.keys().isdisjoint([(whole.name, "qk"), (whole.name, "vo")]):

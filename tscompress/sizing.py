@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from tscompress.architectures import describe
+from tscompress.architectures import STACKS, describe
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,
@@ -21,12 +22,12 @@ from tscompress.candidates import (
     choose_folded,
     folded_candidates,
     latency_of,
-    most_needed_layers,
+    least_needed_layer,
 )
 from tscompress.corpus import FloatArray
 from tscompress.costs import CostModel, Measure
 from tscompress.errors import DataError, PlanError
-from tscompress.folding import FoldConfig
+from tscompress.folding import FoldConfig, fold_
 from tscompress.latency import Workload
 from tscompress.linalg import even_picks
 from tscompress.loading import LoadedModel, build_empty, load
@@ -86,7 +87,7 @@ def plan_within_budget(
         trial = copy.deepcopy(loaded)
         if plan.kept_layers:
             keep_layers_(trial, plan.kept_layers)
-        apply_fold_(trial, plan, fitted, fold)
+        apply_fold_(trial, plan, fitted, fold, original=loaded)
         return base.ratio(trial)
 
     def latency(candidate: Candidate) -> float:
@@ -127,8 +128,8 @@ def layers_that_stay(
 ) -> dict[str, tuple[int, ...]]:
     """Stack to the indices of the layers that the forecast loss on ``batches`` needs most.
 
-    What each layer costs alone is measured once for a model and its calibration, and then read
-    from a cache.
+    The others go one by one, always the one that costs least after what precedes it was fitted to
+    make up for it; each time all that stay are fitted anew. What it costs is kept in a cache.
 
     Parameters
     ----------
@@ -141,11 +142,7 @@ def layers_that_stay(
         The model has no such layers, or no more than these.
     """
     model: Any = loaded.model
-    have = {
-        stack: len(getattr(model, stack).block)
-        for stack in ("encoder", "decoder")
-        if hasattr(model, stack)
-    }
+    have = {stack: len(getattr(model, stack).block) for stack in STACKS if hasattr(model, stack)}
     asked = ",".join(map(str, counts))
     if len(counts) == 1:
         counts = [*counts] * len(have)
@@ -159,15 +156,42 @@ def layers_that_stay(
         )
     # What no model can do is refused before anything is measured.
     config_of_layers(loaded, {stack: range(count) for stack, count in wanted.items()})
-    sensitivity = measure_sensitivity(
-        loaded,
-        batches,
-        fold=FoldConfig(),
-        head_sizes=(),
-        hidden_ratios=(),
-        on_progress=lambda done, total: on_progress("layers", done, total),
-    )
-    return most_needed_layers(sensitivity, wanted)
+    kept = {stack: list(range(count)) for stack, count in have.items()}
+    going = sum(have.values()) - sum(wanted.values())
+    trial = replace(loaded, model=copy.deepcopy(loaded.model))
+    fitted, held_out = _split(batches)
+    for gone in range(going):
+        on_progress("layers", gone, going)
+        most = [stack for stack in have if len(kept[stack]) > wanted[stack]]
+        if loaded.family == "chronos-t5" and len(kept["encoder"]) == len(kept.get("decoder", ())):
+            most = ["decoder"]  # transformers cannot generate with more layers than in the encoder
+        sensitivity = measure_sensitivity(
+            trial,
+            fitted,
+            holdout=held_out,
+            fold=FoldConfig(),
+            head_sizes=(),
+            hidden_ratios=(),
+            layers=most,
+        )
+        stack, least = least_needed_layer(sensitivity, most)
+        del kept[stack][least]
+        if gone + 1 < going:
+            _leave_out_(trial, stack, least, fitted)
+    on_progress("layers", going, going)
+    return {stack: tuple(layers) for stack, layers in kept.items()}
+
+
+def _leave_out_(
+    loaded: LoadedModel, stack: str, layer: int, batches: Sequence[CalibrationBatch]
+) -> None:
+    """Drop a layer and fit the others to make up for it, at the sizes they have."""
+    before = replace(loaded)
+    layers = range(len(getattr(loaded.model, stack).block))
+    kept = {stack: tuple(index for index in layers if index != layer)}
+    keep_layers_(loaded, kept)
+    whole = fold_plan(loaded.model, loaded.architecture, kept_layers=kept)
+    fold_(loaded, whole, batches, FoldConfig(continuations="given"), original=before)
 
 
 def sensitivities(

@@ -85,11 +85,14 @@ def apply_fold_(
     batches: Sequence[CalibrationBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    original: LoadedModel | None = None,
 ) -> None:
     """Fold ``loaded`` as planned, on what it sees in ``batches``, and note the plan on it.
 
-    Layers that are to go have gone already (:func:`keep_layers_`). If all sizes are alike,
-    ``loaded`` is a stock model of a plain config afterwards.
+    Layers that are to go have gone already (:func:`keep_layers_`); ``original`` still has them, see
+    :func:`~tscompress.folding.fold_`. If all sizes are alike, ``loaded`` is a stock model of a
+    plain config afterwards.
 
     Raises
     ------
@@ -98,7 +101,7 @@ def apply_fold_(
     FactorizationError
         A decomposition failed; names the layer. The model is then half folded: load it again.
     """
-    plan = fold_(loaded, plan, batches, config, on_layer)
+    plan = fold_(loaded, plan, batches, config, on_layer, original=original)
     loaded.plan = plan
     sizes = plan.uniform_sizes
     if sizes is not None:
