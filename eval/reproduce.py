@@ -131,13 +131,19 @@ TABLES = (
     Table(
         "recover-bolt",
         "recover.py --model reference/bolt --trial 2,0.125,4 --trial 1,0.0625,10 "
-        "--output DIR/recover",
-        50,
+        "--trial 8,0.25,4,3,3 --trial 8,0.25,4,2,2 --output DIR/recover",
+        90,
     ),
     Table(
         "recover-t5",
         "recover.py --model reference/t5 --trial 8,1.0,5 --trial 4,0.25,10 --output DIR/recover",
         95,
+    ),
+    Table(
+        "recover-layers-t5",
+        "recover.py --model reference/t5 --max-series 100 --trial 8,0.25,5,4,2 "
+        "--output DIR/recover-layers",
+        40,
     ),
     Table(
         "comparison-bolt",

@@ -945,7 +945,8 @@ FOR_FOLD = "does not say of what; for fold give parameters="
         (["--layers", 2], "layers 2 cannot stay of 2,2 of "),
         (["--budget", "parameters=0.5", "--layers", 1], "a budget chooses the layers by depth"),
         (["--method", "svd", "--rank", 3, "--layers", 1], "layers is for fold"),
-        (["--plan", "plan.json", "--layers", 1], "there is no plan at 'plan.json'"),
+        (["--rank", 4, "--layers", 1, "--exclude", "*.0.*"], "which layers stay is not known"),
+        (["--rank", 9, "--layers", 1], "has heads of size 8; 9 and 9 would not be smaller"),
         (["--budget", "parameters=0.5", "--layout", "loose"], "budget: "),
         (["--budget", "parameters=0.5", "--multiple", 3], "budget: "),
         (
@@ -1043,6 +1044,8 @@ def test_a_recovery_goes_on_though_nobody_reads(monkeypatch: pytest.MonkeyPatch)
         ("--layout", "factored"),
         ("--multiple", 8),
         ("--depth",),
+        ("--layers", 1),
+        ("--latent", 8),
         ("--calibration-series", 5),
         ("--plan", "plan.json"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES
+from conftest import FAMILIES, tiny_recipe
 
 import tscompress
 from tscompress import sizing
@@ -30,8 +30,9 @@ from tscompress.latency import (
 )
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
+from tscompress.pretraining import build_model, save_pretrained
 from tscompress.recipe import PlannedSchedule
-from tscompress.sensitivity import Sensitivity, measure_sensitivity
+from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
 from tscompress.surgery import apply_fold_, keep_layers_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
@@ -455,10 +456,11 @@ def test_layers_go_one_by_one_and_the_others_make_up_for_them(
         return measured[-1]
 
     monkeypatch.setattr(sizing, "measure_sensitivity", measure)
-    progress: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int, int]] = []
     kept = sizing.layers_that_stay(
-        loaded, (1,), batches, lambda stage, done, total: progress.append((stage, done, total))
+        loaded, (1,), batches, FOLD, lambda stage, done, total: seen.append((stage, done, total))
     )
+    progress = [line for line in seen if line[0] == "layers"]
     assert {stack: len(layers) for stack, layers in kept.items()} == dict.fromkeys(stacks, 1)
     assert progress == [("layers", done, len(stacks)) for done in range(len(stacks) + 1)]
     for name, value in loaded.model.state_dict().items():
@@ -482,6 +484,42 @@ def test_layers_go_one_by_one_and_the_others_make_up_for_them(
         )
 
 
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_indices_of_layers_are_the_original_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    recipe = tiny_recipe(family)
+    sizes = {"num_layers": 4, "num_decoder_layers": 4}
+    shape = recipe.architecture.model_copy(update=sizes)
+    path = tmp_path / f"four-{family}"
+    save_pretrained(build_model(recipe.model_copy(update={"architecture": shape})), path)
+    loaded = load(path, dtype="float32")
+    #: Of each pass, the layer that is missed least, by its place among those that are left.
+    least = iter(["decoder.block.1", "decoder.block.2", "decoder.block.0", "encoder.block.3"])
+    asked: list[Any] = []
+
+    def measure(trial: LoadedModel, *_: Any, layers: Sequence[str], **options: Any) -> Any:
+        name = next(least)
+        asked.append((len(trial.model.encoder.block), len(trial.model.decoder.block), layers))
+        assert options["fold"] == FOLD.model_copy(update={"refit": "none"})
+        parts = [
+            Part(name=f"{stack}.block.{i}", kind="layer", size=1, sizes=(0,),
+                 losses=(-1.0 if f"{stack}.block.{i}" == name else 0.0,))
+            for stack in layers
+            for i in range(len(getattr(trial.model, stack).block))
+        ]  # fmt: skip
+        return Sensitivity(family=trial.family, base_loss=1.0, parts=tuple(parts), settings={})
+
+    monkeypatch.setattr(sizing, "measure_sensitivity", measure)
+    plain = FOLD.model_copy(update={"refit": "none"})
+    kept = sizing.layers_that_stay(loaded, (3, 1), batches_of(loaded), plain)
+    assert kept == {"encoder": (0, 1, 2), "decoder": (2,)}  # 1, then the third of 0 2 3, then 0
+    assert [(encoder, decoder) for encoder, decoder, _ in asked] == [(4, 4), (4, 3), (4, 2), (4, 1)]
+    both = ["encoder", "decoder"]
+    first = ["decoder"] if family == "chronos-t5" else both
+    assert [layers for *_, layers in asked] == [first, both, both, ["encoder"]]
+
+
 @pytest.mark.parametrize("counts", [(2,), (2, 2), (0, 1), (3, 1), (1, 3)])
 def test_layers_that_cannot_stay(checkpoint: Path, counts: tuple[int, ...]) -> None:
     loaded = load(checkpoint)
@@ -489,14 +527,14 @@ def test_layers_that_cannot_stay(checkpoint: Path, counts: tuple[int, ...]) -> N
     if loaded.family == "chronos-2":
         match = "are of two stacks; .* has an encoder alone" if len(counts) == 2 else "stay of 2 of"
     with pytest.raises(PlanError, match=match):
-        sizing.layers_that_stay(loaded, counts, [])
+        sizing.layers_that_stay(loaded, counts, [], FOLD)
 
 
 def test_a_t5_keeps_as_many_encoder_layers_as_its_decoder_has(
     checkpoints: dict[str, Path],
 ) -> None:
     with pytest.raises(PlanError, match="keep as many in the encoder"):
-        sizing.layers_that_stay(load(checkpoints["chronos-t5"]), (1, 2), [])
+        sizing.layers_that_stay(load(checkpoints["chronos-t5"]), (1, 2), [], FOLD)
 
 
 @pytest.mark.parametrize("options", [{}, {"rank": 4, "ff_ratio": 0.5}, {"fit": 0.3}])
@@ -511,7 +549,7 @@ def test_fewer_layers_in_a_checkpoint(
     assert small.recipe is not None
     assert small.plan.schedule["layers"] == asked
     kept = small.plan.kept_layers
-    assert kept == sizing.layers_that_stay(given, asked, batches_of(given))
+    assert [len(layers) for layers in kept.values()] == asked
     if "fit" in options:  # a factored checkpoint
         return
     tscompress.save(small, tmp_path / "small")

@@ -241,8 +241,9 @@ def compress(
         smallest KV cache; a factored checkpoint.
     layers
         With fold, but not with a budget: how many layers stay, of the encoder and of the decoder;
-        one number is for each. The others, without which the forecast loss on the calibration
-        series rises least, are dropped: follow it with a recovery.
+        one number is for each. The others go one by one, always the one without which the forecast
+        loss on held-back calibration series rises least, and what stays is fitted to make up for
+        them: follow it with a recovery.
     layout, multiple, depth
         With a budget of fold: ``folded`` (the same sizes everywhere, the default) or ``factored``
         (sizes by layer); sizes in multiples of 8 or 16; allow to drop layers.
@@ -548,24 +549,28 @@ def _fold_plan(
         return plan_within_budget(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
         )
-    kept = None
-    if recipe.layers is not None:
-        kept = layers_that_stay(loaded, recipe.layers, batches, on_progress)
-        loaded = replace(loaded)  # the plan is of what stays; weights are shared
-        keep_layers_(loaded, kept)
-    plan = fold_plan_of(
-        loaded.model,
-        loaded.architecture,
-        recipe.schedule,
-        ff_ratio=recipe.ff_ratio,
-        latent=recipe.latent,
-        exclude=recipe.exclude,
-        free_frequencies=recipe.fold.frequencies == "free",
-    )
+    schedule = recipe.schedule
+
+    def planned(loaded: LoadedModel) -> Plan:
+        return fold_plan_of(
+            loaded.model,
+            loaded.architecture,
+            schedule,
+            ff_ratio=recipe.ff_ratio,
+            latent=recipe.latent,
+            exclude=recipe.exclude,
+            free_frequencies=recipe.fold.frequencies == "free",
+        )
+
     if recipe.layers is None:
-        return plan
-    schedule = {**plan.schedule, "layers": list(recipe.layers)}
-    return plan.model_copy(update={"kept_layers": kept, "schedule": schedule})
+        return planned(loaded)
+    planned(loaded)  # what no layer allows is refused before anything is measured
+    kept = layers_that_stay(loaded, recipe.layers, batches, recipe.fold, on_progress)
+    fewer = replace(loaded)  # weights are shared
+    keep_layers_(fewer, kept)
+    plan = planned(fewer)
+    chosen = {**plan.schedule, "layers": list(recipe.layers)}
+    return plan.model_copy(update={"kept_layers": kept, "schedule": chosen})
 
 
 def recover(

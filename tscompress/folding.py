@@ -84,7 +84,7 @@ class FoldConfig(BaseModel):
         What output projections are fitted to: ``none``, what the ``layer`` put out itself (not with
         a latent), or what brings the ``residual`` stream of the model folded so far back to the
         original's. Where layers are left out, what is before them is fitted to what they put out;
-        but for ``residual`` the original is what the rest of them make.
+        unless it is ``residual``, the original is what the rest of them make.
     continuations
         What the decoder of Chronos-T5 reads after a context: the ``given`` steps, or ``both`` these
         and, after the shorter half of the contexts, a path that the original draws, as when it
@@ -178,7 +178,8 @@ def fold_(
     ----------
     original
         With the layers too that ``plan.kept_layers`` leaves out: its forecasts are continued, and
-        its residual stream is fitted to. None: what ``loaded`` is now.
+        its residual stream is fitted to. Weights that it shares with ``loaded`` change. None: what
+        ``loaded`` is now.
 
     Raises
     ------

@@ -99,7 +99,8 @@ class Step:
     inputs
         Residual stream that statistics are to be taken on, ``[B, S, d_model]`` of each batch.
     reference
-        The original's stream after the sublayer, if the sublayer is asked to reach it.
+        The original's stream after the sublayer, and after layers left out that follow it, if the
+        sublayer is asked to reach it.
     valid, key_valid
         Positions that are real, of queries and of keys.
     precision

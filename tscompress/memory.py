@@ -27,8 +27,8 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     """What a compression holds at its peak, by part; the sum is the estimate, in bytes.
 
     ``process`` is what the interpreter and the libraries hold now; ``weights`` those of the model
-    in float32, with ``recover`` also the original's, and with a budget in latency or WQL those of
-    the candidates that are measured; ``work`` what is needed besides, at the
+    in float32, with ``recover`` also the original's, and with ``layers`` or a budget in latency or
+    WQL those of the candidates that are measured; ``work`` what is needed besides, at the
     greediest moment. A recovery's own needs are those of
     :func:`tscompress.recovery_config.memory_bytes`.
 
@@ -39,12 +39,12 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     """
     weights = 4 * checkpoint.parameters
     method_bytes = _stream_bytes if recipe.method == "fold" else _factor_bytes
-    twice = recipe.recover is not None
+    copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
     if isinstance(recipe.schedule, PlannedSchedule):
-        twice = twice or recipe.schedule.budget.measure in ("latency", "wql")
+        copies = max(copies, 2 if recipe.schedule.budget.measure in ("latency", "wql") else 1)
     return {
         "process": int(psutil.Process().memory_info().rss),
-        "weights": weights * (2 if twice else 1),
+        "weights": weights * copies,
         "work": max(checkpoint.bytes_on_disk, method_bytes(checkpoint, recipe)),
     }
 

@@ -169,6 +169,10 @@ class Recipe(BaseModel):
                 raise ValueError(
                     "free frequencies make a factored checkpoint; give layout: factored with them"
                 )
+            if self.layers is not None and self.exclude:
+                raise ValueError(
+                    "which layers stay is not known to exclude; leave it out, or edit the plan"
+                )
             if self.feed_forward:
                 raise ValueError("fold sizes feed-forwards by ff_ratio; leave out feed_forward")
             return self

@@ -69,7 +69,8 @@ class Part(BaseModel):
     sizes
         Measured sizes, descending, below ``size``; of a layer ``(0,)``.
     losses
-        Forecast loss of the model with only this part at that size, less the original's. Raw: noise
+        Forecast loss of the model with only this part at that size, less the original's; without a
+        layer, with the feed-forward before it fitted. Raw: noise
         may make it slightly negative.
     """
 

@@ -124,6 +124,7 @@ def layers_that_stay(
     loaded: LoadedModel,
     counts: Sequence[int],
     batches: Sequence[CalibrationBatch],
+    fold: FoldConfig,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> dict[str, tuple[int, ...]]:
     """Stack to the indices of the layers that the forecast loss on ``batches`` needs most.
@@ -135,6 +136,8 @@ def layers_that_stay(
     ----------
     counts
         Layers of the encoder and of the decoder, if there is one; a single number is for each.
+    fold
+        How what stays is fitted.
 
     Raises
     ------
@@ -169,29 +172,36 @@ def layers_that_stay(
             trial,
             fitted,
             holdout=held_out,
-            fold=FoldConfig(),
+            fold=fold,
             head_sizes=(),
             hidden_ratios=(),
             layers=most,
+            on_progress=lambda done, total: on_progress("sensitivity", done, total),
         )
         stack, least = least_needed_layer(sensitivity, most)
         del kept[stack][least]
         if gone + 1 < going:
-            _leave_out_(trial, stack, least, fitted)
+            _leave_out_(trial, stack, least, fitted, fold)
     on_progress("layers", going, going)
     return {stack: tuple(layers) for stack, layers in kept.items()}
 
 
 def _leave_out_(
-    loaded: LoadedModel, stack: str, layer: int, batches: Sequence[CalibrationBatch]
+    loaded: LoadedModel,
+    stack: str,
+    layer: int,
+    batches: Sequence[CalibrationBatch],
+    fold: FoldConfig,
 ) -> None:
     """Drop a layer and fit the others to make up for it, at the sizes they have."""
     before = replace(loaded)
     layers = range(len(getattr(loaded.model, stack).block))
     kept = {stack: tuple(index for index in layers if index != layer)}
     keep_layers_(loaded, kept)
-    whole = fold_plan(loaded.model, loaded.architecture, kept_layers=kept)
-    fold_(loaded, whole, batches, FoldConfig(continuations="given"), original=before)
+    if fold.refit == "residual":
+        whole = fold_plan(loaded.model, loaded.architecture, kept_layers=kept)
+        given = fold.model_copy(update={"continuations": "given"})
+        fold_(loaded, whole, batches, given, original=before)
 
 
 def sensitivities(
