@@ -272,6 +272,19 @@ def test_memory_is_estimated_from_headers_alone(checkpoint: Path) -> None:
     assert with_feed_forward["work"] >= parts["work"]
 
 
+def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
+    found = find(checkpoint)
+    once = 4 * found.parameters
+    for changes, copies in (
+        ({}, 1),
+        ({"layers": [1]}, 2),
+        ({"recover": {"minutes": 1}}, 2),
+        ({"layers": [1], "recover": {"minutes": 1}}, 3),
+    ):
+        parts = compression_memory_bytes(found, recipe(checkpoint, **changes))
+        assert parts["weights"] == copies * once
+
+
 def test_more_series_and_a_recovery_need_more(checkpoint: Path) -> None:
     found = find(checkpoint)
     few, many, recovered = (

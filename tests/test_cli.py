@@ -31,6 +31,7 @@ from tscompress.latency import parameter_count
 from tscompress.loading import load
 from tscompress.plan import Plan
 from tscompress.pretraining import Bucket, Stage
+from tscompress.recipe import load_recipe
 from tscompress.recovery import RecoveryProgress
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.sensitivity import Sensitivity
@@ -833,6 +834,27 @@ def test_fold_by_schedule(
             wanted = (2, 3, 3, 4)[depths[head.name]]  # ceil(2 (1 + i)^0.3)
             assert head.vo_size == wanted
             assert head.qk_size == (4 if wanted == 3 and head.kind == "time" else wanted)
+
+
+def test_fold_to_fewer_layers(
+    command: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
+    output = tmp_path / "out"
+    options = "--rank", 4, "--layers", 1, *CALIBRATE
+    outcome = command("compress", checkpoint, "--output", output, *options, "--dry-run", "--json")
+    assert outcome.code == 0, outcome.err
+    assert not output.exists()
+    told = json.loads(outcome.out)["kept_layers"]
+    assert [len(layers) for layers in told.values()] == [1] * len(told)
+    outcome = command("compress", checkpoint, "--output", output, *options)
+    assert outcome.code == 0, outcome.err
+    assert "layers kept: encoder" in outcome.out
+    plan = Plan.load(output / "plan.json")
+    assert {stack: list(layers) for stack, layers in (plan.kept_layers or {}).items()} == told
+    assert load_recipe(output / "recipe.yaml").layers == (1,)
+    model: Any = load(output).model
+    assert model.config.num_layers == len(model.encoder.block) == 1
 
 
 @pytest.mark.parametrize("layout", ["folded", "factored"])

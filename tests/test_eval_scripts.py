@@ -201,6 +201,13 @@ def test_intervals_of_a_recovery_are_of_the_mean_of_its_seeds(scripts: Any) -> N
     assert text.count("1.0000 (1.0000–1.0000); series 1.0500–1.0500") == 2  # SQL
 
 
+def test_a_trial_may_leave_layers_out(scripts: Any) -> None:
+    trial = scripts.recover.Trial.parse("8,0.25,5,4,2")
+    assert trial == scripts.recover.Trial(8, 0.25, 5, (4, 2))
+    assert trial.label == "d_kv 8, d_ff 25.0%, 4 + 2 layers"
+    assert scripts.recover.Trial.parse("8,1.0,5").layers is None
+
+
 def test_a_single_series_has_no_interval(scripts: Any) -> None:
     recover = scripts.recover
     bed = object.__new__(recover.Bed)

@@ -4,7 +4,8 @@ Every sublayer (attention or feed-forward, with its norm and residual connection
 stream to the residual stream; everything else it is called with (masks, position biases) is the
 same whatever the weights. So one ordinary forward pass records those calls, and the streams of the
 original and of the model changed so far are then carried through the layers side by side. Only one
-set of weights is in memory, and nothing is computed twice however deep the model.
+set of weights is in memory, but for those of layers left out, and nothing is computed twice however
+deep the model.
 """
 
 from __future__ import annotations

@@ -70,8 +70,7 @@ class Part(BaseModel):
         Measured sizes, descending, below ``size``; of a layer ``(0,)``.
     losses
         Forecast loss of the model with only this part at that size, less the original's; without a
-        layer, with the feed-forward before it fitted. Raw: noise
-        may make it slightly negative.
+        layer, with the feed-forward before it fitted. Raw: noise may make it slightly negative.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -165,9 +165,9 @@ def layers_that_stay(
     fitted, held_out = _split(batches)
     for gone in range(going):
         on_progress("layers", gone, going)
-        most = [stack for stack in have if len(kept[stack]) > wanted[stack]]
+        may_go = [stack for stack in have if len(kept[stack]) > wanted[stack]]
         if loaded.family == "chronos-t5" and len(kept["encoder"]) == len(kept.get("decoder", ())):
-            most = ["decoder"]  # transformers cannot generate with more layers than in the encoder
+            may_go = ["decoder"]  # no more of its layers than the encoder has: config_of_layers
         sensitivity = measure_sensitivity(
             trial,
             fitted,
@@ -175,10 +175,10 @@ def layers_that_stay(
             fold=fold,
             head_sizes=(),
             hidden_ratios=(),
-            layers=most,
+            layers=may_go,
             on_progress=lambda done, total: on_progress("sensitivity", done, total),
         )
-        stack, least = least_needed_layer(sensitivity, most)
+        stack, least = least_needed_layer(sensitivity, may_go)
         del kept[stack][least]
         if gone + 1 < going:
             _leave_out_(trial, stack, least, fitted, fold)
