@@ -662,8 +662,10 @@ def folded_hidden(
         kept = ridge_leverage(C.to(torch.float64)).topk(count).indices.sort().values
     out = W[:, kept]
     if config.refit != "none":
-        C = C[:, kept].to(torch.float64)
-        out = least_squares(W @ C, C[kept], out)
+        second = C[:, kept].to(torch.float64)
+        cross, second = W @ second, second[kept]
+        del W  # in float64 larger than the layer, and a solver needs room
+        out = least_squares(cross, second, out)
     return kept, out
 
 

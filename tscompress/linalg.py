@@ -220,15 +220,17 @@ def fold_values(
         return P, out.flatten(1)
     inverses = [_pseudo_inverse(C[head, head]) for head in heads] if sweeps else []
     WC = W @ C
+    EC, change = torch.empty_like(WC), torch.empty_like(WC)  # large, and written anew each time
     for _ in range(sweeps):
         block = _block_diagonal(P)
         out = least_squares(WC @ block.T, block @ C @ block.T, out.flatten(1)).view_as(out)
-        EC = WC - out.flatten(1) @ (block @ C)  # E = W - W' P, what is lost
+        # E = W - W' P, what is lost
+        torch.sub(WC, torch.mm(out.flatten(1), block @ C, out=change), out=EC)
         for h, head in enumerate(heads):
             gram = _pseudo_inverse(out[:, h].T @ out[:, h])
             without = EC[:, head] + out[:, h] @ (P[h] @ C[head, head])
             better = gram @ (out[:, h].T @ without) @ inverses[h]
-            EC -= out[:, h] @ ((better - P[h]) @ C[head])
+            EC -= torch.mm(out[:, h], (better - P[h]) @ C[head], out=change)
             P[h] = better
     block = _block_diagonal(P)
     return P, least_squares(WC @ block.T, block @ C @ block.T, out.flatten(1))
