@@ -282,6 +282,26 @@ def test_values_by_their_inputs_have_a_mean(checkpoints: dict[str, Path]) -> Non
     assert not torch.equal(found[0].keys, found[1].keys)
 
 
+@pytest.mark.parametrize("strip", [1, 16, 30])
+def test_moments_of_many_units_are_computed_in_strips(
+    strip: int, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wide product only half is computed; the other half is the same."""
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = calibration_batches(loaded, CALIBRATION)
+    found = []
+    for first in (D_FF + 1, D_FF):  # whole, then in strips
+        monkeypatch.setattr(folding, "_STRIPS_FROM", first)
+        monkeypatch.setattr(folding, "_STRIP", strip)
+        steps = walk(loaded, record(loaded, batches), on_compressed=False, residual_targets=False)
+        step = next(s for s in steps if s.block.name == "encoder.block.1.layer.1.DenseReluDense")
+        found.append(folding.hidden_moments(loaded, step).hidden)
+        steps.close()
+    assert not found[0].triu(strip).equal(torch.zeros_like(found[0]))
+    torch.testing.assert_close(found[1], found[0])
+    assert torch.equal(found[1], found[1].T)
+
+
 def test_patches_that_nothing_attends_to_are_not_seen(checkpoints: dict[str, Path]) -> None:
     """Also where the length of a patch is a multiple of 3, as what Chronos-2 embeds always is."""
     loaded = load(checkpoints["chronos-bolt"])
