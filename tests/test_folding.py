@@ -297,9 +297,9 @@ def test_moments_of_many_units_are_computed_in_strips(
         step = next(s for s in steps if s.block.name == "encoder.block.1.layer.1.DenseReluDense")
         found.append(folding.hidden_moments(loaded, step).hidden)
         steps.close()
-    assert not found[0].triu(strip).equal(torch.zeros_like(found[0]))
+    assert found[0][:strip, strip:].any()
     torch.testing.assert_close(found[1], found[0])
-    assert torch.equal(found[1], found[1].T)
+    assert torch.equal(found[1][:strip, strip:], found[1][strip:, :strip].T)
 
 
 def test_patches_that_nothing_attends_to_are_not_seen(checkpoints: dict[str, Path]) -> None:
