@@ -60,8 +60,8 @@ _ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 8192
 #: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
 #: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
 _WIDE = torch.float32
-#: Of symmetric products of so many columns only what is right of the diagonal is computed, in
-#: strips. It saves a third; narrower ones take too little time for that to matter.
+#: Symmetric products of at least so many columns are computed in strips from the diagonal to the
+#: right, which saves a third of the time; narrower ones take little of it.
 _STRIPS_FROM, _STRIP = 2048, 512
 
 

@@ -220,7 +220,7 @@ def fold_values(
         return P, out.flatten(1)
     inverses = [_pseudo_inverse(C[head, head]) for head in heads] if sweeps else []
     WC = W @ C
-    EC, change = torch.empty_like(WC), torch.empty_like(WC)  # large, and written anew each time
+    EC, change = torch.empty_like(WC), torch.empty_like(WC)  # fresh pages would cost more
     for _ in range(sweeps):
         block = _block_diagonal(P)
         out = least_squares(WC @ block.T, block @ C @ block.T, out.flatten(1)).view_as(out)
