@@ -265,6 +265,23 @@ def test_the_error_of_values_never_grows_with_sweeps(
             assert after <= before * (1 + 1e-6) + 1e-8 * total
 
 
+def test_each_head_is_fitted_to_what_those_before_it_left() -> None:
+    """Two sweeps of the definition, with what is lost computed afresh for every head."""
+    W, C = random_matrix(9, 12, 0), random_moment(12, 1, 40)
+    heads = [slice(4 * h, 4 * h + 4) for h in range(3)]
+    P, out = linalg.fold_values(W, C, 3, 2, refit=False)
+    for _ in range(2):
+        block = torch.block_diag(*P)  # type: ignore[no-untyped-call]
+        out = linalg.least_squares(W @ C @ block.T, block @ C @ block.T, out)
+        for h, head in enumerate(heads):
+            own = out[:, 2 * h : 2 * h + 2]
+            lost = W - out @ torch.block_diag(*P)  # type: ignore[no-untyped-call]
+            lost[:, head] += own @ P[h]
+            P[h] = torch.linalg.pinv(own) @ lost @ C[:, head] @ torch.linalg.inv(C[head, head])
+    found, _ = linalg.fold_values(W, C, 3, 2, 2)
+    torch.testing.assert_close(found, P, rtol=1e-6, atol=1e-8)
+
+
 @settings(deadline=None)
 @given(VALUES, st.integers(0, 2), st.booleans())
 def test_values_at_full_rank_lose_nothing(
