@@ -36,7 +36,7 @@ from tscompress.latency import parameter_count
 from tscompress.layerwise import record, record_entry, walk
 from tscompress.loading import LoadedModel, load
 from tscompress.plan import Plan
-from tscompress.planning import fold_plan
+from tscompress.planning import fold_plan, settle_fold_plan
 from tscompress.pretraining import build_model, save_pretrained
 from tscompress.recipe import load_recipe
 from tscompress.surgery import apply_fold_, keep_layers_
@@ -912,6 +912,16 @@ def test_fewer_layers_with_sizes_by_layer(checkpoint: Path, tmp_path: Path) -> N
     again = load(tscompress.save(small, tmp_path / "small"))
     assert again.plan == plan
     assert torch.equal(predict(again), predict(small))
+
+
+def test_a_plan_with_fewer_layers_that_counts_all_of_them(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    kept = dict.fromkeys(all_layers(loaded), (0,))
+    plan = fold_plan(loaded.model, loaded.architecture, kept_layers=kept, vo=2)
+    keep_layers_(loaded, kept)
+    message = r"the plan names 'encoder\.block\.1\..*among those that stay"
+    with pytest.raises(PlanError, match=message):
+        settle_fold_plan(loaded.model, loaded.architecture, plan)
 
 
 # --------------------------------------------------------------------------------------------------
