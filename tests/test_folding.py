@@ -919,9 +919,15 @@ def test_a_plan_with_fewer_layers_that_counts_all_of_them(checkpoint: Path) -> N
     kept = dict.fromkeys(all_layers(loaded), (0,))
     plan = fold_plan(loaded.model, loaded.architecture, kept_layers=kept, vo=2)
     keep_layers_(loaded, kept)
-    message = r"the plan names 'encoder\.block\.1\..*among those that stay"
-    with pytest.raises(PlanError, match=message):
+    message = r"the plan names 'encoder\.block\.1\..*, which the model does not have"
+    with pytest.raises(PlanError, match=message + ".* among those that stay"):
         settle_fold_plan(loaded.model, loaded.architecture, plan)
+    with pytest.raises(PlanError, match=message + r"\.$"):  # where none went, none are counted so
+        settle_fold_plan(
+            loaded.model, loaded.architecture, plan.model_copy(update={"kept_layers": None})
+        )
+    with pytest.raises(PlanError, match="among those that stay"):
+        tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -469,10 +469,10 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
     for layer in given:
         found = known.get(layer.name)
         if type(found) is not type(layer):
-            where = "."
+            hint = ""
             if plan.kept_layers:
-                where = " with its kept_layers alone; layers are counted among those that stay."
-            raise PlanError(f"the plan names {layer.name!r}, which the model does not have{where}")
+                hint = " with its kept_layers alone; layers are counted among those that stay"
+            raise PlanError(f"the plan names {layer.name!r}, which the model does not have{hint}.")
         before, after = (_unfolded(one) for one in (layer, found))
         if before != after:
             key = next(key for key in before if before[key] != after[key])
