@@ -20,8 +20,8 @@ PACKAGE = ROOT / "tscompress"
 #: A module imports only from those before it.
 LAYERS = (
     "errors", "_version", "allocator", "files", "readers", "network", "linalg", "low_rank",
-    "architectures", "configs", "plan", "heads", "factored", "tables", "wheels", "suites",
-    "corpus", "data", "streams", "loading", "provenance", "calibration", "rank_profile",
+    "architectures", "configs", "plan", "heads", "sharing", "factored", "tables", "wheels",
+    "suites", "corpus", "data", "streams", "loading", "provenance", "calibration", "rank_profile",
     "profiling", "profile_tables", "figures", "planning", "layerwise", "folding", "surgery",
     "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks",
     "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates", "optimizers",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tscompress.recovery_config import RecoveryConfig
     from tscompress.sensitivity import Sensitivity
     from tscompress.serialization import CompressedModel, save
+    from tscompress.sharing import share_cross_attention
     from tscompress.sizing import sensitivities
     from tscompress.statistics import Comparison, compare
 
@@ -71,6 +72,7 @@ _HOME = {
     "Sensitivity": "sensitivity",
     "CompressedModel": "serialization",
     "save": "serialization",
+    "share_cross_attention": "sharing",
     "sensitivities": "sizing",
     "Comparison": "statistics",
     "compare": "statistics",
@@ -114,6 +116,7 @@ __all__ = [
     "run",
     "save",
     "sensitivities",
+    "share_cross_attention",
     "write_card",
 ]
 

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from tscompress.errors import NotEnoughMemoryError, UsageError
 from tscompress.latency import Workload, kv_cache_bytes
+from tscompress.sharing import shares_cross_attention
 
 T = TypeVar("T")
 
@@ -202,7 +203,9 @@ def forecast_bytes(
         # Of each path: softmax, top-k and the draw hold several copies of the logits.
         numbers += paths * (tokens * (config.d_model + 2 * config.num_heads))
         numbers += 8 * paths * config.vocab_size
-    return int(numbers * itemsize) + kv_cache_bytes(model, workload)
+    shared = shares_cross_attention(pipeline)
+    cache = kv_cache_bytes(model, workload, shared_cross_attention=shared)
+    return int(numbers * itemsize) + cache
 
 
 def batch_sizes(

@@ -765,12 +765,21 @@ def bench(
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Peak memory, in a process of its own.")
     ] = True,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share-cross-attention",
+            help="Chronos-T5: measure each model once more, with sample paths that share the "
+            "cross-attention keys and values of their series.",
+        ),
+    ] = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Latency, memory, MACs and size; two models take turns in one process."""
     from tscompress import latency
+    from tscompress.sharing import share_cross_attention
 
     workload = latency.make_workload(
         {
@@ -790,11 +799,17 @@ def bench(
     labels = [one.name for one in loaded]
     if len(labels) == 2:
         labels[1] = _distinct(labels[1], labels[0])
+    pipelines = {label: one.forecaster for label, one in zip(labels, loaded, strict=True)}
+    directories = {label: one.directory for label, one in zip(labels, loaded, strict=True)}
+    if share:
+        for label in labels:
+            pipelines[f"{label}, shared"] = share_cross_attention(pipelines[label])
+            directories[f"{label}, shared"] = directories[label]
     with progress_bars() as advance:
         result = latency.bench(
-            [(label, one.forecaster) for label, one in zip(labels, loaded, strict=True)],
+            pipelines,
             workload,
-            directories={label: one.directory for label, one in zip(labels, loaded, strict=True)},
+            directories=directories,
             measure_memory=memory,
             on_run=lambda run: advance("bench", run.round + 1, repeats),
         )

@@ -116,7 +116,7 @@ class LatentCrossAttention(T5Attention):  # type: ignore[misc]
         ``q`` ``[heads * size, d_model]``, ``o`` ``[d_model, heads * size]`` and, if ``first`` is
         None, ``down``, on the devices and in the dtypes of the original's.
         """
-        latent: Any = _bare(cls, attention)
+        latent: Any = bare(cls, attention)
         width = latent.n_heads * size
         latent.q = _empty_linear(latent.q, out_features=width)
         latent.o = _empty_linear(latent.o, in_features=width)
@@ -270,7 +270,7 @@ def _stand_in(
     value_class: type[nn.Linear] = nn.Linear,
 ) -> _Module:
     """A ``cls`` with the settings and children of ``original``, but empty projections."""
-    sized: Any = _bare(cls, original)
+    sized: Any = bare(cls, original)
     qk_width, vo_width = sized.n_heads * qk_size, sized.n_heads * vo_size
     sized.q = _empty_linear(sized.q, out_features=qk_width)
     sized.k = _empty_linear(sized.k, out_features=qk_width)
@@ -281,7 +281,7 @@ def _stand_in(
     return stand_in
 
 
-def _bare(cls: type[_Module], original: nn.Module) -> _Module:
+def bare(cls: type[_Module], original: nn.Module) -> _Module:
     """A ``cls`` with the settings and the very children of ``original``."""
     bare = cls.__new__(cls)
     nn.Module.__init__(bare)

@@ -4,8 +4,8 @@ Every figure comes from ``pipeline.predict``, the call that users make. Models a
 within one process, because absolute seconds on a shared machine drift: the ratio of two models
 that ran seconds apart is what holds up, so it is reported with an interval.
 
-``python -m tscompress.latency DIRECTORY DTYPE WORKLOAD_JSON`` prints the memory that one
-checkpoint takes; :func:`process_memory` runs it.
+``python -m tscompress.latency DIRECTORY DTYPE WORKLOAD_JSON [shared]`` prints the memory that
+one checkpoint takes; :func:`process_memory` runs it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.heads import LatentCrossAttention
+from tscompress.sharing import share_cross_attention, shares_cross_attention
 
 _MEBI = 2**20
+_SHARED = "shared"
 # Fewer rounds than this carry no information about the tails of a 95 % interval.
 _MIN_ROUNDS_FOR_INTERVAL = 5
 
@@ -113,13 +115,18 @@ def bytes_on_disk(directory: Path) -> int:
 class _DecoderPass:
     """Shape of the cache that one encoder-decoder pass fills."""
 
+    series: int
     rows: int
     encoder_tokens: int
     decoder_tokens: int
 
 
 def kv_cache_bytes(
-    model: nn.Module, workload: Workload, *, dtype: torch.dtype | None = None
+    model: nn.Module,
+    workload: Workload,
+    *,
+    dtype: torch.dtype | None = None,
+    shared_cross_attention: bool = False,
 ) -> int:
     """Bytes of the key-value cache at its fullest during one ``predict`` call.
 
@@ -146,6 +153,9 @@ def kv_cache_bytes(
         Gives ``batch_size``, ``context_length``, ``horizon`` and ``num_samples``.
     dtype
         Type of the cached tensors; the model's own by default.
+    shared_cross_attention
+        Whether the sample paths of a series share one row of cross-attention, as those of
+        :func:`tscompress.share_cross_attention` do.
     """
     decoder = getattr(model, "decoder", None)
     if decoder is None:
@@ -157,7 +167,8 @@ def kv_cache_bytes(
         cross_width += _cached_numbers_per_token(block.layer[1].EncDecAttention)
     chronos_config: dict[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
     numbers = max(
-        step.rows * (self_width * step.decoder_tokens + cross_width * step.encoder_tokens)
+        step.rows * self_width * step.decoder_tokens
+        + (step.series if shared_cross_attention else step.rows) * cross_width * step.encoder_tokens
         for step in _decoder_passes(chronos_config, workload)
     )
     return numbers * dtype.itemsize
@@ -183,13 +194,16 @@ def _decoder_passes(
         if "input_patch_size" in chronos_config:
             size, stride = chronos_config["input_patch_size"], chronos_config["input_patch_stride"]
             padded = math.ceil(context / size) * size
+            rows = workload.batch_size * (len(chronos_config["quantiles"]) if done else 1)
             yield _DecoderPass(
-                rows=workload.batch_size * (len(chronos_config["quantiles"]) if done else 1),
+                series=rows,
+                rows=rows,
                 encoder_tokens=(padded - size) // stride + 1 + chronos_config["use_reg_token"],
                 decoder_tokens=1,
             )
         else:
             yield _DecoderPass(
+                series=workload.batch_size,
                 rows=workload.batch_size * (workload.num_samples or chronos_config["num_samples"]),
                 encoder_tokens=context + chronos_config["use_eos_token"],
                 decoder_tokens=min(block, workload.horizon - done),
@@ -271,11 +285,14 @@ class MemoryUse:
     peak_bytes: int
 
 
-def process_memory(directory: Path, dtype: torch.dtype, workload: Workload) -> MemoryUse:
+def process_memory(
+    directory: Path, dtype: torch.dtype, workload: Workload, *, shared: bool = False
+) -> MemoryUse:
     """Memory that the checkpoint in ``directory``, loaded as ``dtype``, takes on the CPU.
 
     Measured in a process of its own, because the peak of a resident set never falls: a second
-    model in the same process would inherit the first one's.
+    model in the same process would inherit the first one's. With ``shared`` its sample paths
+    share cross-attention.
 
     Raises
     ------
@@ -283,6 +300,7 @@ def process_memory(directory: Path, dtype: torch.dtype, workload: Workload) -> M
         The process failed; the message ends with the last line that it wrote.
     """
     arguments = [str(directory), str(dtype).removeprefix("torch."), workload.model_dump_json()]
+    arguments += [_SHARED] if shared else []
     done = subprocess.run(
         [sys.executable, "-m", "tscompress.latency", *arguments],
         capture_output=True,
@@ -298,13 +316,17 @@ def process_memory(directory: Path, dtype: torch.dtype, workload: Workload) -> M
     return MemoryUse(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _measure_this_process(directory: Path, dtype: str, workload: Workload) -> MemoryUse:
+def _measure_this_process(
+    directory: Path, dtype: str, workload: Workload, *, shared: bool
+) -> MemoryUse:
     """Load the checkpoint and forecast twice (the second call runs with warm pools)."""
     from tscompress.loading import load
 
     _forget_peak()
     before = psutil.Process().memory_info().rss
     pipeline = load(directory, dtype=dtype).forecaster
+    if shared:
+        pipeline = share_cross_attention(pipeline)
     after = psutil.Process().memory_info().rss
     series = synthetic_batch(workload)
     with _settings(workload):
@@ -590,7 +612,11 @@ def bench(
                     batch_size=workload.batch_size,
                     parameters=parameter_count(pipeline.inner_model),
                     parameter_bytes=parameter_bytes(pipeline.inner_model),
-                    kv_cache_bytes=kv_cache_bytes(pipeline.inner_model, workload),
+                    kv_cache_bytes=kv_cache_bytes(
+                        pipeline.inner_model,
+                        workload,
+                        shared_cross_attention=shares_cross_attention(pipeline),
+                    ),
                     bytes_on_disk=disk.get(name),
                     macs=count_macs(pipeline, workload) if measure_macs else None,
                     memory=_memory(pipeline, paths.get(name), workload) if measure_memory else None,
@@ -706,7 +732,8 @@ def _memory(
             return _cuda_memory(pipeline, synthetic_batch(workload), workload)
     if directory is None:
         return None
-    return process_memory(directory, _dtype(pipeline.inner_model), workload)
+    shared = shares_cross_attention(pipeline)
+    return process_memory(directory, _dtype(pipeline.inner_model), workload, shared=shared)
 
 
 def _device_name(workload: Workload) -> str:
@@ -773,8 +800,10 @@ def _ratio(result: BenchResult, name: str, measure: str) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the :class:`MemoryUse` of a directory, dtype and workload, as JSON."""
-    directory, dtype, workload = arguments
-    memory = _measure_this_process(Path(directory), dtype, make_workload(json.loads(workload)))
+    directory, dtype, workload, *shared = arguments
+    memory = _measure_this_process(
+        Path(directory), dtype, make_workload(json.loads(workload)), shared=shared == [_SHARED]
+    )
     print(json.dumps(asdict(memory)))
 
 

@@ -113,8 +113,8 @@ _CODE = (
     "api", "architectures", "batching", "budgets", "calibration", "candidates", "corpus", "costs",
     "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
     "linalg", "loading", "low_rank", "optimizers", "plan", "planning", "rank_profile", "recipe",
-    "recovery", "recovery_config", "sensitivity", "serialization", "sizing", "streams", "suites",
-    "surgery", "tables", "training", "wheels",
+    "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "streams",
+    "suites", "surgery", "tables", "training", "wheels",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 
