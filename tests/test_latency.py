@@ -18,6 +18,7 @@ from chronos.chronos import ChronosConfig, ChronosModel
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from rich.console import Console
+from test_heads import cache_of
 from torch import nn
 
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
@@ -212,7 +213,7 @@ def largest_cache_bytes(pipeline: Any, workload: Workload) -> int:
     sizes = []
 
     def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        cache = output.past_key_values
+        cache = cache_of(output)
         layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
         sizes.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers))
 

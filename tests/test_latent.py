@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_heads import cache_of
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -295,7 +296,7 @@ def test_the_cache_holds_what_is_said(checkpoint: Path, workload: Workload) -> N
     loaded = folded(checkpoint, 6, vo=5)
     caches: list[Any] = []
     loaded.model.decoder.register_forward_hook(  # type: ignore[union-attr, operator]
-        lambda *call: caches.append(call[-1].past_key_values)
+        lambda *call: caches.append(cache_of(call[-1]))
     )
     series = torch.randn(workload.batch_size, workload.context_length).cumsum(-1)
     options = {"num_samples": workload.num_samples} if loaded.family == "chronos-t5" else {}

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 import tscompress
 from tscompress.batching import forecast_bytes
 from tscompress.errors import UnsupportedModelError
+from tscompress.heads import cache_name
 from tscompress.latency import Workload, bench, count_macs, kv_cache_bytes
 from tscompress.loading import load
 from tscompress.sharing import (
@@ -121,11 +122,12 @@ def test_the_cache_has_one_row_a_series(
 
     def spy(*args: Any, **options: Any) -> Any:
         found = forward(*args, **options)
-        cache = options["past_key_values"]
+        cache = options[name]
         layers = (cache.cross_attention_cache.layers[1], cache.self_attention_cache.layers[1])
         held.append(tuple(len(layer.keys) for layer in layers))  # type: ignore[arg-type]
         return found
 
+    name = cache_name(attention)
     monkeypatch.setattr(attention, "forward", spy)
     drawn(shared, 3, 6)
     assert held == [(4, 24)] * 3
@@ -142,13 +144,14 @@ def test_the_first_pipeline_goes_on_as_before(stock: BaseChronosPipeline) -> Non
     assert [shares_cross_attention(p) for p in (stock, shared, again)] == [False, True, True]
     layers = [block.layer[1] for block in stock.inner_model.decoder.block]  # type: ignore[union-attr]
     assert all(type(layer) is SharedCrossAttention for layer in layers)
-    beams = stock.inner_model.generate(torch.arange(3, 15).view(2, 6), num_beams=3)  # type: ignore[operator]
+    model: Any = stock.inner_model
+    beams = model.generate(torch.arange(3, 15).view(2, 6), num_beams=3, max_new_tokens=4)
     assert len(beams) == 2
 
 
 def test_models_without_sample_paths_are_refused(checkpoints: dict[str, Path]) -> None:
     for family in ("chronos-bolt", "chronos-2"):
-        with pytest.raises(UnsupportedModelError, match="no sample paths.* only Chronos-T5"):
+        with pytest.raises(UnsupportedModelError, match=r"no sample paths.* only Chronos-T5"):
             share_cross_attention(load(checkpoints[family]).forecaster)
 
 

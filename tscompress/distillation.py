@@ -16,9 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from tscompress.architectures import STACKS
 from tscompress.errors import UsageError
+from tscompress.heads import cache_name
 from tscompress.loading import LoadedModel
 
 Distance = Literal["absolute", "squared"]
@@ -418,16 +420,17 @@ def draw_paths(
     """
     encoded = model.encoder(input_ids=input_ids, attention_mask=attention_mask)
     token = torch.full_like(input_ids[:, :1], model.config.decoder_start_token_id)
-    cache, path, seen = None, [], []
+    # A model puts into it what it computes, whatever it calls it.
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    options = {cache_name(model): cache, "use_cache": True}
+    path, seen = [], []
     for step in range(noise.shape[1]):
         output = model(
             encoder_outputs=encoded,
             attention_mask=attention_mask,
             decoder_input_ids=token,
-            past_key_values=cache,
-            use_cache=True,
+            **options,
         )
-        cache = output.past_key_values
         seen.append(output.logits[:, -1])
         logits = seen[-1][:, n_special_tokens:].float()
         largest, index = logits.topk(min(top_k, logits.shape[-1]))

@@ -10,6 +10,7 @@ also read one latent of the encoder's output, the same for all heads of all laye
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from typing import Any, TypeVar
 
@@ -31,6 +32,14 @@ from tscompress.errors import PlanError
 from tscompress.plan import HeadPlan, HiddenPlan
 
 _Module = TypeVar("_Module", bound=nn.Module)
+#: What layers call their key-value cache: in transformers since 5.24, since 4.56, and before that.
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value")
+
+
+def cache_name(module: nn.Module) -> str:
+    """What ``module.forward`` calls the key-value cache that it is given."""
+    known = inspect.signature(module.forward).parameters
+    return next(name for name in CACHE_NAMES if name in known)
 
 
 class _Values(Tensor):
@@ -39,7 +48,7 @@ class _Values(Tensor):
     ``T5Attention.forward`` splits queries, keys and values into heads by one and the same size.
     All it does to the values before they meet cache and attention weights is that one ``view``.
     So the values answer ``view`` and the stock forward stays in charge: its signature, cache and
-    outputs differ between transformers 4.49, 4.57, 5.0 and 5.23, and that ``view`` does not.
+    outputs differ between transformers 4.49, 4.57, 5.0 and 5.24, and that ``view`` does not.
     """
 
     # As for nn.Parameter: whatever is computed from it is a plain tensor.
@@ -138,15 +147,15 @@ class LatentCrossAttention(T5Attention):  # type: ignore[misc]
         mask: Tensor | None = None,
         key_value_states: Tensor | None = None,
         position_bias: Tensor | None = None,
-        past_key_values: Any = None,
         **options: Any,
     ) -> tuple[Any, ...]:
         """As ``T5Attention.forward``, of cross-attention.
 
         ``position_bias`` is not read: T5's cross-attention has none, and what dense layers pass on
-        in its place is zeros, to which older versions have added the mask.
+        in its place is zeros, to which older versions have added the mask. The cache is among
+        ``options``, by whichever name.
         """
-        cache = options.get("past_key_value", past_key_values)
+        cache = next((options[name] for name in CACHE_NAMES if name in options), None)
         latent = self._latent(key_value_states, cache)  # [B, 1, S, r]
         batch, tokens = hidden_states.shape[:2]
         # All heads have the same keys, so that heads are but further queries: one product.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tscompress.architectures import STACKS, AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.heads import CACHE_NAMES
 from tscompress.loading import LoadedModel
 
 Block = AttentionBlock | FeedForward
@@ -335,7 +336,7 @@ def _recorders(
             kept = {
                 key: None if key == "key_value_states" else held(key, kwargs)
                 for key in kwargs
-                if not key.startswith("past_key_value")
+                if key not in CACHE_NAMES
             }
             calls.append((args[1:], kept))
             if entry is not None:
