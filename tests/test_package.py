@@ -22,13 +22,13 @@ LAYERS = (
     "errors", "_version", "allocator", "files", "readers", "network", "linalg", "low_rank",
     "architectures", "configs", "plan", "heads", "sharing", "factored", "tables", "wheels",
     "suites", "corpus", "data", "streams", "loading", "provenance", "calibration", "rank_profile",
-    "profiling", "profile_tables", "figures", "planning", "layerwise", "folding", "surgery",
-    "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity", "fev_tasks",
-    "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates", "optimizers",
-    "training", "pretraining", "distillation", "recovery_config", "recovery", "recipe", "memory",
-    "sizing", "serialization", "pipelines", "api", "records", "measurements", "card", "hub", "runs",
-    "sweep", "report_points", "report_content", "report_charts", "report_html", "report",
-    "interrupts", "console", "cli", "__main__",
+    "profiling", "profile_tables", "figures", "planning", "layerwise", "width", "folding",
+    "surgery", "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity",
+    "fev_tasks", "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates",
+    "optimizers", "training", "pretraining", "distillation", "recovery_config", "recovery",
+    "recipe", "memory", "sizing", "serialization", "pipelines", "api", "records", "measurements",
+    "card", "hub", "runs", "sweep", "report_points", "report_content", "report_charts",
+    "report_html", "report", "interrupts", "console", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +58,14 @@ from tscompress.planning import (
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
 from tscompress.readers import UnreadableFileError, read_json
-from tscompress.recipe import EvaluationConfig, PlannedSchedule, Recipe, load_recipe, validate
+from tscompress.recipe import (
+    SIZES_BESIDE_HEADS,
+    EvaluationConfig,
+    PlannedSchedule,
+    Recipe,
+    load_recipe,
+    validate,
+)
 from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
@@ -74,6 +81,7 @@ from tscompress.suites import (
     load_suite,
 )
 from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
+from tscompress.width import stream_bases, turn_
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]
@@ -147,6 +155,11 @@ def choose_schedule(
         raise UsageError(f"{name}: {reason}.") from None
 
 
+def needs_schedule(method: str, fields: Mapping[str, Any]) -> bool:
+    """Whether a recipe with these fields would change nothing without a schedule of ranks."""
+    return method != "fold" or all(fields[name] is None for name in SIZES_BESIDE_HEADS)
+
+
 def unplanned(method: Method) -> dict[str, Any]:
     """Fields of a recipe whose sizes a plan given by hand says: they stand for nothing."""
     if method == "fold":
@@ -195,6 +208,7 @@ def compress(
     rank: int | None = None,
     ff_ratio: float | None = None,
     latent: int | None = None,
+    width: int | None = None,
     layers: int | tuple[int, int] | None = None,
     epsilon: float | None = None,
     energy: float | None = None,
@@ -239,6 +253,9 @@ def compress(
     latent
         With fold, but not with a budget: all cross-attention reads one latent of this size. The
         smallest KV cache; a factored checkpoint.
+    width
+        With fold, but not with a budget: numbers of the residual stream, ``d_model``; those of its
+        principal directions stay that have most energy. Stays a plain checkpoint.
     layers
         With fold, but not with a budget: how many layers stay, of the encoder and of the decoder;
         one number is for each. The others go one by one, always the one without which the forecast
@@ -274,9 +291,10 @@ def compress(
     """
     wanted = {"rank": rank, "epsilon": epsilon, "energy": energy, "schedule": schedule, "fit": fit,
               "budget": budget}  # fmt: skip
+    sizes = {"ff_ratio": ff_ratio, "latent": latent, "width": width, "layers": layers}
     chosen: Schedule | PlannedSchedule | None = None
     if plan is not None:
-        values = (*wanted.values(), ff_ratio, latent, layers, multiple, layout)
+        values = (*wanted.values(), *sizes.values(), multiple, layout)
         switches = (powers_of_two, exclude, feed_forward, depth)
         if any(value is not None for value in values) or any(switches):
             raise UsageError("a plan says every size; give no schedule or selection with it.")
@@ -285,7 +303,7 @@ def compress(
         chosen = choose_schedule(
             method=method,
             **wanted,  # type: ignore[arg-type]
-            required=method != "fold" or (ff_ratio, latent, layers) == (None, None, None),
+            required=needs_schedule(method, sizes),
             powers_of_two=powers_of_two,
             layout=layout,
             multiple=multiple,
@@ -294,8 +312,7 @@ def compress(
     fields_of_recipe: dict[str, Any] = {
         "method": method,
         "schedule": None if chosen is None else chosen.model_dump(),
-        "ff_ratio": ff_ratio,
-        "latent": latent,
+        **sizes,
         "layers": (layers,) if isinstance(layers, int) else layers,
         "fold": (fold or FoldConfig()).model_dump(),
         "exclude": tuple(exclude),
@@ -523,6 +540,8 @@ def _fold_(
         plan = _fold_plan(loaded, recipe, batches, on_progress)
     original = None
     if plan.kept_layers:
+        if plan.width is not None:  # those that go as well
+            turn_(loaded, stream_bases(loaded, batches))
         before = latency.parameter_count(loaded.model)
         original = replace(loaded)  # weights are shared
         keep_layers_(loaded, plan.kept_layers)
@@ -558,6 +577,7 @@ def _fold_plan(
             schedule,
             ff_ratio=recipe.ff_ratio,
             latent=recipe.latent,
+            width=recipe.width,
             exclude=recipe.exclude,
             free_frequencies=recipe.fold.frequencies == "free",
         )

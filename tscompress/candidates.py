@@ -23,7 +23,7 @@ from tscompress.budgets import Budget
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
-from tscompress.factored import apply_structure_
+from tscompress.factored import apply_structure_, tie_weights_
 from tscompress.latency import Workload, bench
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.plan import stock_frequencies
@@ -510,7 +510,7 @@ def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.dev
         parent, _, child = name.rpartition(".")
         filled = nn.Parameter(weight.uniform_(-0.05, 0.05, generator=generator), False)
         setattr(model.get_submodule(parent), child, filled)
-    model.tie_weights()  # type: ignore[operator]
+    tie_weights_(model)
 
 
 def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:

@@ -59,8 +59,8 @@ app = typer.Typer(
 )
 _debug = False
 _PLANNING_OPTIONS = (
-    "method", "rank", "ff_ratio", "latent", "layers", "epsilon", "energy", "schedule", "fit",
-    "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
+    "method", "rank", "ff_ratio", "latent", "width", "layers", "epsilon", "energy", "schedule",
+    "fit", "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
 )  # fmt: skip
 _LONG_FORMAT_OPTIONS = (
     "windows", "seasonality", "frequency", "id_column", "time_column", "target_column",
@@ -242,6 +242,13 @@ def compress(
             "fewer parameters if well below half of heads x d_kv, needs tscompress to load."
         ),
     ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            help="With fold: numbers of the residual stream that stay, d_model; makes every layer "
+            "smaller."
+        ),
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -331,6 +338,7 @@ def compress(
             "schedule": None,
             "ff_ratio": ff_ratio,
             "latent": latent,
+            "width": width,
             "layers": None if layers is None else integers(layers, "--layers"),
             "calibration": CalibrationConfig(
                 num_series=calibration_series,
@@ -352,7 +360,7 @@ def compress(
                 layout=layout,  # type: ignore[arg-type]
                 multiple=multiple,
                 depth=depth,
-                required=method != "fold" or (ff_ratio, latent, layers) == (None, None, None),
+                required=api.needs_schedule(method, fields),
             )
             fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")

@@ -223,7 +223,7 @@ class Distillation:
         distance: Distance = "absolute",
         match: HiddenAt | None = None,
     ) -> None:
-        check_comparable(teacher, student)
+        check_comparable(teacher, student, match)
         self.teacher, self.student = teacher, student
         self.temperature, self.distance = temperature, distance
         self._pairs = [] if match is None else _places(teacher, student, match)
@@ -375,8 +375,12 @@ class Distillation:
         return torch.stack(distances).mean(0)
 
 
-def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
-    """Refuse a teacher of another family, width or forecast.
+def check_comparable(
+    teacher: LoadedModel, student: LoadedModel, match: HiddenAt | None = None
+) -> None:
+    """Refuse a teacher of another family or forecast, or a student that is wider.
+
+    A narrower one is refused where layers are matched: their streams are not alike.
 
     Raises
     ------
@@ -390,7 +394,7 @@ def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
             key: chronos.get(key)
             for key in ("quantiles", "prediction_length", "input_patch_size", "n_tokens")
         }
-        return {"family": loaded.family, "d_model": model.config.d_model, **forecast}
+        return {"family": loaded.family, **forecast}
 
     _ = teacher.forecaster, student.forecaster  # families that forecast
     theirs, ours = facts(teacher), facts(student)
@@ -400,6 +404,18 @@ def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
         raise UsageError(
             f"the student has {key} {ours[key]} and the teacher {theirs[key]}; "
             "give the model that the student was made from."
+        )
+    models: tuple[Any, Any] = student.model, teacher.model
+    narrow, wide = (model.config.d_model for model in models)
+    if narrow > wide:
+        raise UsageError(
+            f"the student has d_model {narrow} and the teacher {wide}; "
+            "give the model that the student was made from."
+        )
+    if match is not None and narrow < wide:
+        raise UsageError(
+            f"hidden_weight compares residual streams, and the student has d_model {narrow} where "
+            f"the teacher has {wide}; leave it out."
         )
 
 

@@ -18,6 +18,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
+from transformers import T5ForConditionalGeneration
 
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
 from tscompress.files import cannot_write, write_text_atomically
@@ -67,7 +68,11 @@ def projection_(model: nn.Module, name: str) -> nn.Linear:
 
 
 def apply_structure_(model: nn.Module, plan: Plan) -> None:
-    """Replace the planned layers by empty ones, on the device and in the dtype of the layers."""
+    """Replace the planned layers by empty ones, on the device and in the dtype of the layers.
+
+    If the plan narrows the residual stream, ``model`` has the narrower one already.
+    """
+    plan = plan.narrowed()
     for head in plan.heads:
         replace_heads_(model, head)
     for hidden in plan.hidden:
@@ -85,6 +90,27 @@ def apply_structure_(model: nn.Module, plan: Plan) -> None:
                 dtype=linear.weight.dtype,
             )
             replace_module_(model, entry.name, factors)
+
+
+def has_own_head(config: Any) -> bool:
+    """Whether the output head of a T5 is not its table of tokens, as in T5 1.1.
+
+    In transformers 5 ``tie_word_embeddings`` is always true, and this stands elsewhere.
+    """
+    tied = getattr(config, "tie_word_embeddings", True)
+    return not getattr(config, "scale_decoder_outputs", tied)
+
+
+def tie_weights_(model: Any) -> None:
+    """Tie what is one tensor; the head of a T5 that has its own is left alone, as in a stock load.
+
+    ``model.tie_weights()`` of transformers 5 ties it, unless it is told what a file did not hold.
+    """
+    if not (isinstance(model, T5ForConditionalGeneration) and has_own_head(model.config)):
+        model.tie_weights()
+        return
+    for stack in (model.encoder, model.decoder):
+        stack.embed_tokens.weight = model.shared.weight
 
 
 def write_factored(
@@ -279,7 +305,7 @@ def load_weights_strictly_(model: nn.Module, paths: Sequence[Path]) -> None:
     """
     for path in paths:
         model.load_state_dict(_read_shard(path, model.state_dict()), strict=False, assign=True)
-    model.tie_weights()  # type: ignore[operator]
+    tie_weights_(model)
     empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     if empty:
         where = ", ".join(path.name for path in paths)

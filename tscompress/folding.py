@@ -51,6 +51,7 @@ from tscompress.linalg import (
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, Plan
 from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
+from tscompress.width import cut_embeddings_, cut_rows_
 
 #: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
 #: same, and the product of all of them would take longer than everything else.
@@ -184,6 +185,9 @@ def fold_(
         its residual stream is fitted to. Weights that it shares with ``loaded`` change. None: what
         ``loaded`` is now.
 
+    With ``plan.width`` the streams of ``loaded`` have been turned
+    (:func:`~tscompress.width.turn_`); nothing is written beyond the first so many numbers then.
+
     Raises
     ------
     PlanError
@@ -216,6 +220,9 @@ def fold_(
     if last is not None and last.kept < last.d_ff and config.order == "original":
         outputs = patch_moments(loaded, batches, last)
     entry = None
+    width = None if plan.width is None else plan.width.kept
+    if width is not None:
+        cut_embeddings_(loaded, width)
     if PATCH_EMBEDDINGS[0] in hidden:
         _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
         count()
@@ -229,10 +236,14 @@ def fold_(
         residual_targets=config.refit == "residual",
         encoder_entry=entry,
         left_out=left_out,
+        width=width,
         precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
     )
     for step in steps:
         name = step.block.name
+        if width is not None:
+            *_, output = step.block.projections.values()
+            cut_rows_(loaded.model.get_submodule(output), width)
         if not isinstance(step.block, AttentionBlock):
             _fold_feed_forward_(loaded, step, hidden[name], config)
         elif heads[name].latent:
@@ -313,6 +324,8 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
                     reached.append(u)
     still = torch.zeros_like(linear.weight)
     change = least_squares(products.cross, products.second, still, config.damping)
+    if step.width is not None:
+        change[step.width :] = 0
     fill_(linear.weight, linear.weight.detach().to(torch.float64) + change, step.block.name)
     if reached:
         with torch.no_grad():

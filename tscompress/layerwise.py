@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tscompress.architectures import STACKS, AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
@@ -108,6 +109,8 @@ class Step:
     precision
         Of the products of a feed-forward; what it adds to the stream is float32. Attention stays in
         float32: softmax of unscaled scores magnifies their rounding, which a fit would then follow.
+    width
+        Numbers of the stream that the changed model has; the others are 0. None: all.
     moved
         ``inputs`` hold what comes out of the changed sublayer; set by whoever changed it and put it
         there.
@@ -122,6 +125,7 @@ class Step:
     key_valid: list[Tensor | None]
     encoded: list[Tensor] | None
     precision: torch.dtype = torch.float32
+    width: int | None = None
     moved: bool = False
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -417,6 +421,7 @@ def walk(
     residual_targets: bool,
     encoder_entry: list[Tensor] | None = None,
     left_out: Mapping[str, Sequence[LeftOut]] | None = None,
+    width: int | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Iterator[Step]:
     """Every sublayer in order; whoever iterates may change the module before asking for the next.
@@ -435,6 +440,8 @@ def walk(
     left_out
         Sublayers that the original's stream goes through, and the changed one's does not: what is
         before them is asked to reach what comes after (:func:`leave_layers_out_`).
+    width
+        Numbers of the stream that the changed model has; the others of what enters it become 0.
     precision
         Of the products in feed-forwards.
     """
@@ -477,6 +484,8 @@ def walk(
             original = list(entered) if carry_original else []
             entry = encoder_entry if stack == "encoder" and encoder_entry else None
             changed = list(entry or entered) if on_compressed else []
+            if width is not None:
+                changed = [F.pad(s[..., :width], (0, s.shape[-1] - width)) for s in changed]
             if entry:
                 entry.clear()
             del entered, entry
@@ -495,6 +504,7 @@ def walk(
             key_valid=recording.encoder_valid if is_cross else valid,
             encoded=encoded["changed" if on_compressed else "original"],
             precision=precision,
+            width=width,
         )
         if carry_original:
             reference = replace(step, inputs=original, encoded=encoded["original"])

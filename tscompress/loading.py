@@ -49,6 +49,7 @@ from tscompress.factored import (
     is_factored_config,
     load_weights_strictly_,
     read_plan,
+    tie_weights_,
 )
 from tscompress.files import git_hash_of, sha256_of, user_path
 from tscompress.network import (
@@ -621,7 +622,7 @@ def _load_stock(
     _check_generation_file(directory, config, source)
     with _misfits(source):
         empty = build_empty(family, config)
-        empty.tie_weights()  # type: ignore[operator]
+        tie_weights_(empty)
     _check_fits(empty, stored, source)
     kept_dtype = _most_common_dtype(stored)
     # A .bin file beside the weights is never an alternative.

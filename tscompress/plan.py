@@ -21,6 +21,7 @@ from tscompress.readers import UnreadableFileError, first_problem
 from tscompress.readers import read_json as read_json_file
 
 PLAN_VERSION: Literal[1] = 1
+INPUT_PATCHES, OUTPUT_PATCHES = "input_patch_embedding", "output_patch_embedding"
 #: No layer is larger; products of sizes beyond it are no numbers of parameters.
 Size = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -192,6 +193,23 @@ class HiddenPlan(BaseModel):
         return f"{self.kept} hidden units"
 
 
+class WidthPlan(BaseModel):
+    """Numbers of the residual stream, ``d_model``: of the original, and those that stay."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    d_model: Size
+    kept: Size
+
+    @model_validator(mode="after")
+    def _is_narrower(self) -> WidthPlan:
+        if self.kept >= self.d_model:
+            raise ValueError(
+                f"a width of {self.kept} is not smaller than d_model, which is {self.d_model}"
+            )
+        return self
+
+
 PlannedLayer = ProjectionPlan | HeadPlan | HiddenPlan
 
 
@@ -210,6 +228,8 @@ class Plan(BaseModel):
         Of ``fold``. Their names are those after layers were dropped.
     kept_layers
         Of ``fold`` with fewer layers: stack to the original's indices of the layers that stay.
+    width
+        Of ``fold`` with a narrower residual stream. ``heads`` and ``hidden`` have the original's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -222,6 +242,7 @@ class Plan(BaseModel):
     heads: tuple[HeadPlan, ...] = ()
     hidden: tuple[HiddenPlan, ...] = ()
     kept_layers: dict[str, tuple[int, ...]] | None = None
+    width: WidthPlan | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Plan:
@@ -229,7 +250,7 @@ class Plan(BaseModel):
         repeated = sorted(name for name, count in names.items() if count > 1)
         if repeated:
             raise ValueError(f"layers named more than once: {', '.join(repeated)}")
-        folds = bool(self.heads or self.hidden or self.kept_layers)
+        folds = bool(self.heads or self.hidden or self.kept_layers or self.width)
         if folds if self.method != "fold" else bool(self.projections):
             raise ValueError(f"{self.method} plans and the other methods' layers do not mix")
         cross = [head for head in self.heads if head.kind == "cross"]
@@ -255,7 +276,7 @@ class Plan(BaseModel):
     @property
     def changes_anything(self) -> bool:
         """Whether applying it makes the model, or its cache, smaller."""
-        return bool(self.kept_layers or self.latent) or any(
+        return bool(self.kept_layers or self.latent or self.width) or any(
             layer.parameters < layer.dense_parameters for layer in self.layers
         )
 
@@ -273,16 +294,41 @@ class Plan(BaseModel):
         )
         return (d_kv, d_ff) if stock else None
 
+    def narrowed(self) -> Plan:
+        """The plan of the model whose stream is already as narrow as this one asks for."""
+        if self.width is None:
+            return self
+        before, kept = self.width.d_model, self.width.kept
+
+        def narrow(layer: HiddenPlan) -> HiddenPlan:
+            inner = layer.part == "feed_forward"
+            sizes = {
+                side: kept
+                for side, writes in (("in_features", False), ("out_features", True))
+                if inner or writes == (layer.name == INPUT_PATCHES)
+            }
+            assert all(getattr(layer, side) == before for side in sizes)
+            return layer.model_copy(update=sizes)
+
+        heads = (head.model_copy(update={"d_model": kept}) for head in self.heads)
+        hidden = map(narrow, self.hidden)
+        return self.model_copy(
+            update={"heads": tuple(heads), "hidden": tuple(hidden), "width": None}
+        )
+
     def parameters(self, part: str | None = None) -> tuple[int, int]:
         """Parameters of the planned layers ``(before, after)``.
 
         ``part``: ``attention``, ``feed_forward``, ``patch``; None for all of them.
         """
-        chosen = [layer for layer in self.layers if part in (None, part_of(layer))]
+        before, after = (
+            [layer for layer in plan.layers if part in (None, part_of(layer))]
+            for plan in (self, self.narrowed())
+        )
         shared = 0
         if self.latent and part in (None, "attention"):
-            shared = self.latent * next(head.d_model for head in self.heads if head.latent)
-        return sum(p.dense_parameters for p in chosen), shared + sum(p.parameters for p in chosen)
+            shared = self.latent * next(head.d_model for head in self.narrowed().heads)
+        return sum(p.dense_parameters for p in before), shared + sum(p.parameters for p in after)
 
     @property
     def attention_parameter_ratio(self) -> float:
@@ -297,6 +343,9 @@ class Plan(BaseModel):
         if self.kept_layers != other.kept_layers:
             old, new = (_layers_text(plan.kept_layers) for plan in (self, other))
             lines.append(f"layers: {old} -> {new}")
+        if self.width != other.width:
+            old, new = (str(plan.width.kept) if plan.width else "all" for plan in (self, other))
+            lines.append(f"width: {old} -> {new}")
         for name in [*ours, *(name for name in theirs if name not in ours)]:
             old, new = (texts.get(name, "absent") for texts in (ours, theirs))
             if old != new:
@@ -327,8 +376,11 @@ class Plan(BaseModel):
         lines = []
         uniform = self.uniform_sizes
         if uniform is not None:
-            lines.append(f"fold to a plain config with d_kv {uniform[0]}, d_ff {uniform[1]}")
+            width = f"d_model {self.width.kept}, " if self.width else ""
+            lines.append(f"fold to a plain config with {width}d_kv {uniform[0]}, d_ff {uniform[1]}")
         else:
+            if self.width:
+                lines.append(f"fold, residual stream: {self.width.kept} of {self.width.d_model}")
             heads = [head for head in self.heads if not head.latent]
             for label, sizes in (
                 ("queries and keys", [head.qk_size for head in heads]),

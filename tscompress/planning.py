@@ -23,14 +23,23 @@ from tscompress.linalg import (
     singular_values,
     symmetric_roots,
 )
-from tscompress.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
+from tscompress.plan import (
+    INPUT_PATCHES,
+    OUTPUT_PATCHES,
+    HeadPlan,
+    HiddenPlan,
+    Plan,
+    ProjectionPlan,
+    WidthPlan,
+    stock_frequencies,
+)
 
 Method = Literal["fold", "svd", "activation-svd"]
 #: Size of every layer alike, or by name; what is not named keeps its size, and None keeps all.
 Sizes = int | Mapping[str, int] | None
-PATCH_EMBEDDINGS = ("input_patch_embedding", "output_patch_embedding")
+PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
 
-L = TypeVar("L", HeadPlan, HiddenPlan)
+L = TypeVar("L", HeadPlan, HiddenPlan, WidthPlan)
 
 
 class _Schedule(BaseModel):
@@ -258,6 +267,7 @@ def fold_plan_of(
     *,
     ff_ratio: float | None = None,
     latent: int | None = None,
+    width: int | None = None,
     exclude: Sequence[str] = (),
     free_frequencies: bool = False,
 ) -> Plan:
@@ -272,6 +282,8 @@ def fold_plan_of(
         ``d_ff`` for them all.
     latent
         As for :func:`fold_plan`; instead of what the schedule says of cross-attention.
+    width
+        As for :func:`fold_plan`.
     exclude
         Shell patterns on names of attention blocks, feed-forwards and patch embeddings, which
         keep their size; the result is then a factored checkpoint.
@@ -311,6 +323,8 @@ def fold_plan_of(
         record["ff_ratio"] = ff_ratio
     if latent is not None:
         record["latent"] = latent
+    if width is not None:
+        record["width"] = width
     return fold_plan(
         model,
         architecture,
@@ -318,6 +332,7 @@ def fold_plan_of(
         vo=vo,
         hidden=hidden,
         latent=latent,
+        width=width,
         free_frequencies=free_frequencies,
         schedule=record,
     )
@@ -331,6 +346,7 @@ def fold_plan(
     vo: Sizes = None,
     hidden: Sizes = None,
     latent: int | None = None,
+    width: int | None = None,
     free_frequencies: bool = False,
     kept_layers: Mapping[str, Sequence[int]] | None = None,
     schedule: Mapping[str, object] | None = None,
@@ -346,6 +362,8 @@ def fold_plan(
     latent
         Numbers of one latent of the encoder's output that all cross-attention reads, whatever
         ``qk`` and ``vo`` say of all blocks alike; the result is then a factored checkpoint.
+    width
+        Numbers of the residual stream that stay, ``d_model``.
     free_frequencies
         Rotary queries and keys may have any even size. The fastest frequencies stand in the plan
         where no plain config has the size; which ones stay is chosen when it is folded.
@@ -413,6 +431,9 @@ def fold_plan(
     known = {block.name for block in architecture.attention} | {unit[0] for unit in units}
     if sized - known:
         raise PlanError(f"the model has no {sorted(sized - known)[0]!r} to give a size to.")
+    narrow = None
+    if width is not None:
+        narrow = _validated(WidthPlan, d_model=heads[0].d_model, kept=width)
     return Plan(
         family=architecture.family,
         method="fold",
@@ -432,6 +453,7 @@ def fold_plan(
             for name, part, first, last, gated in units
         ),
         kept_layers=None if not kept_layers else {k: tuple(v) for k, v in kept_layers.items()},
+        width=narrow,
     )
 
 
@@ -479,6 +501,9 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
             raise PlanError(
                 f"the plan has {layer.name} with {key} {before[key]}; the model has {after[key]}."
             )
+    d_model = whole.heads[0].d_model
+    if plan.width is not None and plan.width.d_model != d_model:
+        raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
     heads = {head.name: head for head in plan.heads}
     hidden = {entry.name: entry for entry in plan.hidden}
     return plan.model_copy(

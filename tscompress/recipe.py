@@ -109,6 +109,10 @@ AnySchedule = Annotated[
 ]
 
 
+#: What fold makes smaller besides heads: with one of these a schedule is not needed.
+SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "width", "layers")
+
+
 class Recipe(BaseModel):
     """A compression from the model to the output directory."""
 
@@ -126,6 +130,9 @@ class Recipe(BaseModel):
     )
     latent: int | None = Field(
         default=None, ge=1, description="with fold: size of what all cross-attention reads"
+    )
+    width: int | None = Field(
+        default=None, ge=1, description="with fold: numbers of the residual stream, d_model"
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
@@ -148,8 +155,10 @@ class Recipe(BaseModel):
     def _options_belong_to_the_method(self) -> Recipe:
         kind = None if self.schedule is None else self.schedule.kind
         if self.method == "fold":
-            if kind is None and (self.ff_ratio, self.latent, self.layers) == (None, None, None):
-                raise ValueError("fold needs a schedule of head sizes, ff_ratio, latent or layers")
+            if kind is None and all(getattr(self, name) is None for name in SIZES_BESIDE_HEADS):
+                raise ValueError(
+                    "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"
+                )
             if kind == "budget":
                 raise ValueError(
                     "a budget for fold says of what, such as "
@@ -159,6 +168,8 @@ class Recipe(BaseModel):
                 raise ValueError("a budget chooses the hidden units; give no ff_ratio with it")
             if kind == "planned" and self.latent is not None:
                 raise ValueError("a budget plans folded heads; give no latent with it")
+            if kind == "planned" and self.width is not None:
+                raise ValueError("a budget keeps the width of the model; give no width with it")
             if kind == "planned" and self.layers is not None:
                 raise ValueError("a budget chooses the layers by depth: true; give no layers too")
             if kind == "planned" and self.exclude:
@@ -184,6 +195,8 @@ class Recipe(BaseModel):
             raise ValueError(f"ff_ratio is for fold; {self.method} has feed_forward")
         if self.latent is not None:
             raise ValueError(f"latent is for fold; {self.method} factors each projection")
+        if self.width is not None:
+            raise ValueError(f"width is for fold; {self.method} factors each projection")
         if self.layers is not None:
             raise ValueError(f"layers is for fold; {self.method} keeps all of them")
         return self

@@ -15,12 +15,14 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.calibration import CalibrationBatch, Moment
 from tscompress.errors import FactorizationError, PlanError
-from tscompress.factored import projection_, replace_module_
+from tscompress.factored import apply_structure_, projection_, replace_module_, tie_weights_
 from tscompress.folding import FoldConfig, fold_
 from tscompress.linalg import truncated_svd, whitened_svd
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
+from tscompress.planning import settle_fold_plan
+from tscompress.width import narrowed_config, narrowed_weights, stream_bases, turn_
 
 
 def apply_plan_(
@@ -91,8 +93,8 @@ def apply_fold_(
     """Fold ``loaded`` as planned, on what it sees in ``batches``, and note the plan on it.
 
     Layers that are to go have gone already (:func:`keep_layers_`); ``original`` still has them, see
-    :func:`~tscompress.folding.fold_`. If all sizes are alike, ``loaded`` is a stock model of a
-    plain config afterwards.
+    :func:`~tscompress.folding.fold_`, and its streams are turned if the plan narrows them. If all
+    sizes are alike, ``loaded`` is a stock model of a plain config afterwards.
 
     Raises
     ------
@@ -101,11 +103,19 @@ def apply_fold_(
     FactorizationError
         A decomposition failed; names the layer. The model is then half folded: load it again.
     """
+    if plan.width is not None and original is None:
+        settle_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
+        turn_(loaded, stream_bases(loaded, batches))
     plan = fold_(loaded, plan, batches, config, on_layer, original=original)
     loaded.plan = plan
-    sizes = plan.uniform_sizes
+    sizes, width, new, weights = plan.uniform_sizes, plan.width, loaded.config, None
+    if width is not None:
+        weights = narrowed_weights(loaded, width.kept)
+        new = narrowed_config(new, width.kept)
     if sizes is not None:
-        _rebuild_(loaded, {**loaded.config, "d_kv": sizes[0], "d_ff": sizes[1]})
+        _rebuild_(loaded, {**new, "d_kv": sizes[0], "d_ff": sizes[1]}, weights)
+    elif width is not None:
+        _rebuild_(loaded, new, weights, plan)
 
 
 def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None:
@@ -157,14 +167,22 @@ def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> 
 
 
 def _rebuild_(
-    loaded: LoadedModel, config: dict[str, Any], weights: Mapping[str, torch.Tensor] | None = None
+    loaded: LoadedModel,
+    config: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor] | None = None,
+    plan: Plan | None = None,
 ) -> None:
-    """Make ``loaded`` the stock model of ``config`` with these weights, by default its own."""
+    """Make ``loaded`` the model of ``config`` with these weights, by default its own.
+
+    It is the stock one, or with a ``plan`` has the layers that this plans.
+    """
     device = next(loaded.model.parameters()).device
     weights = dict(loaded.model.state_dict() if weights is None else weights)
     model: Any = build_empty(loaded.family, config)
+    if plan is not None:
+        apply_structure_(model, plan)
     model.load_state_dict(weights, strict=True, assign=True)
-    model.tie_weights()
+    tie_weights_(model)
     changed = replace(loaded, model=model.to(device).eval(), config=config)
     changed.pipeline = wrap_pipeline(loaded.family, changed.model)
     vars(loaded).update(vars(changed))

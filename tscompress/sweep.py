@@ -40,7 +40,7 @@ from pydantic import (
 from rich import box
 from rich.table import Table
 
-from tscompress.api import choose_schedule, compress_loaded_, score, series_files
+from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
 from tscompress.architectures import family_of
 from tscompress.calibration import CalibrationConfig
 from tscompress.candidates import fill_randomly_
@@ -81,7 +81,13 @@ from tscompress.loading import (
     wrap_pipeline,
 )
 from tscompress.planning import Method
-from tscompress.recipe import EvaluationConfig, Recipe, parse_recipe, validate
+from tscompress.recipe import (
+    SIZES_BESIDE_HEADS,
+    EvaluationConfig,
+    Recipe,
+    parse_recipe,
+    validate,
+)
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import (
     ScoreCache,
@@ -105,8 +111,6 @@ ORIGINAL = "original"
 COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_bytes": "memory"}
 #: Time depends on these; the rest of a workload only says how often it is measured.
 _REPETITION = {"repeats", "warmup"}
-#: Options of a grid that are no schedule of head sizes, and go with one or without.
-_BESIDE_A_SCHEDULE = ("ff_ratio", "latent", "layers")
 #: The modules that compress, recover and measure; of a development version they change without a
 #: number.
 _CODE = (
@@ -114,7 +118,7 @@ _CODE = (
     "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
     "linalg", "loading", "low_rank", "optimizers", "plan", "planning", "rank_profile", "recipe",
     "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "streams",
-    "suites", "surgery", "tables", "training", "wheels",
+    "suites", "surgery", "tables", "training", "wheels", "width",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 
@@ -147,6 +151,7 @@ class Grid(BaseModel):
     )
     ff_ratio: tuple[float | None, ...] = Field(default=(None,), min_length=1)
     latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    width: tuple[int | None, ...] = Field(default=(None,), min_length=1)
     layers: tuple[tuple[PositiveInt, ...] | None, ...] = Field(
         default=(None,), min_length=1, description="that stay: [ENCODER, DECODER], or [BOTH]"
     )
@@ -263,13 +268,13 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
     sizes = {name: value for name, value in options.items() if name != "recover_steps"}
     if not sizes:
         return None
-    beside = {name: sizes.get(name) for name in _BESIDE_A_SCHEDULE}
+    beside = {name: sizes.get(name) for name in SIZES_BESIDE_HEADS}
     label = _label(grid, sizes, steps)
     try:
         schedule = choose_schedule(
             method=grid.method,
             layout=grid.layout,
-            required=grid.method != "fold" or not any(beside.values()),
+            required=needs_schedule(grid.method, beside),
             **{name: value for name, value in sizes.items() if name not in beside},
         )
     except UsageError as error:
@@ -293,7 +298,8 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
 
 
 def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
-    names = {"rank": "d_kv" if grid.method == "fold" else "rank", "ff_ratio": "d_ff"}
+    heads = "d_kv" if grid.method == "fold" else "rank"
+    names = {"rank": heads, "ff_ratio": "d_ff", "width": "d_model"}
     parts: list[str] = [grid.method]
     for name, value in sizes.items():
         text = f"{100 * value:g}%" if name == "ff_ratio" else str(value)

@@ -1,0 +1,394 @@
+"""Narrower residual streams on tiny checkpoints: what must not change, and what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chronos import BaseChronosPipeline
+from test_folding import CALIBRATION, FOLD, distance, folded, outputs, predict, waves, weights
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import tscompress
+from tscompress.calibration import calibration_batches
+from tscompress.cli import app
+from tscompress.distillation import check_comparable
+from tscompress.errors import PlanError, RecipeError, UsageError
+from tscompress.factored import has_own_head
+from tscompress.folding import FoldConfig
+from tscompress.latency import parameter_count
+from tscompress.loading import LoadedModel, load
+from tscompress.plan import Plan
+from tscompress.planning import fold_plan
+from tscompress.surgery import keep_layers_
+from tscompress.width import stream_bases, streams_of, turn_
+
+D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
+
+
+def with_norms(checkpoint: Path) -> LoadedModel:
+    """The checkpoint with norms whose weights are not all 1, as those of trained models."""
+    loaded = load(checkpoint)
+    generator = torch.Generator().manual_seed(0)
+    for name in streams_of(loaded.model).norms:
+        weight = loaded.model.get_parameter(f"{name}.weight")
+        weight.data = 0.5 + torch.rand(weight.shape, generator=generator)
+    return loaded
+
+
+def saved(loaded: LoadedModel, directory: Path) -> Path:
+    loaded.model.save_pretrained(directory)  # type: ignore[operator]
+    return directory
+
+
+def random_basis(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(D_MODEL, D_MODEL, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(matrix).Q
+
+
+def make_narrow_(loaded: LoadedModel, width: int) -> None:
+    """Let nothing write outside a random subspace of each stream, another one for each stack."""
+    model: Any = loaded.model
+    alike = loaded.family != "chronos-bolt"
+    spaces = {stack: random_basis(0 if alike else i)[:, :width] for i, stack in enumerate(STACKS)}
+    project = {stack: (space @ space.T).float() for stack, space in spaces.items()}
+    for name, stack in streams_of(model).writers.items():
+        linear = model.get_submodule(name)
+        linear.weight.data = project[stack] @ linear.weight.data
+        if linear.bias is not None:
+            linear.bias.data = project[stack] @ linear.bias.data
+    table = model.shared.weight
+    rows = table.data @ project["encoder"]
+    if not alike:
+        start = model.config.decoder_start_token_id
+        rows[start] = table.data[start] @ project["decoder"]
+    table.data.copy_(rows)
+
+
+STACKS = ("encoder", "decoder")
+
+
+# --------------------------------------------------------------------------------------------------
+# Turning
+# --------------------------------------------------------------------------------------------------
+
+
+def test_every_linear_layer_reads_or_writes_a_stream(checkpoint: Path) -> None:
+    """But for the ends of the patch embeddings, which hold series, and hidden units."""
+    model: Any = load(checkpoint).model
+    streams = streams_of(model)
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        reads, writes = name in streams.readers, name in streams.writers
+        sides = (module.in_features, module.out_features)
+        touches = tuple(size == D_MODEL for size in sides)
+        assert (reads, writes) == touches, name
+    norms = [name for name, module in model.named_modules() if "LayerNorm" in type(module).__name__]
+    assert sorted(norms) == sorted(streams.norms)
+    assert set(streams.readers.values()) == set(norms)
+
+
+def test_a_turned_stream_says_the_same(checkpoint: Path) -> None:
+    loaded = with_norms(checkpoint)
+    expected, before = outputs(loaded), weights(loaded)
+    names = STACKS if loaded.family != "chronos-2" else STACKS[:1]
+    alike = loaded.family != "chronos-bolt"
+    turn_(loaded, {stack: random_basis(0 if alike else i) for i, stack in enumerate(names)})
+    assert distance(outputs(loaded), expected) < 1e-5
+    found = weights(loaded)
+    streams = streams_of(loaded.model)
+    for name in streams.norms:
+        assert torch.equal(found[f"{name}.weight"], torch.ones(D_MODEL))
+    for name in (*streams.readers, *streams.writers):
+        key = f"{name}.weight"
+        if key in before:  # a tied head has no name of its own
+            assert distance(found[key], before[key]) > 0.1
+
+
+def test_bases_are_principal_directions(checkpoint: Path) -> None:
+    loaded = with_norms(checkpoint)
+    make_narrow_(loaded, 5)
+    bases = stream_bases(loaded, calibration_batches(loaded, CALIBRATION))
+    alike = loaded.family != "chronos-bolt"
+    for index, (stack, basis) in enumerate(sorted(bases.items(), reverse=True)):
+        assert torch.allclose(basis.T @ basis, torch.eye(D_MODEL, dtype=torch.float64), atol=1e-9)
+        space = random_basis(0 if alike else index)[:, :5]
+        assert torch.allclose(space @ (space.T @ basis[:, :5]), basis[:, :5], atol=1e-5), stack
+
+
+def test_directions_with_most_energy_come_first(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = calibration_batches(loaded, CALIBRATION)
+    seen: list[Tensor] = []
+    norm = loaded.model.get_submodule("decoder.block.1.layer.2.layer_norm")
+    bases = stream_bases(loaded, batches)
+    turn_(loaded, bases)
+    handle = norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(0, 1)))
+    outputs(loaded, batches)
+    handle.remove()
+    energy = torch.cat(seen).square().mean(0)
+    assert energy[:4].sum() > 0.9 * energy.sum()
+
+
+def test_padding_and_hooks_leave_nothing(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    series = waves(4, 40)
+    padded = [torch.nn.functional.pad(torch.tensor(s), (24, 0), value=torch.nan) for s in series]
+    given = calibration_batches(loaded, CALIBRATION, series)
+    longer = calibration_batches(loaded, CALIBRATION, [s.numpy() for s in padded])
+    for found, expected in zip(
+        stream_bases(loaded, longer).values(), stream_bases(loaded, given).values(), strict=True
+    ):
+        torch.testing.assert_close(found.abs(), expected.abs(), rtol=1e-3, atol=1e-3)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in loaded.model.modules())
+
+
+# --------------------------------------------------------------------------------------------------
+# Narrowing
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FOLD,
+        FoldConfig(refit="none", precision="float32"),
+        FoldConfig(order="original", refit="layer", precision="float32"),
+    ],
+    ids=["default", "no refit", "order"],
+)
+def test_a_stream_of_few_directions_narrows_without_loss(
+    checkpoint: Path, tmp_path: Path, config: FoldConfig
+) -> None:
+    original = with_norms(checkpoint)
+    make_narrow_(original, WIDTH)
+    expected, forecast = outputs(original), predict(original)
+    narrow = folded(saved(original, tmp_path), config, width=WIDTH)
+    assert narrow.config["d_model"] == narrow.model.config.d_model == WIDTH  # type: ignore[union-attr]
+    assert distance(outputs(narrow), expected) < 1e-4
+    if original.family != "chronos-t5":
+        assert distance(predict(narrow), forecast) < 1e-4
+
+
+def test_what_goes_is_made_up_for(checkpoint: Path, tmp_path: Path) -> None:
+    """Output projections are fitted to the stream of the original, in the directions that stay."""
+    original = with_norms(checkpoint)
+    directory = saved(original, tmp_path)
+    expected = outputs(original)
+    lost = {
+        refit: distance(outputs(folded(directory, config, width=WIDTH)), expected)
+        for refit, config in {
+            "residual": FOLD,
+            "none": FoldConfig(refit="none", precision="float32"),
+        }.items()
+    }
+    assert lost["residual"] < 0.95 * lost["none"]
+    wider = distance(outputs(folded(directory, FOLD, width=2 * WIDTH - 4)), expected)
+    assert wider < lost["residual"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_a_plain_checkpoint(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    original = with_norms(checkpoint)
+    original.model.to(dtype)
+    source = saved(original, tmp_path / "source")
+    small = tscompress.compress(
+        source, rank=4, ff_ratio=0.5, width=WIDTH, calibration=CALIBRATION, fold=FOLD
+    )
+    assert small.plan is not None
+    assert small.plan.summary().startswith(
+        "fold to a plain config with d_model 12, d_kv 4, d_ff 20"
+    )
+    tscompress.save(small, tmp_path / "small")
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert (config["d_model"], config["d_kv"], config["d_ff"]) == (WIDTH, 4, 20)
+    assert config["layer_norm_epsilon"] == pytest.approx(2e-6)
+    options = {"torch_dtype": dtype}
+    stock = BaseChronosPipeline.from_pretrained(tmp_path / "small", **options)
+    assert torch.equal(predict(stock), predict(load(tmp_path / "small")))
+    assert torch.equal(predict(stock), predict(small))
+    assert stock.inner_model.config.d_model == WIDTH
+
+
+@pytest.mark.parametrize(
+    "options", [{"schedule": (2.5, 0.5)}, {"rank": 4, "exclude": ["*layer.0*"]}]
+)
+def test_sizes_by_layer_are_a_factored_checkpoint(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    small = tscompress.compress(
+        checkpoint, width=WIDTH, **options, calibration=CALIBRATION, fold=FOLD
+    )
+    assert small.plan is not None
+    assert "fold, residual stream: 12 of 24" in small.plan.summary()
+    tscompress.save(small, tmp_path / "small")
+    again = tscompress.load(tmp_path / "small")
+    assert again.plan == small.plan
+    assert torch.equal(predict(again), predict(small))
+    assert parameter_count(again.model) == parameter_count(small.model)
+
+
+def test_with_a_latent(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    small = tscompress.compress(
+        checkpoints["chronos-t5"], width=WIDTH, latent=6, calibration=CALIBRATION, fold=FOLD
+    )
+    tscompress.save(small, tmp_path / "small")
+    assert torch.equal(predict(tscompress.load(tmp_path / "small")), predict(small))
+    assert small.plan is not None
+    roles = ("q", "k", "v", "o", "down")
+    found = [
+        weight.numel() for name, weight in weights(small).items() if name.split(".")[-2] in roles
+    ]
+    assert small.plan.parameters("attention")[1] == sum(found)
+
+
+def test_the_plan_counts_parameters_as_they_are(checkpoint: Path) -> None:
+    small = folded(checkpoint, width=WIDTH, qk=4, vo=4, hidden=20)
+    assert small.plan is not None
+    model: Any = small.model
+    counted = 0
+    for part in ("attention", "feed_forward"):
+        counted += small.plan.parameters(part)[1]
+    streams = streams_of(model)
+    inside = {name for name in (*streams.readers, *streams.writers) if ".block." in name}
+    assert counted == sum(model.get_submodule(name).weight.numel() for name in inside)
+    units = [h for h in small.plan.narrowed().hidden if h.part == "patch"]
+    for entry in units:
+        patch = model.get_submodule(entry.name)
+        linears = patch.hidden_layer, patch.output_layer
+        assert entry.parameters == sum(x.weight.numel() for x in linears) + len(linears[0].bias)
+
+
+def test_a_plan_is_applied_again_and_compared(checkpoint: Path, tmp_path: Path) -> None:
+    first = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
+    assert first.plan is not None
+    assert first.plan.changes_anything
+    first.plan.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    again = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION, fold=FOLD)
+    for name, weight in weights(again).items():
+        assert torch.equal(weight, weights(first)[name]), name
+    loaded = load(checkpoint)
+    whole = fold_plan(loaded.model, loaded.architecture)
+    assert whole.diff(plan) == ["width: all -> 12"]
+    with pytest.raises(PlanError, match="a d_model of 24; the model has 12"):
+        tscompress.compress(_folded_again(first, tmp_path), plan=_of_width(plan, 12))
+
+
+def _folded_again(small: Any, tmp_path: Path) -> Path:
+    tscompress.save(small, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def _of_width(plan: Plan, d_model: int) -> Plan:
+    """A plan of a narrower model that takes it for the wider one."""
+    return plan.narrowed().model_copy(update={"width": plan.width})
+
+
+def test_narrow_again(checkpoint: Path, tmp_path: Path) -> None:
+    """What is narrow may become narrower, and is then as narrow as if it had been so at once."""
+    first = tscompress.compress(checkpoint, width=16, calibration=CALIBRATION, fold=FOLD)
+    tscompress.save(first, tmp_path / "first")
+    second = tscompress.compress(tmp_path / "first", width=8, calibration=CALIBRATION, fold=FOLD)
+    assert second.config["d_model"] == 8
+    assert second.config["layer_norm_epsilon"] == pytest.approx(3e-6)
+    assert predict(second).isfinite().all()
+
+
+def test_with_fewer_layers(checkpoint: Path, tmp_path: Path) -> None:
+    small = tscompress.compress(
+        checkpoint, width=WIDTH, layers=1, calibration=CALIBRATION, fold=FOLD
+    )
+    assert small.config["d_model"] == WIDTH
+    assert small.config["num_layers"] == 1
+    tscompress.save(small, tmp_path / "small")
+    stock = BaseChronosPipeline.from_pretrained(tmp_path / "small")
+    assert torch.equal(predict(stock), predict(small))
+
+
+def test_layers_that_say_nothing_go_at_no_cost(checkpoint: Path, tmp_path: Path) -> None:
+    original = with_norms(checkpoint)
+    make_narrow_(original, WIDTH)
+    for name, _ in streams_of(original.model).writers.items():
+        if ".block.0." in name:
+            original.model.get_submodule(name).weight.data.zero_()  # type: ignore[union-attr, operator]
+    expected = outputs(original)
+    directory = saved(original, tmp_path)
+    loaded = load(directory)
+    stacks = [stack for stack in STACKS if hasattr(loaded.model, stack)]
+    fewer = load(directory)
+    keep_layers_(fewer, dict.fromkeys(stacks, (1,)))
+    plan = fold_plan(
+        fewer.model, fewer.architecture, width=WIDTH, kept_layers=dict.fromkeys(stacks, (1,))
+    )
+    small = tscompress.compress(directory, plan=plan, calibration=CALIBRATION, fold=FOLD)
+    assert distance(outputs(small), expected) < 1e-3
+
+
+def test_the_head_of_tokens_is_its_own(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    small = tscompress.compress(
+        checkpoints["chronos-t5"], width=WIDTH, calibration=CALIBRATION, fold=FOLD
+    )
+    model: Any = small.model
+    assert has_own_head(model.config)
+    assert not torch.equal(model.lm_head.weight, model.shared.weight)
+    assert model.encoder.embed_tokens.weight is model.shared.weight
+    tscompress.save(small, tmp_path / "small")
+    again: Any = tscompress.load(tmp_path / "small").model
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    assert torch.equal(again.decoder.embed_tokens.weight, model.shared.weight)
+    # Folded once more it keeps it.
+    more = tscompress.compress(tmp_path / "small", rank=4, calibration=CALIBRATION, fold=FOLD)
+    assert torch.equal(more.model.lm_head.weight, model.lm_head.weight)  # type: ignore[union-attr]
+
+
+# --------------------------------------------------------------------------------------------------
+# Asked for, and refused
+# --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_width_is_refused(checkpoint: Path) -> None:
+    for width in (D_MODEL, D_MODEL + 1):
+        with pytest.raises(PlanError, match=f"a width of {width} is not smaller than d_model"):
+            tscompress.compress(checkpoint, width=width)
+    with pytest.raises(RecipeError, match="width"):
+        tscompress.compress(checkpoint, width=0)
+    with pytest.raises(RecipeError, match="width is for fold"):
+        tscompress.compress(checkpoint, method="svd", rank=2, width=WIDTH)
+    with pytest.raises(RecipeError, match="a budget keeps the width"):
+        tscompress.compress(checkpoint, budget="parameters=0.5", width=WIDTH)
+    plan = fold_plan(load(checkpoint).model, load(checkpoint).architecture, width=WIDTH)
+    with pytest.raises(UsageError, match="a plan says every size"):
+        tscompress.compress(checkpoint, plan=plan, width=WIDTH)
+
+
+def test_a_narrow_student_learns(checkpoint: Path) -> None:
+    small = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
+    before = weights(small)
+    settings: dict[str, Any] = {"steps": 2, "held_out_series": 4, "evaluate_every": 1}
+    settings["buckets"] = ({"context_length": 32, "horizon": 8, "batch_size": 4, "weight": 1},)
+    config = tscompress.RecoveryConfig(**settings, learning_rate=1e-2)
+    recovered = tscompress.recover(small, checkpoint, config)
+    assert recovered.recovery is not None
+    assert recovered.config["d_model"] == WIDTH
+    assert set(weights(recovered)) == set(before)
+    matched = tscompress.RecoveryConfig(**settings, hidden_weight=1.0)
+    with pytest.raises(UsageError, match=r"compares residual streams.* d_model 12 where"):
+        tscompress.recover(small, checkpoint, matched)
+    with pytest.raises(UsageError, match="the student has d_model 24 and the teacher 12"):
+        check_comparable(small, load(checkpoint))
+
+
+def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    source, output = checkpoints["chronos-bolt"], tmp_path / "narrow"
+    arguments = ["compress", str(source), "--output", str(output), "--width", "12"]
+    done = CliRunner().invoke(app, [*arguments, "--calibration-series", "8"])
+    assert done.exit_code == 0, done.output
+    assert "d_model 12, d_kv 8, d_ff 40" in done.output
+    assert json.loads((output / "config.json").read_text())["d_model"] == 12
