@@ -63,10 +63,21 @@ REFERENCES = ("reference/bolt", "reference/t5")
 RATIOS = ("WQL", "SQL", "MASE")
 #: Head size and share of hidden units at which each reference loses something.
 HARD = {"reference/bolt": (3, 0.125), "reference/t5": (8, 0.25)}
-SIZES = (
-    (32, 1.0), (16, 1.0), (8, 1.0), (4, 1.0), (64, 0.5), (64, 0.25),
-    (32, 0.75), (16, 0.5), (8, 0.25),
+SIZES: tuple[tuple[int, float, int | None], ...] = (
+    (32, 1.0, None), (16, 1.0, None), (8, 1.0, None), (4, 1.0, None), (64, 0.5, None),
+    (64, 0.25, None), (32, 0.75, None), (16, 0.5, None), (8, 0.25, None),
 )  # fmt: skip
+#: Narrower streams: head size, share of hidden units, d_model (256 before).
+WIDTHS: dict[str, tuple[tuple[int, float, int | None], ...]] = {
+    "reference/bolt": (
+        (64, 1.0, 64), (64, 1.0, 32), (64, 1.0, 24), (8, 0.25, 64), (8, 0.25, 32), (4, 0.25, 24),
+        (4, 0.125, 32), (4, 0.125, 24), (2, 0.0625, 24),
+    ),
+    "reference/t5": (
+        (64, 1.0, 192), (64, 1.0, 128), (16, 0.5, 192), (16, 0.5, 128), (16, 0.5, 96),
+        (8, 0.25, 128), (8, 0.25, 96),
+    ),
+}  # fmt: skip
 HELD_OUT = CalibrationConfig(source=SYNTHETIC, num_series=128, seed=7)
 
 
@@ -111,7 +122,7 @@ class Bed:
         """The calibration of this bed, but for ``changes``."""
         return self.calibration.model_copy(update=changes)
 
-    def plan(self, head_size: int, ff_ratio: float) -> Plan:
+    def plan(self, head_size: int, ff_ratio: float, width: int | None = None) -> Plan:
         """The same sizes everywhere."""
         whole = fold_plan(self.original.model, self.original.architecture)
         return fold_plan(
@@ -120,6 +131,7 @@ class Bed:
             qk=head_size,
             vo=head_size,
             hidden={entry.name: round(ff_ratio * entry.d_ff) for entry in whole.hidden},
+            width=width,
         )
 
     def rows(self, trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
@@ -222,12 +234,19 @@ def _label(size: object, switches: Mapping[str, Any]) -> str:
     return ", ".join([what, *(f"{key} {value}" for key, value in switches.items())])
 
 
-def size_trials(bed: Bed, sizes: Sequence[tuple[int, float]]) -> list[Trial]:
+def size_trials(bed: Bed, sizes: Sequence[tuple[int, float, int | None]]) -> list[Trial]:
     """The table of sizes; by default the last three are the strengths of the recipes."""
-    return [
-        Trial(f"d_kv {head_size}, d_ff {ff_ratio:.0%}", bed.plan(head_size, ff_ratio))
-        for head_size, ff_ratio in sizes
-    ]
+    trials = []
+    for head_size, ff_ratio, width in sizes:
+        narrow = "" if width is None else f"d_model {width}, "
+        label = f"{narrow}d_kv {head_size}, d_ff {_percent(ff_ratio)}"
+        trials.append(Trial(label, bed.plan(head_size, ff_ratio, width)))
+    return trials
+
+
+def _percent(share: float) -> str:
+    """``25%``, ``12.5%``, ``6.25%``."""
+    return f"{100 * share:g}%"
 
 
 def attention_trials(bed: Bed, ratio: float) -> list[Trial]:
@@ -306,9 +325,9 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _size(text: str) -> tuple[int, float]:
-    head_size, ff_ratio = text.split(",")
-    return int(head_size), float(ff_ratio)
+def _size(text: str) -> tuple[int, float, int | None]:
+    head_size, ff_ratio, *width = text.split(",")
+    return int(head_size), float(ff_ratio), int(*width) if width else None
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -323,7 +342,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("switches", "sizes", "attention", "latent"))
+    parser.add_argument("what", choices=("switches", "sizes", "widths", "attention", "latent"))
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
@@ -333,8 +352,9 @@ def main() -> None:
     parser.add_argument("--draw", type=int, default=0, help="of the calibration series: a seed")
     parser.add_argument("--ratio", type=float, default=0.125, help="of attention: head size / 64")
     parser.add_argument(
-        "--size", action="append", type=_size, help="for sizes: D_KV,SHARE of hidden units"
-    )
+        "--size", action="append", type=_size,
+        help="for sizes: D_KV,SHARE of hidden units[,D_MODEL]",
+    )  # fmt: skip
     parser.add_argument(
         "--seeds", type=_seeds, default=(0,), help="of the sample paths of Chronos-T5: 0,1,2"
     )
@@ -356,6 +376,7 @@ def main() -> None:
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),
+            "widths": lambda bed=bed: size_trials(bed, WIDTHS[bed.model]),
             "latent": lambda bed=bed: latent_trials(bed),
             "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
         }[arguments.what]()

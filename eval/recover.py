@@ -62,28 +62,33 @@ class Trial:
     ----------
     layers
         That stay in encoder and decoder; None: all.
+    width
+        Of the residual stream, d_model; None: as it was.
     """
 
     d_kv: int
     ff_ratio: float
     minutes: float
     layers: tuple[int, int] | None = None
+    width: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Trial:
-        d_kv, ff_ratio, minutes, *layers = text.split(",")
-        sizes = int(d_kv), float(ff_ratio), float(minutes)
-        if not layers:
-            return cls(*sizes)
-        encoder, decoder = map(int, layers)
-        return cls(*sizes, (encoder, decoder))
+        sizes, _, width = text.partition(",d_model=")
+        d_kv, ff_ratio, minutes, *layers = sizes.split(",")
+        given: tuple[int, int] | None = None
+        if layers:
+            encoder, decoder = map(int, layers)
+            given = encoder, decoder
+        return cls(int(d_kv), float(ff_ratio), float(minutes), given, int(width) if width else None)
 
     @property
     def label(self) -> str:
         layers = ""
         if self.layers is not None:
             layers = f", {self.layers[0]} + {self.layers[1]} layers"
-        return f"d_kv {self.d_kv}, d_ff {self.ff_ratio:.1%}{layers}"
+        narrow = "" if self.width is None else f"d_model {self.width}, "
+        return f"{narrow}d_kv {self.d_kv}, d_ff {self.ff_ratio:.1%}{layers}"
 
 
 TRIALS = (
@@ -112,6 +117,7 @@ class Bed:
             rank=trial.d_kv,
             ff_ratio=trial.ff_ratio,
             layers=trial.layers,
+            width=trial.width,
             calibration=CalibrationConfig(seed=seed),
         )
 
@@ -256,7 +262,7 @@ def main() -> None:
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument(
         "--trial", action="append", type=Trial.parse,
-        help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS]",
+        help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS][,d_model=WIDTH]",
     )  # fmt: skip
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")

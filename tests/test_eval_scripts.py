@@ -206,6 +206,10 @@ def test_a_trial_may_leave_layers_out(scripts: Any) -> None:
     assert trial == scripts.recover.Trial(8, 0.25, 5, (4, 2))
     assert trial.label == "d_kv 8, d_ff 25.0%, 4 + 2 layers"
     assert scripts.recover.Trial.parse("8,1.0,5").layers is None
+    narrow = scripts.recover.Trial.parse("8,0.25,5,4,2,d_model=96")
+    assert narrow == scripts.recover.Trial(8, 0.25, 5, (4, 2), 96)
+    assert narrow.label == "d_model 96, d_kv 8, d_ff 25.0%, 4 + 2 layers"
+    assert scripts.fold._size("8,0.25,96") == (8, 0.25, 96)
 
 
 def test_a_single_series_has_no_interval(scripts: Any) -> None:

@@ -51,7 +51,7 @@ from tscompress.linalg import (
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, Plan
 from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
-from tscompress.width import cut_embeddings_, cut_rows_
+from tscompress.width import cut_embeddings_, cut_rows_, readers_of_end
 
 #: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
 #: same, and the product of all of them would take longer than everything else.
@@ -229,6 +229,7 @@ def fold_(
         if config.order == "compressed":
             entry = record_entry(loaded, batches)
     latent: tuple[Tensor, Tensor] | None = None
+    ends: dict[str, Tensor] = {}
     steps = walk(
         loaded,
         recording,
@@ -237,13 +238,13 @@ def fold_(
         encoder_entry=entry,
         left_out=left_out,
         width=width,
+        ends=ends,
         precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
     )
     for step in steps:
         name = step.block.name
         if width is not None:
-            *_, output = step.block.projections.values()
-            cut_rows_(loaded.model.get_submodule(output), width)
+            _narrow_(loaded.model, step, width, ends)
         if not isinstance(step.block, AttentionBlock):
             _fold_feed_forward_(loaded, step, hidden[name], config)
         elif heads[name].latent:
@@ -255,10 +256,37 @@ def fold_(
             heads[name] = _fold_heads_(loaded, step, heads[name], config)
         return_memory()
         count()
+    if ends:
+        stack, fitted = list(ends.items())[-1]
+        _read_(loaded.model, readers_of_end(loaded.model, stack), fitted)
     if last is not None:
         _fit_patch_(loaded, batches, last, config, outputs)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
+
+
+def _narrow_(model: nn.Module, step: Step, width: int, ends: Mapping[str, Tensor]) -> None:
+    """Let the sublayer of ``step`` write and read ``width`` numbers of the stream alone.
+
+    What is not there to be read is guessed from what is, by a linear fit; see ``Step.reading``.
+    """
+    *inputs, output = step.block.projections.values()
+    cut_rows_(model.get_submodule(output), width)
+    if step.reading is None:
+        return
+    encoded = []
+    if isinstance(step.block, AttentionBlock) and step.block.kind == "cross":
+        encoded = [step.block.projections[role] for role in "kv"]
+    _read_(model, [name for name in inputs if name not in encoded], step.reading)
+    if encoded:
+        _read_(model, encoded, ends["encoder"])
+
+
+def _read_(model: nn.Module, names: Sequence[str], fitted: Tensor) -> None:
+    """Let Linear layers read what ``fitted`` ``[d, d]`` makes of their input."""
+    for name in names:
+        weight = model.get_parameter(f"{name}.weight")
+        fill_(weight, weight.detach().to(torch.float64) @ fitted, name)
 
 
 def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldConfig) -> HeadPlan:

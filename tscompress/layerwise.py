@@ -23,12 +23,15 @@ from torch.nn import functional as F
 from tscompress.architectures import STACKS, AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.heads import CACHE_NAMES
+from tscompress.linalg import least_squares
 from tscompress.loading import LoadedModel
 
 Block = AttentionBlock | FeedForward
 _STEPS_PER_BATCH = 1024
 #: Hidden units of all positions that a feed-forward is run on side by side.
 _UNITS_AT_ONCE = 1 << 22
+#: Rows that a reading is fitted on, for each number of the stream, and how much it is damped.
+_ROWS_PER_NUMBER, _READING_DAMPING = 64, 1e-2
 
 
 @dataclass
@@ -111,6 +114,9 @@ class Step:
         float32: softmax of unscaled scores magnifies their rounding, which a fit would then follow.
     width
         Numbers of the stream that the changed model has; the others are 0. None: all.
+    reading
+        With a width: what the original reads here, as a linear map of what the changed model reads,
+        ``[d_model, d_model]`` of both behind the norm; columns beyond the width are 0.
     moved
         ``inputs`` hold what comes out of the changed sublayer; set by whoever changed it and put it
         there.
@@ -126,6 +132,7 @@ class Step:
     encoded: list[Tensor] | None
     precision: torch.dtype = torch.float32
     width: int | None = None
+    reading: Tensor | None = None
     moved: bool = False
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -422,6 +429,7 @@ def walk(
     encoder_entry: list[Tensor] | None = None,
     left_out: Mapping[str, Sequence[LeftOut]] | None = None,
     width: int | None = None,
+    ends: dict[str, Tensor] | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Iterator[Step]:
     """Every sublayer in order; whoever iterates may change the module before asking for the next.
@@ -442,16 +450,24 @@ def walk(
         before them is asked to reach what comes after (:func:`leave_layers_out_`).
     width
         Numbers of the stream that the changed model has; the others of what enters it become 0.
+    ends
+        With a width: where to put, by stack, what is read of its end, as :attr:`Step.reading`.
     precision
         Of the products in feed-forwards.
     """
     model: Any = loaded.model
     blocks = blocks_of(loaded)
     carry_original = residual_targets or not on_compressed
+    ends = {} if ends is None else ends
     original: list[Tensor] = []
     changed: list[Tensor] = []
     encoded: dict[str, list[Tensor] | None] = {"original": None, "changed": None}
     current = ""
+
+    def fitted_reading(valid: list[Tensor | None], norm: nn.Module | None = None) -> Tensor | None:
+        if width is None or not residual_targets:
+            return None
+        return reading(original, changed, valid, width, norm)
 
     def pass_through(name: str) -> None:
         """Take the original's stream through what follows ``name`` there."""
@@ -476,6 +492,8 @@ def walk(
                     with torch.no_grad():
                         for index in range(len(stream)):
                             stream[index] = norm(stream[index])
+                if (found := fitted_reading(recording.encoder_valid)) is not None:
+                    ends[current] = found
                 encoded = {
                     "original": original if carry_original else None,
                     "changed": changed if on_compressed else None,
@@ -506,6 +524,7 @@ def walk(
             precision=precision,
             width=width,
         )
+        step.reading = fitted_reading(valid, module.layer_norm)  # type: ignore[arg-type]
         if carry_original:
             reference = replace(step, inputs=original, encoded=encoded["original"])
             if not on_compressed:  # statistics are still to be taken on what enters
@@ -519,6 +538,51 @@ def walk(
             advance_(changed, step)
         # Whoever iterates still holds the step; it must not hold the streams as well.
         step.inputs, step.reference = [], None
+    norm = getattr(model, current).final_layer_norm
+    if (found := fitted_reading(valid, norm)) is not None:
+        ends[current] = found
+
+
+@torch.no_grad()
+def reading(
+    original: Sequence[Tensor],
+    changed: Sequence[Tensor],
+    valid: Sequence[Tensor | None],
+    width: int,
+    norm: nn.Module | None = None,
+) -> Tensor:
+    """What is read of one stream, as a linear map of what is read of a narrower one.
+
+    Both are looked at behind ``norm``; None: as they are. What the narrower one lacks is guessed
+    from the rest by least squares, drawn towards leaving it out.
+
+    Parameters
+    ----------
+    original, changed
+        ``[B, S, d_model]`` of each batch; of the latter only the first ``width`` numbers count.
+    valid
+        Positions of each batch that are real; None: all are.
+
+    Returns
+    -------
+    ``[d_model, d_model]``, float64; columns beyond ``width`` are 0.
+    """
+    size, device = original[0].shape[-1], original[0].device
+    cross = torch.zeros(size, width, dtype=torch.float64, device=device)
+    second = torch.zeros(width, width, dtype=torch.float64, device=device)
+    positions = sum(states.shape[:2].numel() for states in original)
+    stride = max(1, positions // (_ROWS_PER_NUMBER * size))
+    for batch in zip(original, changed, valid, strict=True):
+        *streams, counted = batch
+        rows = [x.flatten(0, 1) if counted is None else x[counted] for x in streams]
+        rows = [x[::stride] if norm is None else norm(x[::stride]) for x in rows]
+        ours = rows[1][:, :width].to(torch.float64)
+        cross.addmm_(rows[0].to(torch.float64).T, ours)
+        second.addmm_(ours.T, ours)
+    found = torch.zeros(size, size, dtype=torch.float64, device=device)
+    kept = torch.eye(size, width, dtype=torch.float64, device=device)
+    found[:, :width] = least_squares(cross, second, kept, _READING_DAMPING)
+    return found
 
 
 @torch.no_grad()

@@ -75,6 +75,13 @@ def streams_of(model: Any) -> Streams:
     return streams
 
 
+def readers_of_end(model: Any, stack: str) -> list[str]:
+    """The Linear layers outside of the stacks that read what ``stack`` puts out."""
+    norm = f"{stack}.final_layer_norm"
+    readers = streams_of(model).readers
+    return [name for name, read in readers.items() if read == norm and ".block." not in name]
+
+
 @torch.no_grad()
 def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> dict[str, Tensor]:
     """Principal directions of each stack's residual stream, ``[d_model, d_model]``, float64.
