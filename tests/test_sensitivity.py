@@ -54,7 +54,8 @@ BATCHES = [windows(0, grouped=True), windows(1, steps=32, horizon=8)]
 
 
 def measure(loaded: LoadedModel, **options: Any) -> Sensitivity:
-    options = {"fold": FOLD, "cache": None, "head_sizes": (4, 2), "hidden_ratios": (0.5,)} | options
+    few = {"head_sizes": (4, 2), "hidden_ratios": (0.5,), "width_ratios": ()}
+    options = {"fold": FOLD, "cache": None, **few} | options
     return measure_sensitivity(loaded, options.pop("batches", BATCHES), **options)
 
 
@@ -260,7 +261,9 @@ def test_a_pass_measures_every_part_and_leaves_the_model_alone(checkpoint: Path)
     loaded = load(checkpoint)
     before, calls = state(loaded.model), []
     base = mean_loss(loaded)
-    found = measure(loaded, on_progress=lambda *progress: calls.append(progress))
+    found = measure(
+        loaded, width_ratios=(0.5, 0.25), on_progress=lambda *progress: calls.append(progress)
+    )
     assert_untouched(loaded.model, before)
     assert found.base_loss == base == mean_loss(loaded)
     total = sum(len(part.sizes) for part in found.parts)
@@ -271,6 +274,7 @@ def test_a_pass_measures_every_part_and_leaves_the_model_alone(checkpoint: Path)
         *((head.name, kind) for head in plan.heads for kind in ("qk", "vo")),
         *((hidden.name, "hidden") for hidden in plan.hidden),
         *((layer, "layer") for layer in layers),
+        ("stream", "width"),
     }
     for measured in found.parts:
         assert found.cost(measured.name, measured.kind, measured.size) == 0

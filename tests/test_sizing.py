@@ -33,7 +33,7 @@ from tscompress.plan import Plan
 from tscompress.pretraining import build_model, save_pretrained
 from tscompress.recipe import PlannedSchedule
 from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
-from tscompress.surgery import apply_fold_, keep_layers_
+from tscompress.surgery import apply_fold_, fold_planned_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig(value_sweeps=1)
@@ -60,15 +60,13 @@ def batches_of(loaded: LoadedModel) -> list[CalibrationBatch]:
 
 def planned(loaded: LoadedModel, budget: str, **options: Any) -> Plan:
     progress = options.pop("on_progress", lambda stage, done, total: None)
-    schedule = PlannedSchedule(budget=parse_budget(budget), **options)
+    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": True} | options)
     return sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress)
 
 
 def applied(checkpoint: Path, plan: Plan) -> LoadedModel:
     loaded = load(checkpoint)
-    if plan.kept_layers:
-        keep_layers_(loaded, plan.kept_layers)
-    apply_fold_(loaded, plan, batches_of(loaded), FOLD)
+    fold_planned_(loaded, plan, batches_of(loaded), FOLD)
     return loaded
 
 
@@ -102,6 +100,34 @@ def test_a_budget_is_respected_as_measured(
     assert plan.schedule["layout"] == layout
     # As it was asked of: the model that is planned for stays as it is.
     assert parameter_count(original.model) == parameter_count(load(checkpoint).model)
+
+
+@pytest.mark.parametrize("depth", [False, True])
+@pytest.mark.parametrize("ratio", [0.8, 0.3, 0.1])
+@pytest.mark.parametrize("measure", COUNTS)
+def test_a_budget_may_narrow_the_stream(
+    checkpoint: Path, measure: str, ratio: float, depth: bool
+) -> None:
+    original = load(checkpoint)
+    if measure == "kv-cache":
+        pytest.skip("a cache does not depend on the width")
+    plan = planned(original, f"{measure}={ratio}", keep_width=False, depth=depth)
+    small = applied(checkpoint, plan)
+    count = COUNTS[measure]
+    assert count(small) <= ratio * count(original)
+    assert plan.uniform_sizes is not None
+    found = plan.schedule["found"]
+    entry = 128 if measure == "bytes" else 0  # of a head of its own, in the header
+    predicted = found[measure] * count(original)
+    assert count(small) == pytest.approx(predicted, rel=1e-3, abs=entry)
+    if plan.width is None:
+        assert small.config["d_model"] == original.config["d_model"]
+    else:
+        assert small.config["d_model"] == plan.width.kept
+    if ratio == 0.1 and not depth:
+        assert plan.width is not None
+        with pytest.raises(PlanError, match=f"{measure}={ratio}"):
+            planned(original, f"{measure}={ratio}")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -361,7 +361,7 @@ def test_what_is_no_width_is_refused(checkpoint: Path) -> None:
         tscompress.compress(checkpoint, width=0)
     with pytest.raises(RecipeError, match="width is for fold"):
         tscompress.compress(checkpoint, method="svd", rank=2, width=WIDTH)
-    with pytest.raises(RecipeError, match="a budget keeps the width"):
+    with pytest.raises(RecipeError, match="a budget chooses the width"):
         tscompress.compress(checkpoint, budget="parameters=0.5", width=WIDTH)
     plan = fold_plan(load(checkpoint).model, load(checkpoint).architecture, width=WIDTH)
     with pytest.raises(UsageError, match="a plan says every size"):

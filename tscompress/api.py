@@ -80,8 +80,7 @@ from tscompress.suites import (
     label_fingerprints,
     load_suite,
 )
-from tscompress.surgery import apply_fold_, apply_plan_, keep_layers_
-from tscompress.width import stream_bases, turn_
+from tscompress.surgery import apply_plan_, fold_planned_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]
@@ -108,6 +107,7 @@ def choose_schedule(
     layout: Literal["folded", "factored"] | None = None,
     multiple: int | None = None,
     depth: bool = False,
+    keep_width: bool = False,
     required: bool = True,
 ) -> Schedule | PlannedSchedule | None:
     """The schedule that one of rank, epsilon, energy, schedule, fit and budget asks for.
@@ -133,12 +133,14 @@ def choose_schedule(
     if fit is not None:
         given["fit"] = lambda: FitSchedule(epsilon=fit)
     if budget is not None:
-        given["budget"] = lambda: _budget_schedule(method, budget, layout, multiple, depth)
+        given["budget"] = lambda: _budget_schedule(
+            method, budget, layout, multiple, depth, keep_width
+        )
     if powers_of_two and schedule is None:
         raise UsageError("powers_of_two rounds a power law; give schedule D0,ALPHA with it.")
-    asked = depth or (layout, multiple) != (None, None)
+    asked = depth or keep_width or (layout, multiple) != (None, None)
     if asked and (budget is None or method != "fold"):
-        raise UsageError("layout, multiple and depth go with a budget of fold.")
+        raise UsageError("layout, multiple, depth and keep_width go with a budget of fold.")
     if not given and not required:
         return None
     if len(given) != 1:
@@ -173,6 +175,7 @@ def _budget_schedule(
     layout: Literal["folded", "factored"] | None,
     multiple: int | None,
     depth: bool,
+    keep_width: bool,
 ) -> BudgetSchedule | PlannedSchedule:
     share: float | None
     try:
@@ -191,6 +194,7 @@ def _budget_schedule(
                 "layout": "folded" if layout is None else layout,
                 "multiple": 1 if multiple is None else multiple,
                 "depth": depth,
+                "keep_width": keep_width,
             }
         )
     if share is None:
@@ -219,6 +223,7 @@ def compress(
     layout: Literal["folded", "factored"] | None = None,
     multiple: int | None = None,
     depth: bool = False,
+    keep_width: bool = False,
     plan: Plan | None = None,
     exclude: Sequence[str] = (),
     feed_forward: bool = False,
@@ -261,9 +266,9 @@ def compress(
         one number is for each. The others go one by one, always the one without which the forecast
         loss on held-back calibration series rises least, and what stays is fitted to make up for
         them: follow it with a recovery.
-    layout, multiple, depth
+    layout, multiple, depth, keep_width
         With a budget of fold: ``folded`` (the same sizes everywhere, the default) or ``factored``
-        (sizes by layer); sizes in multiples of 8 or 16; allow to drop layers.
+        (sizes by layer); sizes in multiples of 8 or 16; allow to drop layers; leave ``d_model``.
     plan
         Instead of all of these: a plan made or edited before.
     exclude
@@ -295,7 +300,7 @@ def compress(
     chosen: Schedule | PlannedSchedule | None = None
     if plan is not None:
         values = (*wanted.values(), *sizes.values(), multiple, layout)
-        switches = (powers_of_two, exclude, feed_forward, depth)
+        switches = (powers_of_two, exclude, feed_forward, depth, keep_width)
         if any(value is not None for value in values) or any(switches):
             raise UsageError("a plan says every size; give no schedule or selection with it.")
         method = plan.method
@@ -308,6 +313,7 @@ def compress(
             layout=layout,
             multiple=multiple,
             depth=depth,
+            keep_width=keep_width,
         )
     fields_of_recipe: dict[str, Any] = {
         "method": method,
@@ -538,22 +544,12 @@ def _fold_(
     """Make heads and hidden layers smaller."""
     if plan is None:
         plan = _fold_plan(loaded, recipe, batches, on_progress)
-    original = None
-    if plan.kept_layers:
-        if plan.width is not None:  # those that go as well
-            turn_(loaded, stream_bases(loaded, batches))
-        before = latency.parameter_count(loaded.model)
-        original = replace(loaded)  # weights are shared
-        keep_layers_(loaded, plan.kept_layers)
-        if latency.parameter_count(loaded.model) == before:
-            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
-    apply_fold_(
+    fold_planned_(
         loaded,
         plan,
         batches,
         recipe.fold,
         lambda done, total: on_progress("fold", done, total),
-        original=original,
     )
 
 

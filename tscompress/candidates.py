@@ -30,6 +30,7 @@ from tscompress.plan import stock_frequencies
 from tscompress.planning import fold_plan
 from tscompress.sensitivity import Part, Sensitivity
 from tscompress.surgery import config_of_layers
+from tscompress.width import narrowed_config
 
 _HEADS: tuple[SizeKind, ...] = ("qk", "vo")
 _HIDDEN: tuple[SizeKind, ...] = ("hidden",)
@@ -49,6 +50,8 @@ class Candidate:
         Predicted rise of the forecast loss.
     costs
         Exact, of the whole model.
+    width
+        Of the residual stream; None: as it was.
     """
 
     qk: int | Mapping[str, int] = field(hash=False)
@@ -57,9 +60,10 @@ class Candidate:
     kept_layers: Mapping[str, tuple[int, ...]] | None = field(hash=False)
     loss: float
     costs: Costs
+    width: int | None = None
 
     def __str__(self) -> str:
-        words = []
+        words = [] if self.width is None else [f"width {self.width}"]
         for label, sizes in {"qk": self.qk, "vo": self.vo, "hidden": self.hidden}.items():
             found = sorted({sizes} if isinstance(sizes, int) else set(sizes.values()))
             words.append(f"{label} {' to '.join(map(str, dict.fromkeys(found[:1] + found[-1:])))}")
@@ -68,7 +72,12 @@ class Candidate:
 
 
 def folded_candidates(
-    sensitivity: Sensitivity, cost_model: CostModel, *, multiple: int = 1, depth: bool = False
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    *,
+    multiple: int = 1,
+    depth: bool = False,
+    narrower: Callable[[int], CostModel] | None = None,
 ) -> list[Candidate]:
     """Every plain config of measured sizes, the original's among them.
 
@@ -80,6 +89,8 @@ def folded_candidates(
         Also with fewer layers. Those that cost least go first; each stack keeps one, and a
         Chronos-T5 no fewer in the encoder than in the decoder: stock transformers 5 counts the
         decoder's caches by the encoder's layers and cannot generate then.
+    narrower
+        Costs of the model with a residual stream of a width; None: it keeps its own.
 
     Raises
     ------
@@ -92,16 +103,36 @@ def folded_candidates(
         head_sizes = [size for size in head_sizes if stock_frequencies(full, size) is not None]
     unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
     candidates = []
-    for kept, lost in _depths(sensitivity, depth):
-        base = cost_model.costs(kept_layers=kept)
-        # Costs are affine in the sizes: price each size once, and not each pair of sizes.
-        heads = [(n, *_priced(sensitivity, cost_model, _HEADS, n, kept)) for n in head_sizes]
-        units = [(n, *_priced(sensitivity, cost_model, _HIDDEN, n, kept)) for n in unit_sizes]
-        candidates += [
-            Candidate(d_kv, d_kv, d_ff, kept, lost + loss_h + loss_u, base + costs_h + costs_u)
-            for (d_kv, loss_h, costs_h), (d_ff, loss_u, costs_u) in product(heads, units)
-        ]
+    for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
+        # A head of its own has a name of its own in the header of the weights.
+        header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
+        for kept, lost_layers in _depths(sensitivity, depth):
+            base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
+            # Costs are affine in these sizes: price each size once, and not each pair of sizes.
+            heads = [(n, *_priced(sensitivity, costs, _HEADS, n, kept)) for n in head_sizes]
+            units = [(n, *_priced(sensitivity, costs, _HIDDEN, n, kept)) for n in unit_sizes]
+            candidates += [
+                Candidate(d, d, d_ff, kept, lost + loss_h + loss_u, base + costs_h + costs_u, width)
+                for (d, loss_h, costs_h), (d_ff, loss_u, costs_u) in product(heads, units)
+            ]
     return candidates
+
+
+def _widths(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    multiple: int,
+    narrower: Callable[[int], CostModel] | None,
+) -> Iterator[tuple[int | None, float, CostModel]]:
+    """Widths of the residual stream, the predicted loss, and what a model so wide costs."""
+    yield None, 0.0, cost_model
+    if narrower is None:
+        return
+    for part in sensitivity.parts:
+        if part.kind == "width" and part.sizes:
+            for width in _sizes(sensitivity, part, multiple)[1:]:
+                cost = sensitivity.cost(part.name, "width", width)
+                yield width, cost, narrower(width)
 
 
 def efficient(candidates: Iterable[Candidate], measure: Measure) -> list[Candidate]:
@@ -516,6 +547,8 @@ def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.dev
 def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
     """A model of the candidate's shape on the meta device."""
     config = config_of_layers(loaded, candidate.kept_layers or {})
+    if candidate.width is not None:
+        config = narrowed_config(loaded.family, config, candidate.width)
     qk, vo, hidden = candidate.qk, candidate.vo, candidate.hidden
     if isinstance(qk, int) and qk == vo and isinstance(hidden, int):
         return build_empty(loaded.family, config | {"d_kv": qk, "d_ff": hidden})

@@ -60,7 +60,8 @@ app = typer.Typer(
 _debug = False
 _PLANNING_OPTIONS = (
     "method", "rank", "ff_ratio", "latent", "width", "layers", "epsilon", "energy", "schedule",
-    "fit", "powers_of_two", "budget", "layout", "multiple", "depth", "exclude", "feed_forward",
+    "fit", "powers_of_two", "budget", "layout", "multiple", "depth", "keep_width", "exclude",
+    "feed_forward",
 )  # fmt: skip
 _LONG_FORMAT_OPTIONS = (
     "windows", "seasonality", "frequency", "id_column", "time_column", "target_column",
@@ -284,6 +285,9 @@ def compress(
     depth: Annotated[
         bool, typer.Option("--depth", help="With a budget: may drop whole layers.")
     ] = False,
+    keep_width: Annotated[
+        bool, typer.Option("--keep-width", help="With a budget: d_model stays as it is.")
+    ] = False,
     plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.", parser=path)] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Shell pattern of layers to leave; repeatable.")
@@ -360,6 +364,7 @@ def compress(
                 layout=layout,  # type: ignore[arg-type]
                 multiple=multiple,
                 depth=depth,
+                keep_width=keep_width,
                 required=api.needs_schedule(method, fields),
             )
             fields["schedule"] = None if asked is None else asked.model_dump()

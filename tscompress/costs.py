@@ -18,6 +18,7 @@ from torch import nn
 
 from tscompress.architectures import FAMILIES, Architecture, BlockKind, describe
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
+from tscompress.factored import has_own_head
 from tscompress.latency import Workload
 from tscompress.plan import HeadPlan, HiddenPlan, Plan
 
@@ -212,6 +213,11 @@ class CostModel:
             raise PlanError(
                 f"a {plan.method} plan of a {plan.family} model has no costs here; "
                 f"give a fold plan of a {self.family} model."
+            )
+        if plan.width is not None:
+            raise PlanError(
+                "costs of a narrower stream are those of the narrower model; give its cost model "
+                "the plan.narrowed()."
             )
         self._check_shapes(plan)
         heads = [head for head in plan.heads if not head.latent]
@@ -521,7 +527,7 @@ def _outer_width(linear: nn.Linear, inner: int) -> int:
 def _parameters(model: nn.Module) -> Iterator[tuple[str, int]]:
     """Name and size of every parameter, a tied one once, also where meta tensors lost the ties."""
     tied = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-    if getattr(model.config, "tie_word_embeddings", True):
+    if not has_own_head(model.config):
         tied.add("lm_head.weight")
     for name, parameter in model.named_parameters():
         if not (parameter.is_meta and name in tied):

@@ -79,6 +79,9 @@ class PlannedSchedule(BaseModel):
     )
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
     depth: bool = Field(default=False, description="may drop whole layers")
+    keep_width: bool = Field(
+        default=False, description="d_model stays; the factored layout always keeps it"
+    )
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -169,7 +172,7 @@ class Recipe(BaseModel):
             if kind == "planned" and self.latent is not None:
                 raise ValueError("a budget plans folded heads; give no latent with it")
             if kind == "planned" and self.width is not None:
-                raise ValueError("a budget keeps the width of the model; give no width with it")
+                raise ValueError("a budget chooses the width; give no width with it")
             if kind == "planned" and self.layers is not None:
                 raise ValueError("a budget chooses the layers by depth: true; give no layers too")
             if kind == "planned" and self.exclude:

@@ -397,11 +397,12 @@ def _kept(profile: RankProfile, plan: Plan) -> dict[tuple[str, int], str]:
         if weight.part != "attention":
             continue
         block = weight.name.rpartition(".")[0]
-        layers = [
-            one for one in plan.layers if one.name == block or one.name.startswith(f"{block}.")
-        ]
+        layers, narrower = (
+            [one for one in layers if one.name == block or one.name.startswith(f"{block}.")]
+            for layers in (plan.layers, plan.narrowed().layers)
+        )
         before = sum(layer.dense_parameters for layer in layers)
         if before:
-            share = sum(layer.parameters for layer in layers) / before
+            share = sum(layer.parameters for layer in narrower) / before
             found[weight.kind, weight.depth] = f"{share:.1%}"
     return found

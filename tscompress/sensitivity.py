@@ -48,12 +48,18 @@ from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 from tscompress.planning import PATCH_EMBEDDINGS, check_heads, fold_plan
 from tscompress.score_cache import code_digest, versions
+from tscompress.width import projected, stream_bases
 
 SENSITIVITY_VERSION: Literal[1] = 1
 #: The modules that fold and measure; of a development version they change without a number.
-_CODE = ("calibration", "folding", "heads", "layerwise", "linalg", "planning", "sensitivity")
+_CODE = (
+    "calibration", "folding", "heads", "layerwise", "linalg", "planning", "sensitivity", "width",
+)  # fmt: skip
 
-PartKind = Literal["qk", "vo", "hidden", "layer"]
+PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
+#: The part whose size is ``d_model``.
+STREAM = "stream"
+DEFAULT_WIDTHS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 T = TypeVar("T")
 
 
@@ -63,14 +69,16 @@ class Part(BaseModel):
     Attributes
     ----------
     name
-        Attention block, feed-forward or patch embedding; of kind ``layer``: ``encoder.block.3``.
+        Attention block, feed-forward or patch embedding; of kind ``layer``: ``encoder.block.3``;
+        of kind ``width``: ``stream``.
     size
-        Of the original: head size or hidden units; 1 for a layer.
+        Of the original: head size, hidden units or ``d_model``; 1 for a layer.
     sizes
         Measured sizes, descending, below ``size``; of a layer ``(0,)``.
     losses
         Forecast loss of the model with only this part at that size, less the original's; without a
-        layer, with the feed-forward before it fitted. Raw: noise may make it slightly negative.
+        layer, with the feed-forward before it fitted; of a narrower stream, with nothing fitted.
+        Raw: noise may make it slightly negative.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -378,6 +386,7 @@ def measure_sensitivity(
     fold: FoldConfig,
     head_sizes: Sequence[int] | None = None,
     hidden_ratios: Sequence[float] = (0.75, 0.5, 0.25, 0.125),
+    width_ratios: Sequence[float] = DEFAULT_WIDTHS,
     layers: bool | Sequence[str] = True,
     cache: Path | Literal["default"] | None = "default",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -402,6 +411,8 @@ def measure_sensitivity(
         or with free ``frequencies`` at even ones.
     hidden_ratios
         Hidden units to try, as shares of the original's, in (0, 1).
+    width_ratios
+        Numbers of the residual stream to try, as shares of the original's, in (0, 1).
     layers
         Measure leaving out whole layers too, or those of some stacks. Where a feed-forward precedes
         a layer, it is fitted to what comes after both.
@@ -434,7 +445,9 @@ def measure_sensitivity(
     same = {"order": "original", "continuations": "given", "precision": "float32"}
     config = fold.model_copy(update={"refit": refit, **same})
     free = config.frequencies == "free"
-    wanted = _wanted_parts(loaded, head_sizes, hidden_ratios, layers, free_frequencies=free)
+    wanted = _wanted_parts(
+        loaded, head_sizes, hidden_ratios, width_ratios, layers, free_frequencies=free
+    )
     store = None
     if cache is not None:
         directory = cache_directory() if cache == "default" else Path(cache)
@@ -471,18 +484,22 @@ def _wanted_parts(
     loaded: LoadedModel,
     head_sizes: Sequence[int] | None,
     hidden_ratios: Sequence[float],
+    width_ratios: Sequence[float],
     layers: bool | Sequence[str],
     *,
     free_frequencies: bool,
 ) -> list[_Wanted]:
     if any(size < 1 for size in head_sizes or ()):
         raise PlanError(f"head sizes must be at least 1, not {min(head_sizes or ())}.")
-    for ratio in hidden_ratios:
-        if not 0 < ratio < 1:
-            raise PlanError(f"hidden ratios must lie between 0 and 1, not {ratio}.")
+    for label, ratios in (("hidden", hidden_ratios), ("width", width_ratios)):
+        for ratio in ratios:
+            if not 0 < ratio < 1:
+                raise PlanError(f"{label} ratios must lie between 0 and 1, not {ratio}.")
     whole = fold_plan(loaded.model, loaded.architecture)
     check_heads(whole.heads)
-    wanted: list[_Wanted] = []
+    width = whole.heads[0].d_model
+    widths = _below(width, [max(1, round(r * width)) for r in width_ratios])
+    wanted: list[_Wanted] = [_Wanted(STREAM, "width", width, widths)] if widths else []
     for head in whole.heads:
         size = head.head_size
         tried = _below(size, default_head_sizes(size) if head_sizes is None else head_sizes)
@@ -544,6 +561,7 @@ class _Pass:
         self.hidden = {hidden.name: hidden for hidden in plan.hidden}
         for part in [part for part in self.open.values() if not part.sizes]:
             self._measure(part.name, part.kind, lambda _: nullcontext())  # there is nothing to try
+        self._width()
         self._patch(PATCH_EMBEDDINGS[0])
         recording = record(self.loaded, self.batches)
         for step in walk(self.loaded, recording, on_compressed=False, residual_targets=False):
@@ -563,6 +581,11 @@ class _Pass:
             self.forecasts.start_at(None)
             self._patch(PATCH_EMBEDDINGS[1])
         return self.result
+
+    def _width(self) -> None:
+        if (STREAM, "width") in self.open:
+            bases = stream_bases(self.loaded, self.batches)
+            self._measure(STREAM, "width", lambda size: projected(self.loaded, bases, size))
 
     def _layer(self, name: str) -> None:
         """The first layer of a stack: nothing before it can make up for it."""

@@ -34,8 +34,14 @@ from tscompress.loading import LoadedModel, build_empty, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
 from tscompress.recipe import PlannedSchedule
-from tscompress.sensitivity import PartKind, Sensitivity, measure_sensitivity
-from tscompress.surgery import apply_fold_, config_of_layers, keep_layers_
+from tscompress.sensitivity import (
+    DEFAULT_WIDTHS,
+    PartKind,
+    Sensitivity,
+    measure_sensitivity,
+)
+from tscompress.surgery import config_of_layers, fold_planned_, keep_layers_
+from tscompress.width import narrowed_config
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -70,10 +76,18 @@ def plan_within_budget(
     """
     workload = _fitting(loaded, workload or Workload())
     fitted, held_out = _split(batches)
-    sensitivity = _measured(loaded, fitted, held_out, fold, schedule.depth, on_progress)
-    costs = CostModel(
-        loaded.family, loaded.model, workload, bytes_per_number=loaded.stored_dtype.itemsize
+    narrows = schedule.layout == "folded" and not schedule.keep_width
+    sensitivity = _measured(
+        loaded, fitted, held_out, fold, on_progress, depth=schedule.depth, width=narrows
     )
+    itemsize = loaded.stored_dtype.itemsize
+    costs = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
+
+    def narrower(width: int) -> CostModel:
+        config = narrowed_config(loaded.family, loaded.config, width)
+        model = build_empty(loaded.family, config)
+        return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
+
     base = _Wql(loaded, held_out) if schedule.budget.measure == "wql" else None
     measured: dict[int, float] = {}
 
@@ -85,9 +99,7 @@ def plan_within_budget(
         assert base is not None
         plan = plan_of(loaded, candidate, schedule, fold)
         trial = copy.deepcopy(loaded)
-        if plan.kept_layers:
-            keep_layers_(trial, plan.kept_layers)
-        apply_fold_(trial, plan, fitted, fold, original=loaded)
+        fold_planned_(trial, plan, fitted, fold)
         return base.ratio(trial)
 
     def latency(candidate: Candidate) -> float:
@@ -95,7 +107,11 @@ def plan_within_budget(
 
     if schedule.layout == "folded":
         candidates = folded_candidates(
-            sensitivity, costs, multiple=schedule.multiple, depth=schedule.depth
+            sensitivity,
+            costs,
+            multiple=schedule.multiple,
+            depth=schedule.depth,
+            narrower=narrower if narrows else None,
         )
         chosen = choose_folded(
             candidates,
@@ -175,6 +191,7 @@ def layers_that_stay(
             fold=fold,
             head_sizes=(),
             hidden_ratios=(),
+            width_ratios=(),
             layers=may_go,
             on_progress=lambda done, total: on_progress("sensitivity", done, total),
         )
@@ -238,7 +255,8 @@ def sensitivities(
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, dtype=torch.float32)
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
-    return _measured(loaded, *_split(batches), fold or FoldConfig(), depth, on_progress)
+    fold = fold or FoldConfig()
+    return _measured(loaded, *_split(batches), fold, on_progress, depth=depth, width=True)
 
 
 def _measured(
@@ -246,21 +264,25 @@ def _measured(
     fitted: Sequence[CalibrationBatch],
     held_out: Sequence[CalibrationBatch],
     fold: FoldConfig,
-    depth: bool,
     on_progress: OnProgress,
+    *,
+    depth: bool,
+    width: bool,
 ) -> Sensitivity:
     return measure_sensitivity(
         loaded,
         fitted,
         holdout=held_out,
         fold=fold,
+        width_ratios=DEFAULT_WIDTHS if width else (),
         layers=depth,
         on_progress=lambda done, total: on_progress("sensitivity", done, total),
     )
 
 
 _KINDS: dict[PartKind, str] = {
-    "qk": "queries and keys", "vo": "values", "hidden": "hidden units", "layer": "whole layers",
+    "width": "residual stream", "qk": "queries and keys", "vo": "values", "hidden": "hidden units",
+    "layer": "whole layers",
 }  # fmt: skip
 _MAX_SIZES = 6
 
@@ -322,6 +344,7 @@ def plan_of(
         qk=candidate.qk,
         vo=candidate.vo,
         hidden=candidate.hidden,
+        width=candidate.width,
         free_frequencies=fold.frequencies == "free",
         kept_layers=candidate.kept_layers,
         schedule={

@@ -81,6 +81,34 @@ def _factor(
     return module
 
 
+def fold_planned_(
+    loaded: LoadedModel,
+    plan: Plan,
+    batches: Sequence[CalibrationBatch],
+    config: FoldConfig,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Drop the layers that a plan leaves out and fold the others; see :func:`apply_fold_`.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model, or keeps all layers by name.
+    FactorizationError
+        A decomposition failed; names the layer.
+    """
+    original = None
+    if plan.kept_layers:
+        if plan.width is not None:  # streams of those that go as well
+            turn_(loaded, stream_bases(loaded, batches))
+        before = len(loaded.model.state_dict())
+        original = replace(loaded)  # weights are shared
+        keep_layers_(loaded, plan.kept_layers)
+        if len(loaded.model.state_dict()) == before:
+            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
+    apply_fold_(loaded, plan, batches, config, on_layer, original=original)
+
+
 def apply_fold_(
     loaded: LoadedModel,
     plan: Plan,
@@ -111,7 +139,7 @@ def apply_fold_(
     sizes, width, new, weights = plan.uniform_sizes, plan.width, loaded.config, None
     if width is not None:
         weights = narrowed_weights(loaded, width.kept)
-        new = narrowed_config(new, width.kept)
+        new = narrowed_config(loaded.family, new, width.kept)
     if sizes is not None:
         _rebuild_(loaded, {**new, "d_kv": sizes[0], "d_ff": sizes[1]}, weights)
     elif width is not None:

@@ -13,8 +13,8 @@ and 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ from tscompress.layerwise import sublayer_of, sublayers
 from tscompress.loading import LoadedModel
 from tscompress.plan import INPUT_PATCHES, OUTPUT_PATCHES
 
+#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
+_UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
 _EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 
 
@@ -136,6 +138,28 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
     }
 
 
+@contextmanager
+def projected(loaded: LoadedModel, bases: Mapping[str, Tensor], width: int) -> Iterator[None]:
+    """Within the block every norm sees the first ``width`` directions of its stream alone.
+
+    So does the narrower model, before anything makes up for what it lacks.
+    """
+    parameter = next(loaded.model.parameters())
+    projections = {
+        stack: (basis[:, :width] @ basis[:, :width].T).to(parameter)
+        for stack, basis in bases.items()
+    }
+
+    def see(projection: Tensor) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor]]:
+        return lambda _, args: (args[0] @ projection,)
+
+    with ExitStack() as hooks:
+        for norm, stack in streams_of(loaded.model).norms.items():
+            module = loaded.model.get_submodule(norm)
+            hooks.callback(module.register_forward_pre_hook(see(projections[stack])).remove)
+        yield
+
+
 def _embeds_alike(loaded: LoadedModel) -> bool:
     """Whether encoder and decoder read the same rows of the table of tokens."""
     config: Any = loaded.model.config
@@ -188,12 +212,10 @@ def _untie_(loaded: LoadedModel) -> None:
     model.lm_head.weight = nn.Parameter(
         model.lm_head.weight.detach() * scale, requires_grad=model.lm_head.weight.requires_grad
     )
-    # transformers 5 ties whatever the former says, and by it tells only whether to scale.
-    untied = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
-    for name, value in untied.items():
+    for name, value in _UNTIED.items():
         if hasattr(model.config, name):
             setattr(model.config, name, value)
-    loaded.config = {**loaded.config, **untied}
+    loaded.config = {**loaded.config, **_UNTIED}
 
 
 @torch.no_grad()
@@ -214,11 +236,12 @@ def cut_embeddings_(loaded: LoadedModel, width: int) -> None:
             cut_rows_(model.get_submodule(name), width)
 
 
-def narrowed_config(config: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """The config of the model with the first ``width`` numbers of its stream alone."""
+def narrowed_config(family: str, config: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """The config of a turned model with the first ``width`` numbers of its stream alone."""
     # The mean of squares is over fewer numbers, and what keeps it from 0 has to keep its share.
     epsilon = config.get("layer_norm_epsilon", 1e-6) * config["d_model"] / width
-    return {**config, "d_model": width, "layer_norm_epsilon": epsilon}
+    untied = _UNTIED if family == "chronos-t5" else {}
+    return {**config, **untied, "d_model": width, "layer_norm_epsilon": epsilon}
 
 
 @torch.no_grad()
