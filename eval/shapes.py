@@ -3,9 +3,10 @@
     python eval/shapes.py --output eval/results/shapes [--quick] [--device cpu|cuda] [--threads 2]
 
 Models of the published Chronos-T5 and Chronos-Bolt shapes, with smaller heads (d_kv), fewer hidden
-units (d_ff) or half of the decoder's layers, take turns in one process with the dense original and
-with the next smaller official size, which every compressed model has to beat. Ratios are to the
-dense original.
+units (d_ff), a narrower residual stream (d_model) or half of the decoder's layers, take turns in
+one process with the dense original and with the next smaller official size, which every compressed
+model has to beat. Some T5 run once more with sample paths that share the cross-attention keys and
+values of their series (tscompress.share_cross_attention). Ratios are to the dense original.
 
 float32 on the CPU. With `--device cuda`: bfloat16, the base shapes too, and peak memory. Chronos
 asks for exactly as many new tokens as the horizon has steps, so random weights cannot end early.
@@ -25,9 +26,12 @@ from chronos import BaseChronosPipeline
 from output import write_tables
 from rich.console import Console
 
+from tscompress.candidates import fill_randomly_
 from tscompress.latency import BenchResult, Workload, bench
-from tscompress.loading import wrap_pipeline
+from tscompress.loading import build_empty, wrap_pipeline
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+from tscompress.sharing import share_cross_attention
+from tscompress.width import narrowed_config
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]
 DENSE_D_KV = 64
@@ -44,14 +48,20 @@ PAPER = "The paper reports 0.346 of the time and 0.186 of the memory for its com
 
 @dataclass(frozen=True)
 class Shape:
-    """A published shape, or one folded to smaller heads, and shares of the hidden units and of the
-    decoder's layers."""
+    """A published shape, or one folded to smaller heads, and shares of the hidden units, of the
+    decoder's layers and of the residual stream; ``shared``: as the paths of it are run."""
 
     family: FamilyName
     size: str
     d_kv: int = DENSE_D_KV
     d_ff_share: float = 1.0
     decoder_share: float = 1.0
+    width_share: float = 1.0
+    shared: bool = False
+
+    @property
+    def d_model(self) -> int:
+        return round(PUBLISHED[self.size][0] * self.width_share)
 
     @property
     def d_ff(self) -> int:
@@ -66,43 +76,56 @@ class Shape:
     @property
     def name(self) -> str:
         layers = "+".join(map(str, self.layers))
-        return f"{self.family}-{self.size} d_kv {self.d_kv} d_ff {self.d_ff} layers {layers}"
+        sizes = f"d_model {self.d_model} d_kv {self.d_kv} d_ff {self.d_ff} layers {layers}"
+        return f"{self.family}-{self.size} {sizes}{' shared' if self.shared else ''}"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Folded shapes of one published model, under one workload.
 
-    ``folded`` has their d_kv, share of d_ff and, if not all of them stay, of decoder layers.
+    ``folded`` has their d_kv, share of d_ff and, if not all of them stay, of decoder layers and of
+    d_model; ``shared`` likewise those that run with shared cross-attention.
     """
 
     family: FamilyName
     size: str
-    folded: tuple[tuple[int, float] | tuple[int, float, float], ...]
+    folded: tuple[tuple[float, ...], ...]
     workload: Workload
+    shared: tuple[tuple[float, ...], ...] = ()
 
     @property
     def shapes(self) -> list[Shape]:
         """The dense original, what it is folded to, and the next smaller official size."""
-        folded = [Shape(self.family, self.size, *sizes) for sizes in self.folded]
+        folded = [
+            Shape(self.family, self.size, int(d_kv), *shares, shared=shared)
+            for sizes, shared in ((self.folded, False), (self.shared, True))
+            for d_kv, *shares in sizes
+        ]
         smaller = Shape(self.family, SMALLER[self.size])
         return [Shape(self.family, self.size), *folded, smaller]
 
 
-T5_FOLDED = ((8, 1.0), (8, 0.25), (16, 1.0), (8, 1.0, 0.5), (8, 0.25, 0.5))
-BOLT_FOLDED = ((8, 1.0), (64, 0.25), (8, 0.25), (16, 0.5))
+T5_FOLDED = (
+    (8, 1.0), (8, 0.25), (16, 1.0), (8, 1.0, 0.5), (8, 0.25, 0.5), (16, 0.5, 1.0, 0.5),
+)  # fmt: skip
+T5_SHARED = ((64, 1.0), (8, 1.0), (8, 0.25), (16, 0.5, 1.0, 0.5))
+BOLT_FOLDED = (
+    (8, 1.0), (64, 0.25), (8, 0.25), (16, 0.5), (64, 1.0, 1.0, 0.25), (8, 0.25, 1.0, 0.25),
+    (4, 0.125, 1.0, 0.125),
+)  # fmt: skip
 T5_WORKLOAD = Workload(
     batch_size=4, context_length=512, horizon=16, num_samples=20, repeats=11, warmup=2
 )
 BOLT_WORKLOAD = Workload(batch_size=32, context_length=2048, horizon=64, repeats=15, warmup=3)
 SMALL = (
-    Comparison("chronos-t5", "small", T5_FOLDED, T5_WORKLOAD),
+    Comparison("chronos-t5", "small", T5_FOLDED, T5_WORKLOAD, T5_SHARED),
     Comparison("chronos-bolt", "small", BOLT_FOLDED, BOLT_WORKLOAD),
 )
 BASE = (
     Comparison(
         "chronos-t5", "base", T5_FOLDED,
-        T5_WORKLOAD.model_copy(update={"batch_size": 32, "horizon": 64}),
+        T5_WORKLOAD.model_copy(update={"batch_size": 32, "horizon": 64}), T5_SHARED,
     ),
     Comparison("chronos-bolt", "base", BOLT_FOLDED, BOLT_WORKLOAD),
 )  # fmt: skip
@@ -125,8 +148,14 @@ def build(shape: Shape, device: str, dtype: torch.dtype) -> BaseChronosPipeline:
         token_embedding="normal",
     )  # fmt: skip
     torch.manual_seed(0)
-    model = build_model(recipe).to(device=device, dtype=dtype).eval()
-    return wrap_pipeline(shape.family, model)
+    model: Any = build_model(recipe)
+    if shape.d_model < d_model:  # a Chronos-T5 then has a head of its own
+        config = narrowed_config(shape.family, model.config.to_dict(), shape.d_model)
+        model = build_empty(shape.family, config)
+        fill_randomly_(model, dtype, device)
+    model = model.to(device=device, dtype=dtype).eval()
+    pipeline = wrap_pipeline(shape.family, model)
+    return share_cross_attention(pipeline) if shape.shared else pipeline
 
 
 def measure(
@@ -151,6 +180,8 @@ def rows(comparison: Comparison, result: BenchResult) -> list[dict[str, Any]]:
         found.append(
             {
                 "model": f"{shape.family}-{shape.size}",
+                "paths share": shape.shared,
+                "d_model": shape.d_model,
                 "d_kv": shape.d_kv,
                 "d_ff": shape.d_ff,
                 "layers": f"{shape.layers[0]} + {shape.layers[1]}",
@@ -181,7 +212,7 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
         f"{workload.horizon}, {dtype}, {result.device_name}, {result.threads} threads, "
         f"{workload.repeats} rounds, torch {result.torch_version}.",
         "",
-        "| shape | d_kv | d_ff | layers | parameters | bytes | MACs | KV cache | latency (95 %) |"
+        "| shape | d_model | d_kv | d_ff | layers | parameters | MACs | KV cache | latency (95 %) |"
         + (" ms | peak memory |" if has_memory else ""),
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|" + ("--:|--:|" if has_memory else ""),
     ]
@@ -192,9 +223,10 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
         # Absolute times of a shared CPU say nothing.
         memory = f" {row['latency ms']:.0f} | {row['peak memory']:.3f} |" if has_memory else ""
         lines.append(
-            f"| {row['model']} | {row['d_kv']} | {row['d_ff']} | {row['layers']} | "
-            f"{row['parameters']:.3f} | {row['bytes']:.3f} | {row['MACs']:.3f} | "
-            f"{row['KV cache']:.3f} | {latency} |{memory}"
+            f"| {row['model']}{', shared' if row['paths share'] else ''} | {row['d_model']} | "
+            f"{row['d_kv']} | {row['d_ff']} | {row['layers']} | "
+            f"{row['parameters']:.3f} | {row['MACs']:.3f} | {row['KV cache']:.3f} | {latency} |"
+            f"{memory}"
         )
     if has_memory and comparison.family == "chronos-t5":
         lines += ["", PAPER]
