@@ -83,6 +83,11 @@ from tscompress.surgery import keep_layers_
 PAPER = ((5, 0.35), (3, 0.27))
 #: Head sizes and shares of hidden units of folded models; SVD-LLM and ASVD get as many parameters.
 FOLDED = ((8, 1.0), (16, 0.5), (8, 0.25), (4, 0.25))
+#: Narrower ones: head size, share of hidden units, and of the residual stream.
+NARROW: dict[str, tuple[tuple[int, float, float], ...]] = {
+    "chronos-bolt": ((16, 0.5, 0.5), (8, 0.25, 0.125), (4, 0.125, 0.125)),
+    "chronos-t5": ((16, 0.5, 0.5),),
+}
 #: The folded model whose weights get fewer bits as well.
 COMPOSED = (8, 0.25)
 #: One batch in so many is enough to choose layers by.
@@ -174,11 +179,14 @@ def half_the_layers(by_loss: bool, bed: Bed) -> LoadedModel:
     return loaded
 
 
-def folded(size: tuple[int, float], bed: Bed) -> LoadedModel:
+def folded(size: tuple[int, float], bed: Bed, width: float | None = None) -> LoadedModel:
     head_size, ff_ratio = size
     ratio = None if ff_ratio == 1 else ff_ratio
+    narrow = None if width is None else round(width * bed.original.config["d_model"])
     return as_stored(
-        tscompress.compress(bed.name, rank=head_size, ff_ratio=ratio, calibration=bed.config)
+        tscompress.compress(
+            bed.name, rank=head_size, ff_ratio=ratio, width=narrow, calibration=bed.config
+        )
     )
 
 
@@ -216,13 +224,17 @@ def lower_precision(
     )
 
 
-def peers(trained: Sequence[Path]) -> list[Peer]:
+def peers(trained: Sequence[Path], family: str) -> list[Peer]:
     """All but the dense model; those that decide the comparison come first."""
 
     def label(size: tuple[int, float]) -> str:
-        return f"d_kv {size[0]}, d_ff {size[1]:.0%}"
+        return f"d_kv {size[0]}, d_ff {100 * size[1]:g}%"
 
     found = [Peer("fold", label(size), partial(folded, size)) for size in FOLDED]
+    for *sizes, width in NARROW[family]:
+        size = int(sizes[0]), sizes[1]
+        narrow = f"d_model {100 * width:g}%, {label(size)}"
+        found.append(Peer("fold, narrower", narrow, partial(folded, size, width=width)))
     for size in reversed(FOLDED):
         at = f"parameters of {label(size)}"
         found.append(Peer("SVD-LLM, updated", at, partial(svd_llm, size, True)))
@@ -330,8 +342,8 @@ def working_bytes(loaded: LoadedModel, workload: Workload) -> int:
 
 #: In the order of the table.
 KINDS = (
-    "dense", "fold", "fold, fewer bits", "fewer bits", "SVD-LLM, updated", "SVD-LLM", "ASVD",
-    "SVD, multiplied back", "half the layers", "next smaller size",
+    "dense", "fold", "fold, narrower", "fold, fewer bits", "fewer bits", "SVD-LLM, updated",
+    "SVD-LLM", "ASVD", "SVD, multiplied back", "half the layers", "next smaller size",
 )  # fmt: skip
 
 
@@ -390,6 +402,7 @@ STYLES = {
     "next smaller size": Style(PALETTE[5], "P"),
     "fewer bits": Style(PALETTE[1], "s", filled=False),
     "fold": Style(PALETTE[0], "o", line="-"),
+    "fold, narrower": Style(PALETTE[0], "*", line="--"),
     "fold, fewer bits": Style(PALETTE[0], "o", filled=False),
 }
 PANELS = (("latency", "WQL"), ("latency", "MASE"), ("on disk", "WQL"))
@@ -443,11 +456,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     console = Console()
-    found = peers(arguments.smaller)
     config = EvaluationConfig(max_series=arguments.max_series, batch_size=64)
     stem = f"{arguments.output}-{arguments.model.rsplit('/', 1)[-1]}"
     path = Path(f"{stem}.csv")
     bed = Bed(arguments.model, CalibrationConfig())
+    found = peers(arguments.smaller, bed.original.family)
     frame = measure(bed, found, config, path, console)
     workload = WORKLOADS[bed.original.family].model_copy(update={"threads": arguments.threads})
     frame = with_costs(arguments.model, frame, found, workload)

@@ -257,11 +257,19 @@ def test_working_memory_grows_with_the_batch(peers: ModuleType, loaded: LoadedMo
 
 
 def test_every_peer_is_named_once_and_drawn(peers: ModuleType, tmp_path: Path) -> None:
-    found = peers.peers([tmp_path / "nano" / "model"])
+    found = peers.peers([tmp_path / "nano" / "model"], "chronos-bolt")
     names = [(peer.kind, peer.label) for peer in found]
     assert len(set(names)) == len(names)
     assert {kind for kind, _ in names} == peers.STYLES.keys() == {*peers.KINDS[1:]}
     assert ("next smaller size", "nano") in names
+    assert ("fold, narrower", "d_model 12.5%, d_kv 4, d_ff 12.5%") in names
+    assert set(peers.NARROW) == {"chronos-bolt", "chronos-t5"}
+
+
+def test_a_narrower_peer_is_narrower(peers: ModuleType, checkpoints: dict[str, Path]) -> None:
+    bed = peers.Bed(str(checkpoints["chronos-bolt"]), CALIBRATION)
+    found = peers.folded((4, 0.5), bed, width=0.5)
+    assert (found.config["d_model"], found.config["d_kv"], found.config["d_ff"]) == (12, 4, 20)
 
 
 def test_rows_are_kept_and_costs_added(
