@@ -64,6 +64,12 @@ TABLES = (
         "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
         35,
     ),
+    Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 10),
+    Table(
+        "fold-widths-t5",
+        "fold.py widths --model reference/t5 --max-series 100 --output DIR/fold-widths",
+        30,
+    ),
     Table(
         "fold-sizes-all-t5",
         "fold.py sizes --model reference/t5 --size 8,1 --size 16,1 --size 64,0.5 --size 64,0.25 "
@@ -131,13 +137,15 @@ TABLES = (
     Table(
         "recover-bolt",
         "recover.py --model reference/bolt --trial 2,0.125,4 --trial 1,0.0625,10 "
-        "--trial 8,0.25,4,3,3 --trial 8,0.25,4,2,2 --output DIR/recover",
-        90,
+        "--trial 8,0.25,4,3,3 --trial 8,0.25,4,2,2 --trial 4,0.125,4,d_model=32 "
+        "--trial 2,0.0625,4,d_model=24 --output DIR/recover",
+        130,
     ),
     Table(
         "recover-t5",
-        "recover.py --model reference/t5 --trial 8,1.0,5 --trial 4,0.25,10 --output DIR/recover",
-        95,
+        "recover.py --model reference/t5 --trial 8,1.0,5 --trial 4,0.25,10 "
+        "--trial 16,0.5,10,d_model=128 --output DIR/recover",
+        150,
     ),
     Table(
         "recover-layers-t5",
