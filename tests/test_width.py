@@ -17,26 +17,34 @@ import tscompress
 from tscompress.calibration import calibration_batches
 from tscompress.cli import app
 from tscompress.distillation import check_comparable
-from tscompress.errors import PlanError, RecipeError, UsageError
+from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.factored import has_own_head
 from tscompress.folding import FoldConfig
 from tscompress.latency import parameter_count
-from tscompress.loading import LoadedModel, load
-from tscompress.plan import Plan
+from tscompress.loading import LoadedModel, _check_own_head, load
+from tscompress.plan import Plan, WidthPlan
 from tscompress.planning import fold_plan
-from tscompress.surgery import keep_layers_
+from tscompress.report_content import plan_label
+from tscompress.surgery import fold_planned_, keep_layers_
+from tscompress.sweep import Grid, _label
 from tscompress.width import stream_bases, streams_of, turn_
 
 D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
+EPSILON = 0.05
 
 
 def with_norms(checkpoint: Path) -> LoadedModel:
-    """The checkpoint with norms whose weights are not all 1, as those of trained models."""
+    """The checkpoint with norms whose weights are not all 1, as those of trained models.
+
+    What keeps their mean of squares from 0 is large, so that it has to be right.
+    """
     loaded = load(checkpoint)
     generator = torch.Generator().manual_seed(0)
     for name in streams_of(loaded.model).norms:
-        weight = loaded.model.get_parameter(f"{name}.weight")
-        weight.data = 0.5 + torch.rand(weight.shape, generator=generator)
+        norm: Any = loaded.model.get_submodule(name)
+        norm.weight.data = 0.5 + torch.rand(norm.weight.shape, generator=generator)
+        norm.variance_epsilon = EPSILON
+    loaded.model.config.layer_norm_epsilon = EPSILON  # type: ignore[union-attr]
     return loaded
 
 
@@ -208,7 +216,7 @@ def test_it_is_a_plain_checkpoint(checkpoint: Path, tmp_path: Path, dtype: torch
     tscompress.save(small, tmp_path / "small")
     config = json.loads((tmp_path / "small" / "config.json").read_text())
     assert (config["d_model"], config["d_kv"], config["d_ff"]) == (WIDTH, 4, 20)
-    assert config["layer_norm_epsilon"] == pytest.approx(2e-6)
+    assert config["layer_norm_epsilon"] == pytest.approx(2 * EPSILON)
     options = {"torch_dtype": dtype}
     stock = BaseChronosPipeline.from_pretrained(tmp_path / "small", **options)
     assert torch.equal(predict(stock), predict(load(tmp_path / "small")))
@@ -232,6 +240,17 @@ def test_sizes_by_layer_are_a_factored_checkpoint(
     assert again.plan == small.plan
     assert torch.equal(predict(again), predict(small))
     assert parameter_count(again.model) == parameter_count(small.model)
+
+
+def test_a_latent_of_a_narrow_stream_loses_nothing(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    for family in ("chronos-t5", "chronos-bolt"):
+        original = with_norms(checkpoints[family])
+        make_narrow_(original, WIDTH)
+        expected = outputs(original)
+        small = folded(saved(original, tmp_path / family), width=WIDTH, latent=WIDTH)
+        assert distance(outputs(small), expected) < 1e-4
 
 
 def test_with_a_latent(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -292,7 +311,7 @@ def _of_width(plan: Plan, d_model: int) -> Plan:
 
 
 def test_narrow_again(checkpoint: Path, tmp_path: Path) -> None:
-    """What is narrow may become narrower, and is then as narrow as if it had been so at once."""
+    """What is narrow may become narrower."""
     first = tscompress.compress(checkpoint, width=16, calibration=CALIBRATION, fold=FOLD)
     tscompress.save(first, tmp_path / "first")
     second = tscompress.compress(tmp_path / "first", width=8, calibration=CALIBRATION, fold=FOLD)
@@ -383,6 +402,75 @@ def test_a_narrow_student_learns(checkpoint: Path) -> None:
         tscompress.recover(small, checkpoint, matched)
     with pytest.raises(UsageError, match="the student has d_model 24 and the teacher 12"):
         check_comparable(small, load(checkpoint))
+
+
+def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    stacks = [stack for stack in STACKS if hasattr(loaded.model, stack)]
+    before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
+    for kept, d_model, message in (
+        ((1,), 99, "a d_model of 99; the model has 24"),
+        ((0, 1), 24, "kept_layers names every layer"),
+        ((5,), 24, "cannot keep layers"),
+    ):
+        plan = Plan(
+            family=loaded.family,
+            method="fold",
+            kept_layers=dict.fromkeys(stacks, kept),
+            width=WidthPlan(d_model=d_model, kept=WIDTH),
+        )
+        with pytest.raises(PlanError, match=message):
+            fold_planned_(loaded, plan, calibration_batches(loaded, CALIBRATION), FOLD)
+        assert all(torch.equal(w, before[n]) for n, w in loaded.model.named_parameters())
+
+
+def test_streams_of_two_widths_are_not_matched(checkpoint: Path, tmp_path: Path) -> None:
+    """Said before the work."""
+    matched = tscompress.RecoveryConfig(steps=1, hidden_weight=1.0)
+    with pytest.raises(RecipeError, match="give no width with it"):
+        tscompress.compress(checkpoint, width=WIDTH, recover=matched)
+    with pytest.raises(RecipeError, match="keep_width: true"):
+        tscompress.compress(checkpoint, budget="parameters=0.5", recover=matched)
+    plan = fold_plan(load(checkpoint).model, load(checkpoint).architecture, width=WIDTH)
+    with pytest.raises(UsageError, match="one width, and the plan makes that 12"):
+        tscompress.compress(checkpoint, plan=plan, recover=matched)
+    with pytest.raises(UsageError, match="always keeps the width"):
+        tscompress.compress(checkpoint, budget="parameters=0.5", layout="factored", keep_width=True)
+    narrow = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
+    narrow.plan = None  # of one that nothing says was narrowed
+    with pytest.raises(UsageError, match="d_model 12 and the teacher 24"):
+        check_comparable(load(checkpoint), narrow)
+
+
+def test_labels_have_the_width(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    plan = fold_plan(loaded.model, loaded.architecture, width=WIDTH)
+    assert plan_label(plan) == "fold, d_model 12, d_kv 8, d_ff 40"
+    grid = Grid(rank=(4,), width=(12,))
+    sizes = next(iter(grid.combinations()))
+    assert _label(grid, {k: v for k, v in sizes.items() if k != "recover_steps"}, 0) == (
+        "fold, d_kv 4, d_model 12"
+    )
+    kept = Grid(budget=("parameters=0.5",), keep_width=True)
+    assert _label(kept, {"budget": "parameters=0.5"}, 0) == "fold, parameters=0.5, width kept"
+
+
+def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """transformers 5 says of it that it is tied when it saves it, which transformers 4 believes."""
+    small = tscompress.compress(
+        checkpoints["chronos-t5"], width=WIDTH, calibration=CALIBRATION, fold=FOLD
+    )
+    directory = saved(small, tmp_path / "stock")
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    again = tscompress.compress(directory, rank=4, calibration=CALIBRATION, fold=FOLD)
+    written = json.loads((tscompress.save(again, tmp_path / "again") / "config.json").read_text())
+    assert (written["tie_word_embeddings"], written["scale_decoder_outputs"]) == (False, False)
+    model: Any = load(checkpoints["chronos-t5"]).model
+    stored = dict.fromkeys(["lm_head.weight"], None)
+    with pytest.raises(UnsupportedModelError, match="set tie_word_embeddings to false"):
+        _check_own_head(model, stored, "x")  # type: ignore[arg-type]
 
 
 def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -371,6 +371,11 @@ def _compress_loaded_(
     _check_original(loaded)
     if recipe.recover is not None:
         recipe.recover.check_options(loaded.family)  # before the work
+        if plan is not None and plan.width is not None and recipe.recover.hidden_weight > 0:
+            raise UsageError(
+                "hidden_weight compares residual streams of one width, and the plan makes that "
+                f"{plan.width.kept}; leave it out."
+            )
         if directory is not None and not force:
             _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were loaded before they became float32

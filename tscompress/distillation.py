@@ -378,9 +378,10 @@ class Distillation:
 def check_comparable(
     teacher: LoadedModel, student: LoadedModel, match: HiddenAt | None = None
 ) -> None:
-    """Refuse a teacher of another family or forecast, or a student that is wider.
+    """Refuse a teacher of another family, forecast or width.
 
-    A narrower one is refused where layers are matched: their streams are not alike.
+    A student whose plan narrowed it may be narrower, but not where layers are matched: their
+    streams are not alike.
 
     Raises
     ------
@@ -407,7 +408,8 @@ def check_comparable(
         )
     models: tuple[Any, Any] = student.model, teacher.model
     narrow, wide = (model.config.d_model for model in models)
-    if narrow > wide:
+    made_narrow = student.plan is not None and student.plan.width is not None
+    if narrow > wide or (narrow < wide and not made_narrow):
         raise UsageError(
             f"the student has d_model {narrow} and the teacher {wide}; "
             "give the model that the student was made from."

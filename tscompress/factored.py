@@ -92,6 +92,10 @@ def apply_structure_(model: nn.Module, plan: Plan) -> None:
             replace_module_(model, entry.name, factors)
 
 
+#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
+UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
+
+
 def has_own_head(config: Any) -> bool:
     """Whether the output head of a T5 is not its table of tokens, as in T5 1.1.
 

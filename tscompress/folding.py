@@ -248,7 +248,7 @@ def fold_(
         if not isinstance(step.block, AttentionBlock):
             _fold_feed_forward_(loaded, step, hidden[name], config)
         elif heads[name].latent:
-            if latent is None:  # keys and values of all layers are still the original's
+            if latent is None:  # keys and values of the layers to come are still the original's
                 latent = _latent_of(loaded, plan, step)
             attention = _fold_latent_(loaded, heads[name], *latent)
             refit_(step, attention, "o", config)

@@ -575,7 +575,9 @@ def reading(
     for batch in zip(original, changed, valid, strict=True):
         *streams, counted = batch
         rows = [x.flatten(0, 1) if counted is None else x[counted] for x in streams]
-        rows = [x[::stride] if norm is None else norm(x[::stride]) for x in rows]
+        # A multiple of the length would see the same position of every series.
+        step = stride - 1 if stride > 1 and stride % streams[0].shape[1] == 0 else stride
+        rows = [x[::step] if norm is None else norm(x[::step]) for x in rows]
         ours = rows[1][:, :width].to(torch.float64)
         cross.addmm_(rows[0].to(torch.float64).T, ours)
         second.addmm_(ours.T, ours)

@@ -42,10 +42,12 @@ from tscompress.factored import (
     CONFIG_FILE,
     INDEX_FILE,
     PLAN_FILE,
+    UNTIED,
     WEIGHTS_FILE,
     apply_structure_,
     base_config_of,
     check_stored,
+    has_own_head,
     is_factored_config,
     load_weights_strictly_,
     read_plan,
@@ -636,9 +638,27 @@ def _load_stock(
             model = _model_class(config).from_pretrained(
                 directory, trust_remote_code=False, **options
             )
+    if family == "chronos-t5" and has_own_head(model.config):
+        _check_own_head(model, stored, source)
+        # Saved by transformers 5 it says otherwise, which transformers 4 would believe.
+        config = {**config, **UNTIED}
     return LoadedModel(
         model, pipeline, family, model_name(source), source, directory, kept_dtype, config
     )
+
+
+def _check_own_head(model: Any, stored: Mapping[str, StoredTensor], source: str) -> None:
+    """Refuse a T5 whose own output head was thrown away for its table of tokens.
+
+    Raises
+    ------
+    UnsupportedModelError
+    """
+    if "lm_head.weight" in stored and model.lm_head.weight is model.shared.weight:
+        raise UnsupportedModelError(
+            f"{source!r} has an output head of its own, which its config.json ties to the tokens "
+            "in this version of transformers; set tie_word_embeddings to false there."
+        )
 
 
 def _family(config: Mapping[str, Any], source: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -472,6 +472,18 @@ def check_heads(heads: Iterable[HeadPlan]) -> None:
             )
 
 
+def check_width(model: Any, plan: Plan) -> None:
+    """Refuse to narrow the stream of a model that has another ``d_model`` than the plan says.
+
+    Raises
+    ------
+    PlanError
+    """
+    d_model = model.config.d_model
+    if plan.width is not None and plan.width.d_model != d_model:
+        raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
+
+
 def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -> Plan:
     """The plan with every layer of the model in it; those it does not name keep their size.
 
@@ -501,9 +513,7 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
             raise PlanError(
                 f"the plan has {layer.name} with {key} {before[key]}; the model has {after[key]}."
             )
-    d_model = whole.heads[0].d_model
-    if plan.width is not None and plan.width.d_model != d_model:
-        raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
+    check_width(model, plan)
     heads = {head.name: head for head in plan.heads}
     hidden = {entry.name: entry for entry in plan.hidden}
     return plan.model_copy(

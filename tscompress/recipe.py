@@ -80,7 +80,7 @@ class PlannedSchedule(BaseModel):
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
     depth: bool = Field(default=False, description="may drop whole layers")
     keep_width: bool = Field(
-        default=False, description="d_model stays; the factored layout always keeps it"
+        default=False, description="with layout folded: d_model stays, as it does in factored"
     )
 
     @field_validator("budget", mode="before")
@@ -97,7 +97,14 @@ class PlannedSchedule(BaseModel):
     def _layout_allows(self) -> PlannedSchedule:
         if self.depth and self.layout == "factored":
             raise ValueError("depth goes with the folded layout only")
+        if self.keep_width and self.layout == "factored":
+            raise ValueError("the factored layout always keeps the width; leave out keep_width")
         return self
+
+    @property
+    def may_narrow(self) -> bool:
+        """Whether it may choose another ``d_model``."""
+        return self.layout == "folded" and not self.keep_width
 
 
 AnySchedule = Annotated[
@@ -158,6 +165,17 @@ class Recipe(BaseModel):
     def _options_belong_to_the_method(self) -> Recipe:
         kind = None if self.schedule is None else self.schedule.kind
         if self.method == "fold":
+            if self.recover is not None and self.recover.hidden_weight > 0:
+                if self.width is not None:
+                    raise ValueError(
+                        "recover: hidden_weight compares residual streams of one width; give no "
+                        "width with it"
+                    )
+                if isinstance(self.schedule, PlannedSchedule) and self.schedule.may_narrow:
+                    raise ValueError(
+                        "recover: hidden_weight compares residual streams of one width; give the "
+                        "budget keep_width: true with it"
+                    )
             if kind is None and all(getattr(self, name) is None for name in SIZES_BESIDE_HEADS):
                 raise ValueError(
                     "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"

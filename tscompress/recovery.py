@@ -230,7 +230,7 @@ def recover_(
             "RecoveryConfig(steps=100)."
         )
     config = (config or RecoveryConfig()).resolved(student, teacher)
-    check_comparable(teacher, student)
+    check_comparable(teacher, student, config.hidden_at if config.hidden_weight > 0 else None)
     run = _Run(student, teacher, config, directory, report)
     with ExitStack() as stack:
         stack.callback(run.close)
@@ -641,7 +641,7 @@ def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
 
 
 def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
-    """What is trained, in groups: token table, biases and norms do not decay."""
+    """What is trained, in groups: token table and head, biases and norms do not decay."""
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -651,7 +651,8 @@ def _optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.AdamW:
         if is_layer_matrix(name, parameter):
             matrices.append(parameter)
         else:
-            decays = parameter.ndim == 2 and "shared" not in name and "bias" not in name
+            kept = any(part in name for part in ("shared", "lm_head", "bias"))
+            decays = parameter.ndim == 2 and not kept
             (tables if decays else others).append(parameter)
     decayed: dict[str, Any] = {"weight_decay": config.weight_decay}
     groups = [

@@ -171,9 +171,10 @@ def headline(result: RunResult) -> str:
 def plan_label(plan: Plan) -> str:
     """The sizes in a few words."""
     sizes = plan.uniform_sizes
+    width = "" if plan.width is None else f"d_model {plan.width.kept}, "
     if sizes is not None:
-        return f"fold, d_kv {sizes[0]}, d_ff {sizes[1]}"
-    return f"{plan.method}, attention {plan.attention_parameter_ratio:.0%}"
+        return f"fold, {width}d_kv {sizes[0]}, d_ff {sizes[1]}"
+    return f"{plan.method}, {width}attention {plan.attention_parameter_ratio:.0%}"
 
 
 def _missing(result: RunResult) -> Iterable[Missing]:

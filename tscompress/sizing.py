@@ -76,7 +76,7 @@ def plan_within_budget(
     """
     workload = _fitting(loaded, workload or Workload())
     fitted, held_out = _split(batches)
-    narrows = schedule.layout == "folded" and not schedule.keep_width
+    narrows = schedule.may_narrow
     sensitivity = _measured(
         loaded, fitted, held_out, fold, on_progress, depth=schedule.depth, width=narrows
     )

@@ -21,7 +21,7 @@ from tscompress.linalg import truncated_svd, whitened_svd
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
-from tscompress.planning import settle_fold_plan
+from tscompress.planning import check_width, settle_fold_plan
 from tscompress.width import narrowed_config, narrowed_weights, stream_bases, turn_
 
 
@@ -99,13 +99,17 @@ def fold_planned_(
     """
     original = None
     if plan.kept_layers:
+        if all(
+            len(layers) == len(getattr(getattr(loaded.model, stack, None), "block", ()))
+            for stack, layers in plan.kept_layers.items()
+        ):
+            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
+        config_of_layers(loaded, plan.kept_layers)  # before a weight changes
+        check_width(loaded.model, plan)
         if plan.width is not None:  # streams of those that go as well
             turn_(loaded, stream_bases(loaded, batches))
-        before = len(loaded.model.state_dict())
         original = replace(loaded)  # weights are shared
         keep_layers_(loaded, plan.kept_layers)
-        if len(loaded.model.state_dict()) == before:
-            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
     apply_fold_(loaded, plan, batches, config, on_layer, original=original)
 
 

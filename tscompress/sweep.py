@@ -149,6 +149,7 @@ class Grid(BaseModel):
     layout: Literal["folded", "factored"] | None = Field(
         default=None, description="with budgets of fold"
     )
+    keep_width: bool = Field(default=False, description="with budgets of fold: d_model stays")
     ff_ratio: tuple[float | None, ...] = Field(default=(None,), min_length=1)
     latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
     width: tuple[int | None, ...] = Field(default=(None,), min_length=1)
@@ -274,6 +275,7 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
         schedule = choose_schedule(
             method=grid.method,
             layout=grid.layout,
+            keep_width=grid.keep_width,
             required=needs_schedule(grid.method, beside),
             **{name: value for name, value in sizes.items() if name not in beside},
         )
@@ -307,6 +309,7 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
             text = ", ".join(map(str, value))
         parts.append(text if "=" in text else f"{names.get(name, name)} {text}")
     parts += [grid.layout] if grid.layout else []
+    parts += ["width kept"] if grid.keep_width else []
     return ", ".join([*parts, *([f"{steps} steps"] if steps else [])])
 
 

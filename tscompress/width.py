@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.architectures import STACKS
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
-from tscompress.factored import has_own_head
+from tscompress.errors import FactorizationError
+from tscompress.factored import UNTIED, has_own_head
 from tscompress.layerwise import sublayer_of, sublayers
 from tscompress.loading import LoadedModel
 from tscompress.plan import INPUT_PATCHES, OUTPUT_PATCHES
 
-#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
-_UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
 _EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 
 
@@ -91,6 +91,11 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
     Columns are orthonormal, those with most energy first. The moment is that of what the norms
     put out before their weights, over positions that are real, every norm alike. Stacks that embed
     the same tokens have the same basis.
+
+    Raises
+    ------
+    FactorizationError
+        The decomposition failed.
     """
     model: Any = loaded.model
     streams = streams_of(model)
@@ -133,9 +138,13 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
     if _embeds_alike(loaded):
         total = torch.stack([m / m.trace().clamp_min(1e-300) for m in moments.values()]).sum(0)
         moments = dict.fromkeys(moments, total)
-    return {
-        stack: torch.linalg.eigh(moment).eigenvectors.flip(1) for stack, moment in moments.items()
-    }
+    try:
+        return {
+            stack: torch.linalg.eigh(moment).eigenvectors.flip(1)
+            for stack, moment in moments.items()
+        }
+    except LinAlgError as error:
+        raise FactorizationError(f"a residual stream has no basis: {error}.") from error
 
 
 @contextmanager
@@ -212,10 +221,10 @@ def _untie_(loaded: LoadedModel) -> None:
     model.lm_head.weight = nn.Parameter(
         model.lm_head.weight.detach() * scale, requires_grad=model.lm_head.weight.requires_grad
     )
-    for name, value in _UNTIED.items():
+    for name, value in UNTIED.items():
         if hasattr(model.config, name):
             setattr(model.config, name, value)
-    loaded.config = {**loaded.config, **_UNTIED}
+    loaded.config = {**loaded.config, **UNTIED}
 
 
 @torch.no_grad()
@@ -240,7 +249,7 @@ def narrowed_config(family: str, config: Mapping[str, Any], width: int) -> dict[
     """The config of a turned model with the first ``width`` numbers of its stream alone."""
     # The mean of squares is over fewer numbers, and what keeps it from 0 has to keep its share.
     epsilon = config.get("layer_norm_epsilon", 1e-6) * config["d_model"] / width
-    untied = _UNTIED if family == "chronos-t5" else {}
+    untied = UNTIED if family == "chronos-t5" else {}
     return {**config, **untied, "d_model": width, "layer_norm_epsilon": epsilon}
 
 
