@@ -863,9 +863,11 @@ def test_fold_within_a_budget(
 ) -> None:
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
     output = tmp_path / "out"
+    width = ["--keep-width"] if layout == "folded" else []
     outcome = command("compress", bolt, "--output", output, "--budget", "parameters=0.5",
-                      "--layout", layout, "--calibration-series", 16)  # fmt: skip
+                      "--layout", layout, "--calibration-series", 16, *width)  # fmt: skip
     assert outcome.code == 0, outcome.err
+    assert load(output).model.config.d_model == load(bolt).model.config.d_model  # type: ignore[union-attr]
     small, large = (parameter_count(load(path).model) for path in (output, bolt))
     assert 0.3 * large < small <= 0.5 * large
     plan = Plan.load(output / "plan.json")
@@ -954,12 +956,16 @@ FOR_FOLD = "does not say of what; for fold give parameters="
         (["--ff-ratio", 1.5], "ff_ratio: "),
         (["--fit", 0], "fit: "),
         (["--rank", 3, "--feed-forward"], "fold sizes feed-forwards by ff_ratio"),
-        (["--rank", 3, "--layout", "factored"], "layout, multiple and depth go with a budget"),
-        (["--rank", 3, "--multiple", 8], "layout, multiple and depth go with a budget"),
-        (["--rank", 3, "--depth"], "layout, multiple and depth go with a budget"),
-        (["--ff-ratio", 0.5, "--layout", "factored"], "depth go with a budget"),
-        (["--ff-ratio", 0.5, "--multiple", 8], "depth go with a budget"),
-        (["--ff-ratio", 0.5, "--depth"], "depth go with a budget"),
+        (["--rank", 3, "--layout", "factored"], "and keep_width go with a budget"),
+        (["--rank", 3, "--multiple", 8], "and keep_width go with a budget"),
+        (["--rank", 3, "--depth"], "and keep_width go with a budget"),
+        (["--ff-ratio", 0.5, "--layout", "factored"], "and keep_width go with a budget"),
+        (["--ff-ratio", 0.5, "--multiple", 8], "and keep_width go with a budget"),
+        (["--ff-ratio", 0.5, "--depth"], "and keep_width go with a budget"),
+        (["--ff-ratio", 0.5, "--keep-width"], "and keep_width go with a budget"),
+        (["--budget", "parameters=0.5", "--width", 8], "a budget chooses the width"),
+        (["--method", "svd", "--rank", 3, "--width", 8], "width is for fold"),
+        (["--width", 24], "a width of 24 is not smaller than d_model"),
         (["--ff-ratio", 0.5, "--powers-of-two"], "powers_of_two rounds a power law"),
         (["--layers", "a,b"], "--layers 'a,b' is not whole numbers such as 0,1,2"),
         (["--layers", "1,1,1"], "layers: "),
@@ -1154,10 +1160,10 @@ def test_sensitivities_are_shown_and_kept(command: Command, bolt: Path, tmp_path
     for title in ("queries and keys", "values", "hidden units", "whole layers"):
         assert title in outcome.out
     found = Sensitivity.load(tmp_path / "costs.json")
-    assert {part.kind for part in found.parts} == {"qk", "vo", "hidden", "layer"}
+    assert {part.kind for part in found.parts} == {"qk", "vo", "hidden", "layer", "width"}
     # Without layers it is what a budget plans with, and a second look is instant.
     again = command(*options, "--json")
-    assert {part["kind"] for part in again.json["parts"]} == {"qk", "vo", "hidden"}
+    assert {part["kind"] for part in again.json["parts"]} == {"qk", "vo", "hidden", "width"}
     assert_refused(command(*options, "--output", tmp_path / "costs.json"), 2, "exists already")
     few = command("sensitivity", bolt, "--calibration-series", 2)
     assert_refused(few, 1, "at least four calibration series")
