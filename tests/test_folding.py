@@ -1100,9 +1100,9 @@ def test_a_plan_goes_with_no_other_selection(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": "factored"}, "layout, multiple and depth go with a budget"),
-        ({"depth": True}, "layout, multiple and depth go with a budget"),
-        ({"multiple": 8}, "layout, multiple and depth go with a budget"),
+        ({"layout": "factored"}, "layout, multiple, depth and keep_width go with a budget"),
+        ({"depth": True}, "layout, multiple, depth and keep_width go with a budget"),
+        ({"multiple": 8}, "layout, multiple, depth and keep_width go with a budget"),
         ({"powers_of_two": True}, "powers_of_two rounds a power law"),
         ({"feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
         ({"method": "svd"}, "none was given|ff_ratio"),

@@ -60,7 +60,8 @@ def batches_of(loaded: LoadedModel) -> list[CalibrationBatch]:
 
 def planned(loaded: LoadedModel, budget: str, **options: Any) -> Plan:
     progress = options.pop("on_progress", lambda stage, done, total: None)
-    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": True} | options)
+    keeps = options.get("layout", "folded") == "folded"
+    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": keeps} | options)
     return sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress)
 
 
