@@ -21,6 +21,7 @@ from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, Usa
 from tscompress.factored import has_own_head
 from tscompress.folding import FoldConfig
 from tscompress.latency import parameter_count
+from tscompress.layerwise import reading
 from tscompress.loading import LoadedModel, _check_own_head, load
 from tscompress.plan import Plan, WidthPlan
 from tscompress.planning import fold_plan
@@ -440,6 +441,35 @@ def test_streams_of_two_widths_are_not_matched(checkpoint: Path, tmp_path: Path)
     narrow.plan = None  # of one that nothing says was narrowed
     with pytest.raises(UsageError, match="d_model 12 and the teacher 24"):
         check_comparable(load(checkpoint), narrow)
+
+
+def test_plans_of_two_widths_are_refused(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    content = fold_plan(loaded.model, loaded.architecture, width=WIDTH).model_dump()
+    content["width"]["d_model"] = D_MODEL + 1
+    with pytest.raises(PlanError, match="a stream of 24 numbers, and width has 25 before"):
+        Plan.parse(content)
+
+
+def test_what_is_missing_is_guessed_from_what_is_there() -> None:
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.randn(3, 200, 4, generator=generator)
+    mix = torch.randn(2, 4, generator=generator)
+    original = torch.cat([kept, kept @ mix.T], dim=-1)
+    changed = torch.cat([kept, torch.zeros(3, 200, 2)], dim=-1)
+    valid = torch.ones(3, 200, dtype=torch.bool)
+    valid[0, :150] = False
+    changed[0, :150] = 9.0  # does not count
+    found = reading([original], [changed], [valid], 4)
+    torch.testing.assert_close(found[:4, :4], torch.eye(4).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[4:, :4], mix.double(), atol=0.1, rtol=0.02)
+    assert not found[:, 4:].any()
+    # Where every second position is looked at, it is not the same one of each series.
+    pairs = torch.randn(3000, 2, 6, generator=generator)
+    pairs[:, 1, 4:] = pairs[:, 1, :4] @ mix.T
+    pairs[:, 0, 4:] = 0
+    half = reading([pairs], [pairs], [None], 4)[4:, :4]
+    torch.testing.assert_close(half, mix.double() / 2, atol=0.15, rtol=0)
 
 
 def test_labels_have_the_width(checkpoints: dict[str, Path]) -> None:

@@ -176,6 +176,13 @@ class HiddenPlan(BaseModel):
             raise ValueError(f"{self.name} has {self.d_ff} hidden units, not {self.kept} to keep")
         return self
 
+    @property
+    def stream_sides(self) -> tuple[str, ...]:
+        """Which of its features are the residual stream's."""
+        if self.part == "feed_forward":
+            return ("in_features", "out_features")
+        return ("out_features",) if self.name == INPUT_PATCHES else ("in_features",)
+
     def _parameters(self, units: int) -> int:
         per_unit = self.in_features * (2 if self.gated else 1) + self.out_features
         return units * (per_unit + (1 if self.part == "patch" else 0))
@@ -253,6 +260,16 @@ class Plan(BaseModel):
         folds = bool(self.heads or self.hidden or self.kept_layers or self.width)
         if folds if self.method != "fold" else bool(self.projections):
             raise ValueError(f"{self.method} plans and the other methods' layers do not mix")
+        if self.width is not None:
+            sizes = [(head.name, head.d_model) for head in self.heads]
+            for layer in self.hidden:
+                sizes += [(layer.name, getattr(layer, side)) for side in layer.stream_sides]
+            for name, size in sizes:
+                if size != self.width.d_model:
+                    raise ValueError(
+                        f"{name} reads or writes a stream of {size} numbers, and width has "
+                        f"{self.width.d_model} before"
+                    )
         cross = [head for head in self.heads if head.kind == "cross"]
         if len({head.qk_size if head.latent else None for head in cross}) > 1:
             raise ValueError("one latent is for all cross-attention: give every block the same one")
@@ -298,20 +315,12 @@ class Plan(BaseModel):
         """The plan of the model whose stream is already as narrow as this one asks for."""
         if self.width is None:
             return self
-        before, kept = self.width.d_model, self.width.kept
-
-        def narrow(layer: HiddenPlan) -> HiddenPlan:
-            inner = layer.part == "feed_forward"
-            sizes = {
-                side: kept
-                for side, writes in (("in_features", False), ("out_features", True))
-                if inner or writes == (layer.name == INPUT_PATCHES)
-            }
-            assert all(getattr(layer, side) == before for side in sizes)
-            return layer.model_copy(update=sizes)
-
+        kept = self.width.kept
         heads = (head.model_copy(update={"d_model": kept}) for head in self.heads)
-        hidden = map(narrow, self.hidden)
+        hidden = (
+            layer.model_copy(update=dict.fromkeys(layer.stream_sides, kept))
+            for layer in self.hidden
+        )
         return self.model_copy(
             update={"heads": tuple(heads), "hidden": tuple(hidden), "width": None}
         )
