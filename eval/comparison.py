@@ -5,9 +5,10 @@
         --by-design results/bolt-tiny-by-design-table3-5-0.35/model
 
 Held against the dense reference: truncated SVD and activation-aware SVD of its attention; folding;
-folding and a short recovery; and, if they have been trained, a dense model of the next smaller size
-and one compressed by design, each from scratch on the data and steps of the reference
-(`tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano` and the like).
+folding and a short recovery, both with a narrower residual stream as well; and, if they have been
+trained, a dense model of the next smaller size and one compressed by design, each from scratch on
+the data and steps of the reference (`tscompress pretrain recipes/pretrain/bolt-nano.yaml --output
+results/bolt-nano` and the like).
 
 Each row has the ratios of WQL, SQL (the same loss with every series in a scale of its own) and MASE
 on the offline suite (Chronos-T5 with common random numbers), of parameters, and of latency. What is
@@ -53,8 +54,23 @@ from tscompress.suites import load_suite
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)
 FOLDED = ((8, 1.0), (8, 0.25), (4, 0.25), (2, 0.125))
-RECOVERED = "fold + recovery"
-KINDS = ("svd", "activation-svd", "fold", RECOVERED, "next smaller size", "by design")
+#: Of folded ones whose stream is narrower as well; last the share of `d_model`.
+NARROW: dict[str, tuple[tuple[int, float, float], ...]] = {
+    "chronos-bolt": ((8, 0.25, 0.125), (4, 0.125, 0.125)),
+    "chronos-t5": ((16, 0.5, 0.5),),
+}
+RECOVERY = " + recovery"
+#: Colour, marker and fill of each kind; what has a narrower stream is hollow.
+STYLES = {
+    "svd": (PALETTE[0], MARKERS[0], True),
+    "activation-svd": (PALETTE[1], MARKERS[1], True),
+    "fold": (PALETTE[2], MARKERS[2], True),
+    "fold + recovery": (PALETTE[3], MARKERS[3], True),
+    "fold, narrower": (PALETTE[2], MARKERS[2], False),
+    "fold, narrower + recovery": (PALETTE[3], MARKERS[3], False),
+    "next smaller size": (PALETTE[4], MARKERS[4], True),
+    "by design": (PALETTE[5], MARKERS[5], True),
+}
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
 #: Latency depends on shapes alone; these models are never scored.
@@ -78,6 +94,11 @@ class Contender:
     share: float = 1.0
     head_size: int = 0
     ff_ratio: float = 1.0
+    width: float | None = None  # share of `d_model`
+
+    @property
+    def recovers(self) -> bool:
+        return self.kind.endswith(RECOVERY)
 
     def compressed(self, name: str, calibration: CalibrationConfig) -> LoadedModel:
         """Before any recovery."""
@@ -89,8 +110,11 @@ class Contender:
                 name, method=method, budget=self.share, calibration=calibration
             )
         ratio = None if self.ff_ratio == 1 else self.ff_ratio
+        width = None
+        if self.width is not None:
+            width = round(self.width * load(name).config["d_model"])
         return tscompress.compress(
-            name, rank=self.head_size, ff_ratio=ratio, calibration=calibration
+            name, rank=self.head_size, ff_ratio=ratio, width=width, calibration=calibration
         )
 
     def shape(self, name: str) -> LoadedModel:
@@ -100,7 +124,11 @@ class Contender:
         return model
 
 
-def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Iterator[Contender]:
+def contenders(
+    seeds: Sequence[int],
+    trained: Sequence[tuple[str, Path]],
+    narrow: Sequence[tuple[int, float, float]] = (),
+) -> Iterator[Contender]:
     """All but the dense model; the folded ones come just before they are recovered."""
     for kind, path in trained:
         path = path.resolve()
@@ -112,8 +140,14 @@ def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Ite
             yield Contender("activation-svd", f"{share:.1%} of attention", seed, share=share)
         for head_size, ff_ratio in FOLDED:
             label = f"d_kv {head_size}, d_ff {ff_ratio:.1%}"
-            for kind in ("fold", RECOVERED):
+            for kind in ("fold", f"fold{RECOVERY}"):
                 yield Contender(kind, label, seed, head_size=head_size, ff_ratio=ff_ratio)
+        for head_size, ff_ratio, width in narrow:
+            label = f"d_model {width:.1%}, d_kv {head_size}, d_ff {ff_ratio:.1%}"
+            for kind in ("fold, narrower", f"fold, narrower{RECOVERY}"):
+                yield Contender(
+                    kind, label, seed, head_size=head_size, ff_ratio=ff_ratio, width=width
+                )
 
 
 def digest(*configs: BaseModel) -> str:
@@ -129,15 +163,15 @@ class Bed:
         self.name, self.recovery = name, RecoveryConfig(steps=steps)
         self.config = EvaluationConfig(max_series=max_series, batch_size=64)
         self.original = load(name, dtype="float32")
-        self._settings: dict[tuple[int, float], str] = {}
+        self._settings: dict[tuple[int, float, float | None], str] = {}
         self.dense = score(self.original.forecaster, name, self.config, cache=ScoreCache())
         self.datasets = list(load_suite(self.config.suite, max_series))
 
     def settings(self, contender: Contender) -> str:
         """What a row depends on beside its contender; of a recovery, all that it resolves to."""
-        if contender.kind != RECOVERED:
+        if not contender.recovers:
             return digest(self.config)
-        size = contender.head_size, contender.ff_ratio
+        size = contender.head_size, contender.ff_ratio, contender.width
         if size not in self._settings:  # the learning rate depends on what is left
             recovery = self.recovery.resolved(contender.shape(self.name), self.original)
             self._settings[size] = digest(self.config, recovery)
@@ -164,7 +198,7 @@ class Bed:
 
     def _fitted(self, contender: Contender) -> LoadedModel:
         calibration = CalibrationConfig(seed=max(contender.seed, 0))
-        if contender.kind != RECOVERED:
+        if not contender.recovers:
             return contender.compressed(self.name, calibration)
         student: Any = contender.compressed(self.name, calibration)
         config = self.recovery.model_copy(update={"seed": contender.seed})
@@ -199,7 +233,7 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
     timed = [("dense", bed.original.forecaster)]
     names = {}
     for contender in found:
-        kind = contender.kind.removesuffix(" + recovery")
+        kind = contender.kind.removesuffix(RECOVERY)
         if (kind, contender.label) not in names:
             names[kind, contender.label] = f"{kind} {contender.label}"
             timed.append((names[kind, contender.label], contender.shape(bed.name).forecaster))
@@ -208,7 +242,7 @@ def with_latency(bed: Bed, frame: pd.DataFrame, found: Sequence[Contender]) -> p
     dense |= dict.fromkeys(RATIOS, 1.0)
     rows = []
     for row in [dense, *frame.to_dict("records")]:
-        shape = row["kind"].removesuffix(" + recovery"), row["label"]
+        shape = row["kind"].removesuffix(RECOVERY), row["label"]
         name = "dense" if row["kind"] == "dense" else names[shape]
         ratios = result.ratios(name)
         low, high = result.latency_ratio_interval(name) or (1.0, 1.0)
@@ -267,12 +301,13 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         )
         dense = means[means["kind"] == "dense"]
         axes.plot(dense["latency"], dense[metric], "*", color="black", ms=10, label="dense")
-        for kind, color, marker in zip(KINDS, PALETTE, MARKERS, strict=True):
+        for kind, (color, marker, filled) in STYLES.items():
             of_kind = means[means["kind"] == kind]
             if len(of_kind):
                 axes.errorbar(
                     of_kind["latency"], of_kind[metric], yerr=of_kind[f"{metric} spread"],
-                    fmt=marker, color=color, ms=6, elinewidth=0.8, label=kind,
+                    fmt=marker, color=color, mfc=color if filled else "white", ms=6, elinewidth=0.8,
+                    label=kind,
                 )  # fmt: skip
         axes.set_xlim(left=0)
     legend_beside(figure, panels[1])
@@ -305,9 +340,10 @@ def main() -> None:
     console = Console()
     trained = [("next smaller size", path) for path in arguments.smaller]
     trained += [("by design", path) for path in arguments.by_design]
-    found = list(contenders(arguments.seed or (0, 1, 2), trained))
     steps = arguments.steps or STEPS[arguments.model]
     bed = Bed(arguments.model, arguments.max_series, steps)
+    narrow = NARROW[bed.original.family]
+    found = list(contenders(arguments.seed or (0, 1, 2), trained, narrow))
     stem = f"{arguments.output}-{arguments.model.rsplit('/', 1)[-1]}"
     measured, others = measure(bed, found, Path(f"{stem}.csv"), console)
     frame = with_latency(bed, measured, found)

@@ -4,12 +4,14 @@
     python eval/fold.py sizes --output eval/results/fold-sizes [--max-series 100]
     python eval/fold.py attention --output eval/results/fold-attention [--ratio 0.125]
     python eval/fold.py latent --output eval/results/fold-latent
+    python eval/fold.py widths --output eval/results/fold-widths
 
 `switches` folds each reference with one switch of `FoldConfig` (or of the calibration) changed at
 a time, at sizes at which something is lost. `sizes` is the table of head sizes and hidden units.
 `attention` folds one kind of attention block at a time, values or queries and keys, to see where
 the loss sits, and then gives each block its own sizes at the same number of parameters. `latent`
 folds cross-attention alone, into one latent of the encoder's output or into smaller heads.
+`widths` are narrower residual streams. All but `switches` take any model with heads of 64.
 
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite,
 with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
@@ -69,11 +71,11 @@ SIZES: tuple[tuple[int, float, int | None], ...] = (
 )  # fmt: skip
 #: Narrower streams: head size, share of hidden units, d_model (256 before).
 WIDTHS: dict[str, tuple[tuple[int, float, int | None], ...]] = {
-    "reference/bolt": (
+    "chronos-bolt": (
         (64, 1.0, 64), (64, 1.0, 32), (64, 1.0, 24), (8, 0.25, 64), (8, 0.25, 32), (4, 0.25, 24),
         (4, 0.125, 32), (4, 0.125, 24), (2, 0.0625, 24),
     ),
-    "reference/t5": (
+    "chronos-t5": (
         (64, 1.0, 192), (64, 1.0, 128), (16, 0.5, 192), (16, 0.5, 128), (16, 0.5, 96),
         (8, 0.25, 128), (8, 0.25, 96),
     ),
@@ -338,13 +340,19 @@ def _short(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
+def short_name(model: str) -> str:
+    """Of a reference its last part, of what `pretrain` wrote the directory above `model`."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" else path.name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("what", choices=("switches", "sizes", "widths", "attention", "latent"))
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
-    parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
+    parser.add_argument("--model", action="append", help="default: both references")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument(
         "--source", choices=OWN_SOURCES, default=MIXED, help="calibration series, default: mixed"
@@ -359,6 +367,8 @@ def main() -> None:
         "--seeds", type=_seeds, default=(0,), help="of the sample paths of Chronos-T5: 0,1,2"
     )
     arguments = parser.parse_args()
+    if arguments.what == "switches" and not set(arguments.model or ()) <= HARD.keys():
+        parser.error(f"switches are for {' and '.join(HARD)}; give one of them as --model.")
     if arguments.draw == HELD_OUT.seed:
         parser.error(f"--draw {HELD_OUT.seed} is that of the held-out windows; take another.")
     console = Console()
@@ -376,11 +386,11 @@ def main() -> None:
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),
-            "widths": lambda bed=bed: size_trials(bed, WIDTHS[bed.model]),
+            "widths": lambda bed=bed: size_trials(bed, WIDTHS[bed.original.family]),
             "latent": lambda bed=bed: latent_trials(bed),
             "attention": lambda bed=bed: attention_trials(bed, arguments.ratio),
         }[arguments.what]()
-        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}{suffix}"
+        stem = f"{arguments.output}-{short_name(model)}{suffix}"
         rows = []
         for row in bed.rows(trials):
             rows.append(row)

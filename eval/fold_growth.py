@@ -3,10 +3,11 @@
     python eval/fold_growth.py --output eval/results/fold-growth [--size base] [--threads 2]
 
 Random weights of each true shape (bfloat16, as published) are saved to a temporary directory; a
-fresh process then does what `tscompress compress DIR --rank 8 --ff-ratio 0.25` does. Time is split
-into loading, folding (calibration included) and saving with the check of what was written. Memory
-is the peak of the resident set above what the process had before loading, and its ratio to the
-weights in float32, in which folding works. `large` is not run: its figures are the power law
+fresh process then does what `tscompress compress DIR --rank 8 --ff-ratio 0.25` does, and another
+what it does with `--rank 16 --ff-ratio 0.5 --width` of half of the stream. Time is split into
+loading, folding (calibration included) and saving with the check of what was written. Memory is the
+peak of the resident set above what the process had before loading, and its ratio to the weights in
+float32, in which folding works. `large` is not run: its figures are the power law
 through the two largest others, and marked as estimated. Linux only.
 """
 
@@ -44,11 +45,15 @@ SHAPES = {
     "base": (768, 3072, 12, 12),
 }
 LARGE = 709e6  # parameters
+#: What the child is asked for; shares of `d_model` become a width.
+SETTINGS: dict[str, dict[str, float]] = {
+    "d_kv 8, d_ff 25%": {"rank": 8, "ff_ratio": 0.25},
+    "d_model 50%, d_kv 16, d_ff 50%": {"rank": 16, "ff_ratio": 0.5, "width": 0.5},
+}
 
 _CHILD = """
 import json, re, sys, time
 import torch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 torch.set_num_threads(int(sys.argv[2]))
 import tscompress
 from tscompress import api, serialization  # what the command has imported by then
@@ -59,7 +64,7 @@ started = time.perf_counter()
 loaded = tscompress.load(sys.argv[1], dtype="float32")
 parameters = sum(p.numel() for p in loaded.model.parameters())
 loading = time.perf_counter()
-folded = tscompress.compress(loaded, rank=8, ff_ratio=0.25)
+folded = tscompress.compress(loaded, **json.loads(sys.argv[3]))
 folding = time.perf_counter()
 peak = resident("VmHWM")
 tscompress.save(folded, sys.argv[1] + "/../folded")
@@ -76,7 +81,7 @@ print(json.dumps({
 """
 
 
-def measure(size: str, threads: int) -> dict[str, Any]:
+def measure(size: str, setting: str, threads: int) -> dict[str, Any]:
     """One row, from a process of its own."""
     d_model, d_ff, layers, heads = SHAPES[size]
     recipe = PretrainRecipe(
@@ -93,13 +98,17 @@ def measure(size: str, threads: int) -> dict[str, Any]:
         source = Path(directory) / f"chronos-t5-{size}"
         torch.manual_seed(0)
         save_pretrained(build_model(recipe).to(torch.bfloat16), source)
-        child = [sys.executable, "-c", _CHILD, str(source), str(threads)]
+        asked = dict(SETTINGS[setting])
+        if "width" in asked:
+            asked["width"] = round(asked["width"] * d_model)
+        child = [sys.executable, "-c", _CHILD, str(source), str(threads), json.dumps(asked)]
         answer = subprocess.run(child, check=True, capture_output=True, text=True).stdout
-    return {"size": size, "estimated": False, **json.loads(answer.splitlines()[-1])}
+    found = json.loads(answer.splitlines()[-1])
+    return {"size": size, "setting": setting, "estimated": False, **found}
 
 
 def estimate_large(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The power laws through the two largest shapes that were measured.
+    """The power laws through the two largest shapes that were measured, of one setting.
 
     Of memory what comes on top of the weights, which are known.
     """
@@ -113,23 +122,26 @@ def estimate_large(rows: list[dict[str, Any]]) -> dict[str, Any]:
     times = {key: power_law([row[key] for row in last]) for key in ("load_s", "fold_s", "save_s")}
     work = power_law([row["peak_bytes"] - 4 * row["parameters"] for row in last])
     peak = 4 * LARGE + work
-    row = {"size": "large", "estimated": True, "parameters": LARGE, **times}
+    row = {"size": "large", "setting": last[0]["setting"], "estimated": True}
     return row | {
-        "total_s": sum(times.values()), "peak_bytes": peak, "peak / weights": peak / (4 * LARGE)
+        "parameters": LARGE, **times, "total_s": sum(times.values()), "peak_bytes": peak,
+        "peak / weights": peak / (4 * LARGE),
     }  # fmt: skip
 
 
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it."""
     lines = [
-        "| shape | parameters | load | fold | save and check | total | peak memory | / weights |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| shape | parameters | folded to | load | fold | save and check | total | peak memory | "
+        "/ weights |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
         name = f"{row['size']} (estimated)" if row["estimated"] else row["size"]
         seconds = (f"{row[key]:.0f} s" for key in ("load_s", "fold_s", "save_s", "total_s"))
         lines.append(
-            f"| {name} | {row['parameters'] / 1e6:.0f}M | {' | '.join(seconds)} | "
+            f"| {name} | {row['parameters'] / 1e6:.0f}M | {row['setting']} | "
+            f"{' | '.join(seconds)} | "
             f"{row['peak_bytes'] / 1e9:.2f} GB | {row['peak / weights']:.2f} |"
         )
     return "\n".join(lines) + "\n"
@@ -142,15 +154,23 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         (axes[0], "total_s", "seconds to fold and save", 1.0),
         (axes[1], "peak_bytes", "peak memory above start, GB", 1e9),
     )
-    measured = frame[~frame["estimated"]]
     for axis, key, title, unit in panels:
-        axis.plot(frame["parameters"], frame[key] / unit, color="#9aa5b1", lw=1, ls="--", zorder=1)
-        axis.plot(measured["parameters"], measured[key] / unit, color="#1f6feb", lw=1.6, zorder=2)
-        for row in frame.to_dict("records"):
+        for (setting, rows), color in zip(
+            frame.groupby("setting", sort=False), ("#1f6feb", "#b35900"), strict=False
+        ):
+            measured = rows[~rows["estimated"]]
+            axis.plot(rows["parameters"], rows[key] / unit, color=color, lw=1, ls=":", zorder=1)
             axis.plot(
-                row["parameters"], row[key] / unit, "o", ms=7, zorder=3, mew=1.4, color="#1f6feb",
-                mfc="white" if row["estimated"] else "#1f6feb",
+                measured["parameters"], measured[key] / unit, color=color, lw=1.6, zorder=2,
+                label=setting,
             )  # fmt: skip
+            for row in rows.to_dict("records"):
+                axis.plot(
+                    row["parameters"], row[key] / unit, "o", ms=6, zorder=3, mew=1.4, color=color,
+                    mfc="white" if row["estimated"] else color,
+                )  # fmt: skip
+        for _, rows in frame.groupby("size", sort=False):
+            row = rows.loc[rows[key].idxmax()]
             label = f"{row['size']}\n(estimated)" if row["estimated"] else row["size"]
             axis.annotate(
                 label, (row["parameters"], row[key] / unit), (0, 8), textcoords="offset points",
@@ -165,6 +185,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         axis.margins(x=0.12, y=0.18)
         axis.grid(alpha=0.25, which="both", lw=0.5)
         axis.spines[["top", "right"]].set_visible(False)
+    axes[1].legend(frameon=False, loc="lower right", fontsize=8.5, title="folded to")
     figure.savefig(path, dpi=160)
     plt.close(figure)
 
@@ -177,15 +198,19 @@ def main() -> None:
     parser.add_argument("--size", action="append", choices=list(SHAPES), help="default: all")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    sizes = arguments.size or list(SHAPES)
     rows = []
-    for size in arguments.size or SHAPES:
-        rows.append(measure(size, arguments.threads))
-        print({k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()})
-    if len(rows) > 1:
-        rows.append(estimate_large(rows))
+    for setting in SETTINGS:
+        of_setting = []
+        for size in sizes:
+            of_setting.append(row := measure(size, setting, arguments.threads))
+            print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
+        if len(of_setting) > 1:
+            of_setting.append(estimate_large(of_setting))
+        rows += of_setting
     frame = pd.DataFrame(rows)
     write_tables(arguments.output, frame, markdown(frame))
-    if len(rows) > 1:
+    if len(sizes) > 1:
         draw(frame, Path(f"{arguments.output}.png"))
     print(markdown(frame))
 

@@ -48,8 +48,7 @@ class Bench:
         self.asked: list[tuple[str, str, int]] = []
 
     def settings(self, contender: Any) -> str:
-        recovered = contender.kind == "fold + recovery"
-        return self.recovery if recovered else self.scored_on
+        return self.recovery if contender.recovers else self.scored_on
 
     def row(self, contender: Any) -> dict[str, Any]:
         self.asked.append((contender.kind, contender.label, contender.seed))
@@ -61,9 +60,10 @@ class Bench:
 def test_a_comparison_keeps_rows_and_shows_those_that_are_asked_for(
     scripts: Any, tmp_path: Path
 ) -> None:
-    found = list(scripts.comparison.contenders((0, 1), []))
+    found = list(scripts.comparison.contenders((0, 1), [], [(8, 0.25, 0.5)]))
     everything = [(c.kind, c.label, c.seed) for c in found]
-    recovered = [row for row in everything if row[0] == "fold + recovery"]
+    recovered = [row for row in everything if row[0].endswith(" + recovery")]
+    assert {"fold + recovery", "fold, narrower + recovery"} == {row[0] for row in recovered}
     path, console = tmp_path / "c.csv", Console(quiet=True)
 
     def asked(scored_on: str, recovery: str) -> tuple[list[tuple[str, str, int]], int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.calibration import calibration_batches
+from tscompress.calibration import CalibrationBatch, calibration_batches
 from tscompress.cli import app
 from tscompress.distillation import check_comparable
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
@@ -156,6 +156,31 @@ def test_padding_and_hooks_leave_nothing(checkpoint: Path) -> None:
     ):
         torch.testing.assert_close(found.abs(), expected.abs(), rtol=1e-3, atol=1e-3)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in loaded.model.modules())
+
+
+def test_long_batches_run_in_parts_and_have_the_same_bases(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(checkpoint)
+    make_narrow_(loaded, 5)  # the space of the first five is not a matter of rounding
+    steps = 2048 if loaded.family == "chronos-t5" else 2048 * 8
+    context, target = (torch.randn(32, length).cumsum(-1) for length in (steps // 8, 4))
+    target[::3, 2:] = torch.nan
+    batches = [CalibrationBatch(context, target), CalibrationBatch(context[:3, -9:], target[:3])]
+    calls: list[int] = []
+    handle = loaded.model.encoder.register_forward_hook(
+        lambda _, args, out: calls.append(out[0].shape[:2].numel())
+    )
+    found = stream_bases(loaded, batches)
+    parts = calls.copy()
+    monkeypatch.setattr("tscompress.width.small_batches", lambda _, batches, **__: batches)
+    expected = stream_bases(loaded, batches)
+    handle.remove()
+    assert len(parts) >= 5
+    assert 4 * max(parts) <= max(calls)
+    for stack, basis in found.items():
+        ours, theirs = (one[:, :5] @ one[:, :5].T for one in (basis, expected[stack]))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -626,12 +626,17 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def small_batches(
-    loaded: LoadedModel, batches: Sequence[CalibrationBatch], steps: int = _STEPS_PER_BATCH
+    loaded: LoadedModel,
+    batches: Sequence[CalibrationBatch],
+    steps: int = _STEPS_PER_BATCH,
+    *,
+    trim: bool = True,
 ) -> list[CalibrationBatch]:
     """The same rows in batches of at most so many positions, where rows do not see each other.
 
     Attention takes memory for each head and pair of positions of a batch: for a model of base size
-    more than its weights, at 32 contexts of 512.
+    more than its weights, at 32 contexts of 512. With ``trim`` they lose the steps that no row has,
+    and with these the position after the last target.
     """
     config: Any = loaded.model.config
     stride = config.chronos_config.get("input_patch_stride", 1)
@@ -643,13 +648,15 @@ def small_batches(
             continue
         for start in range(0, len(batch.context), rows):
             chosen = slice(start, start + rows)
-            parts.append(_trimmed(batch.context[chosen], batch.target[chosen]))
+            part = CalibrationBatch(batch.context[chosen], batch.target[chosen])
+            parts.append(_trimmed(part) if trim else part)
     # The longest first: position biases of shorter ones are corners of theirs.
     return sorted(parts, key=lambda part: -part.context.shape[1])
 
 
-def _trimmed(context: Tensor, target: Tensor) -> CalibrationBatch:
+def _trimmed(batch: CalibrationBatch) -> CalibrationBatch:
     """Without the steps on the left, and the last ones, that no row has."""
+    context, target = batch.context, batch.target
     past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
     first = int(past[0]) if len(past) else 0
     end = int(ahead[-1]) + 1 if len(ahead) else target.shape[1]

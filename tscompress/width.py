@@ -13,6 +13,7 @@ and 3).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from tscompress.architectures import STACKS
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.factored import UNTIED, has_own_head
-from tscompress.layerwise import sublayer_of, sublayers
+from tscompress.layerwise import small_batches, sublayer_of, sublayers
 from tscompress.loading import LoadedModel
 from tscompress.plan import INPUT_PATCHES, OUTPUT_PATCHES
 
@@ -89,8 +90,8 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
     """Principal directions of each stack's residual stream, ``[d_model, d_model]``, float64.
 
     Columns are orthonormal, those with most energy first. The moment is that of what the norms
-    put out before their weights, over positions that are real, every norm alike. Stacks that embed
-    the same tokens have the same basis.
+    put out before their weights, over positions that are real, every norm and every batch alike.
+    Stacks that embed the same tokens have the same basis.
 
     Raises
     ------
@@ -103,10 +104,14 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
     transposed = {f"{sublayer_of(block)}.layer_norm" for block in groups}
     width = int(model.config.d_model)
     device = next(model.parameters()).device
-    moments = {
-        stack: torch.zeros(width, width, dtype=torch.float64, device=device)
-        for stack in set(streams.norms.values())
-    }
+    norms = Counter(streams.norms.values())
+
+    def zeros() -> dict[str, Tensor]:
+        return {
+            stack: torch.zeros(width, width, dtype=torch.float64, device=device) for stack in norms
+        }
+
+    moments, of_batch, seen = zeros(), zeros(), dict.fromkeys(norms, 0)
     valid: dict[str, Tensor | None] = {}
 
     def see_mask(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -122,7 +127,8 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
             rows = rows.to(torch.float64)
             size = rows.square().mean(-1, keepdim=True).sqrt()
             rows = rows / size.clamp_min(torch.finfo(torch.float32).tiny)
-            moments[stack].addmm_(rows.T, rows, alpha=1 / max(1, len(rows)))
+            of_batch[stack].addmm_(rows.T, rows)
+            seen[stack] += len(rows)
 
         return hook
 
@@ -133,8 +139,12 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
             handle = model.get_submodule(norm).register_forward_pre_hook(see(norm, stack))
             hooks.callback(handle.remove)
         for batch in batches:
-            valid["decoder"] = fed_positions(loaded, batch)
-            run_teacher_forced(loaded, batch)
+            of_batch, seen = zeros(), dict.fromkeys(norms, 0)
+            for part in small_batches(loaded, [batch], trim=False):
+                valid["decoder"] = fed_positions(loaded, part)
+                run_teacher_forced(loaded, part)
+            for stack, moment in moments.items():  # all its norms see the same positions
+                moment.add_(of_batch[stack], alpha=norms[stack] / max(1, seen[stack]))
     if _embeds_alike(loaded):
         total = torch.stack([m / m.trace().clamp_min(1e-300) for m in moments.values()]).sum(0)
         moments = dict.fromkeys(moments, total)
