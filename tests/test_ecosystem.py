@@ -31,8 +31,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_folded_checkpoints_forecast_the_same_in_every_library(rows: pd.DataFrame) -> None:
-    folded = rows[rows["kind"] == "folded"]
+@pytest.mark.parametrize("kind", ["folded", "narrower"])
+def test_folded_checkpoints_forecast_the_same_in_every_library(
+    rows: pd.DataFrame, kind: str
+) -> None:
+    folded = rows[rows["kind"] == kind]
     assert set(folded["library"]) == set(LIGHT)
     assert set(folded["family"]) == {"chronos-t5", "chronos-bolt", "chronos-2"}
     # The copy of Bolt inside sktime also scales the series in bfloat16.

@@ -272,7 +272,8 @@ def compress(
     plan
         Instead of all of these: a plan made or edited before.
     exclude
-        Shell patterns on names of layers that keep their size.
+        Shell patterns on names of layers that keep their heads and hidden units; a ``width``
+        narrows what they read and write all the same.
     feed_forward
         With svd: factor the feed-forwards too.
     fold

@@ -290,7 +290,8 @@ def compress(
     ] = False,
     plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.", parser=path)] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Shell pattern of layers to leave; repeatable.")
+        list[str] | None,
+        typer.Option(help="Shell pattern of layers to leave (but for a --width); repeatable."),
     ] = None,
     feed_forward: Annotated[
         bool, typer.Option("--feed-forward", help="With svd: factor the feed-forwards too.")

@@ -149,7 +149,9 @@ class Recipe(BaseModel):
         description="with fold: layers that stay, of the encoder and of the decoder",
     )  # fmt: skip
     fold: FoldConfig = FoldConfig()
-    exclude: tuple[str, ...] = Field(default=(), description="shell patterns on layer names")
+    exclude: tuple[str, ...] = Field(
+        default=(), description="shell patterns on layer names; a width narrows these as well"
+    )
     feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
     calibration: CalibrationConfig = CalibrationConfig()
     recover: RecoveryConfig | None = Field(

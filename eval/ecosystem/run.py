@@ -3,12 +3,12 @@
     python eval/ecosystem/run.py --environments DIR --output eval/results/ecosystem [--only sktime]
 
 Each library gets a virtual environment of its own from the package registry, without tscompress;
-environments that are there are used again. Folded and factored checkpoints of the three families
-are written once: the references, and a tiny Chronos-2 of random weights. In each environment one
-`*_load.py` forecasts a few real monthly series with every checkpoint. The same forecasts are made
-by `tscompress.load(...).forecaster` on the same torch and transformers, and compared. Factored
-checkpoints are then tried once more with tscompress beside the library and `import
-tscompress.pipelines` as the first line.
+environments that are there are used again. Folded checkpoints, folded ones with a narrower residual
+stream, and factored ones of the three families are written once: of the references, and of a tiny
+Chronos-2 of random weights. In each environment one `*_load.py` forecasts a few real monthly series
+with every checkpoint. The same forecasts are made by `tscompress.load(...).forecaster` on the same
+torch and transformers, and compared. Factored checkpoints are then tried once more with tscompress
+beside the library and `import tscompress.pipelines` as the first line.
 
 A library that cannot be installed, or that refuses a checkpoint, is a line of the table.
 """
@@ -51,7 +51,7 @@ from tscompress.suites import load_suite
 HERE = Path(__file__).resolve().parent
 REGISTER = "tscompress.pipelines"
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
-KINDS = ("folded", "factored")
+KINDS = ("folded", "narrower", "factored")
 MONTHS = 12
 #: Of the tiny Chronos-2; no series is longer, since darts refuses what stock chronos cuts off.
 CONTEXT_LENGTH = 128
@@ -91,7 +91,7 @@ class Row:
     library: str
     way: str
     family: str
-    kind: str  # folded, factored
+    kind: str  # one of KINDS
     registered: bool  # after `import tscompress.pipelines`
     result: str
     difference: float | None = None  # relative to the largest forecast
@@ -129,9 +129,11 @@ def write_checkpoints(root: Path) -> dict[str, tuple[str, str]]:
     written = {}
     for family, source in sources.items():
         name = family if family == "chronos-2" else f"{family}-tiny"
+        # Half of 8 for the tiny Chronos-2: a plain config drops every other frequency.
+        folded = {"rank": 4 if family == "chronos-2" else 8, "ff_ratio": 0.25}
         sizes: dict[str, dict[str, Any]] = {
-            # Half of 8 for the tiny Chronos-2: a plain config drops every other frequency.
-            "folded": {"rank": 4 if family == "chronos-2" else 8, "ff_ratio": 0.25},
+            "folded": folded,
+            "narrower": {**folded, "width": 12 if family == "chronos-2" else 64},
             "factored": {"method": "activation-svd", "budget": 0.25},
         }
         for kind in KINDS:
@@ -384,13 +386,16 @@ def markdown(findings: Findings) -> str:
         "checkpoint, compared with the forecasts of `tscompress.load(DIR).forecaster` on the same "
         "torch and transformers. "
         "reference/t5 and reference/bolt (stored in bfloat16) and a tiny Chronos-2 of random "
-        "weights (float32); folded: d_kv and d_ff smaller everywhere; factored: `--method "
-        "activation-svd --budget 0.25`. Differences are relative to the largest forecast.",
-        table(plain, [(kind, family) for kind in KINDS for family in FAMILIES], reasons),
+        "weights (float32); folded: d_kv and d_ff smaller everywhere; narrower: d_model as well; "
+        "factored: `--method activation-svd --budget 0.25`. Differences are relative to the "
+        "largest forecast.",
+        table(plain, [(kind, family) for kind in KINDS[:2] for family in FAMILIES], reasons),
+        "Factored ones:",
+        table(plain, [("factored", family) for family in FAMILIES], reasons),
     ]
     if registered:
         parts += [
-            "Factored ones after `import tscompress.pipelines`, tscompress installed beside:",
+            "The same after `import tscompress.pipelines`, tscompress installed beside:",
             table(registered, [("factored", family) for family in FAMILIES], reasons),
         ]
     if reasons:
