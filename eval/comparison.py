@@ -202,7 +202,10 @@ class Bed:
             return contender.compressed(self.name, calibration)
         student: Any = contender.compressed(self.name, calibration)
         config = self.recovery.model_copy(update={"seed": contender.seed})
-        return tscompress.recover(student, self.name, config)
+        recovered = tscompress.recover(student, self.name, config)
+        if recovered.recovery is None or not recovered.recovery.finished:
+            raise KeyboardInterrupt  # it took the signal for itself
+        return recovered
 
 
 def measure(

@@ -142,7 +142,8 @@ class Bed:
         recovered = tscompress.recover(student, self.original, config, series=series)
         cpu_minutes = (time.process_time() - started) / 60
         result = recovered.recovery
-        assert result is not None
+        if result is None or not result.finished:
+            raise KeyboardInterrupt  # it took the signal for itself
         after, scores = self.measured(recovered)
         rates = [line.series_per_second for line in result.history if line.series_per_second]
         row = {

@@ -133,7 +133,7 @@ TABLES = (
         "table2-t5", "table2.py --model reference/t5 --max-series 100 --output DIR/table2-t5", 20
     ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
-    Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 12, threads=2),
+    Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
         "recover.py --model reference/bolt --trial 2,0.125,4 --trial 1,0.0625,10 "
@@ -144,8 +144,8 @@ TABLES = (
     Table(
         "recover-t5",
         "recover.py --model reference/t5 --trial 8,1.0,5 --trial 4,0.25,10 "
-        "--trial 16,0.5,10,d_model=128 --output DIR/recover",
-        150,
+        "--trial 16,0.5,10,d_model=128 --trial 16,0.5,5,d_model=128 --output DIR/recover",
+        190,
     ),
     Table(
         "recover-layers-t5",
@@ -157,14 +157,14 @@ TABLES = (
         "comparison-bolt",
         "comparison.py --model reference/bolt --smaller results/bolt-nano/model "
         f"--by-design results/bolt-{_BY_DESIGN}/model --output DIR/comparison",
-        90,
+        110,
         ("bolt-nano", f"bolt-{_BY_DESIGN}"),
     ),
     Table(
         "comparison-t5",
         "comparison.py --model reference/t5 --max-series 100 --smaller results/t5-nano/model "
         f"--by-design results/t5-{_BY_DESIGN}/model --output DIR/comparison",
-        150,
+        180,
         ("t5-nano", f"t5-{_BY_DESIGN}"),
     ),
 )

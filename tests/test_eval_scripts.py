@@ -120,6 +120,24 @@ def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
     assert bed().settings(shapes) != base
 
 
+def test_a_recovery_that_was_stopped_is_no_row(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = object.__new__(scripts.comparison.Bed)
+    bed.name, bed.recovery = "m", RecoveryConfig(steps=400)
+    contender = scripts.comparison.Contender("fold + recovery", "", 0, head_size=4)
+    ends = iter((True, False))
+    monkeypatch.setattr(scripts.comparison.Contender, "compressed", lambda *_: "student")
+    monkeypatch.setattr(
+        scripts.comparison.tscompress,
+        "recover",
+        lambda *_: SimpleNamespace(recovery=SimpleNamespace(finished=next(ends))),
+    )
+    assert bed._fitted(contender).recovery.finished
+    with pytest.raises(KeyboardInterrupt):
+        bed._fitted(contender)
+
+
 def test_the_table_of_a_comparison_says_nothing_where_a_metric_was_not_taken(scripts: Any) -> None:
     base = {"parameters": 0.5, "latency": 0.5, "latency low": 0.4, "latency high": 0.6}
     rows = [
