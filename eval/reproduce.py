@@ -71,6 +71,13 @@ TABLES = (
         30,
     ),
     Table(
+        "fold-sizes-t5-tiny-muon",
+        "fold.py sizes --model results/t5-tiny-muon/model --max-series 100 --size 64,1,128 "
+        "--size 16,0.5,128 --size 64,1,192 --size 8,0.25 --output DIR/fold-sizes",
+        20,
+        ("t5-tiny-muon",),
+    ),
+    Table(
         "fold-sizes-all-t5",
         "fold.py sizes --model reference/t5 --size 8,1 --size 16,1 --size 64,0.5 --size 64,0.25 "
         "--output DIR/fold-sizes-all",

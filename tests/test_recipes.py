@@ -73,14 +73,22 @@ def test_there_is_one_for_each_published_model_and_strength(model: str, strength
     assert recipe.method == "fold"
 
 
+#: Of published models, by size; Chronos-T5 and Chronos-Bolt have the same ones.
+D_MODEL = {"tiny": 256, "mini": 384, "small": 512, "base": 768, "large": 1024, "2": 768}
+
+
 def test_strengths_are_in_order() -> None:
     for model in PUBLISHED:
         name = f"{model.removeprefix('amazon/')}.yaml"
         recipes = [load_recipe(ROOT / strength / name) for strength in STRENGTHS]
-        sizes = [recipe.schedule.rank for recipe in recipes if recipe.schedule is not None]
+        d_model = D_MODEL[model.rsplit("-", 1)[-1]]
+        ranks = [recipe.schedule.rank for recipe in recipes if recipe.schedule is not None]
         ratios = [recipe.ff_ratio or 1.0 for recipe in recipes]
-        assert sizes == sorted(sizes, reverse=True)
-        assert ratios == sorted(set(ratios), reverse=True)
+        widths = [recipe.width or d_model for recipe in recipes]
+        for sizes in (ranks, ratios, widths):
+            assert sizes == sorted(sizes, reverse=True)
+        kept = [r * f * w**2 for r, f, w in zip(ranks, ratios, widths, strict=True)]
+        assert kept == sorted(set(kept), reverse=True)
 
 
 def test_there_is_one_for_each_reference() -> None:
