@@ -64,6 +64,7 @@ def test_a_comparison_keeps_rows_and_shows_those_that_are_asked_for(
     everything = [(c.kind, c.label, c.seed) for c in found]
     recovered = [row for row in everything if row[0].endswith(" + recovery")]
     assert {"fold + recovery", "fold, narrower + recovery"} == {row[0] for row in recovered}
+    assert {row[0] for row in everything} <= scripts.comparison.STYLES.keys()  # all are drawn
     path, console = tmp_path / "c.csv", Console(quiet=True)
 
     def asked(scored_on: str, recovery: str) -> tuple[list[tuple[str, str, int]], int]:
