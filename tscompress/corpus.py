@@ -25,6 +25,9 @@ FloatArray = NDArray[np.float32]
 COMMON_PERIODS = (4, 5, 6, 7, 12, 24, 30, 48, 52, 60, 96, 168, 288, 336)
 PERIOD_WEIGHTS = (5.0, 1.0, 1.0, 4.0, 9.0, 5.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 0.5, 0.5)
 
+#: Steps of the repeated patterns of :func:`seasonal_series`.
+SEASONAL_PERIODS = (4, 5, 6, 7, 12, 24, 30, 48, 52)
+
 
 class CorpusConfig(BaseModel):
     """Mixture weights and corruptions of :class:`SyntheticCorpus`; weights need not sum to 1."""
@@ -36,6 +39,13 @@ class CorpusConfig(BaseModel):
     stochastic_weight: float = Field(default=0.15, ge=0, description="AR and random-walk paths")
     count_weight: float = Field(default=0.05, ge=0, description="intermittent and seasonal counts")
     real_weight: float = Field(default=0.10, ge=0, description="windows of given real series")
+    seasonal_weight: float = Field(default=0.0, ge=0, description="repeated patterns")
+    seasonal_periods: tuple[int, ...] = Field(
+        default=SEASONAL_PERIODS, min_length=1, description="steps of repeated patterns"
+    )
+    seasonal_extras: bool = Field(
+        default=True, description="repeated patterns: second seasons, growth, drifting levels"
+    )
     noise_scale: float = Field(default=1.0, ge=0, description="factor on structural noise")
     seasonal_share: float = Field(default=0.75, ge=0, le=1, description="of structural series")
     longest_period: float | None = Field(
@@ -69,6 +79,7 @@ class SyntheticCorpus:
             "stochastic": self.config.stochastic_weight,
             "count": self.config.count_weight,
             "real": self.config.real_weight if self.real_series else 0.0,
+            "seasonal": self.config.seasonal_weight,
         }
         total = sum(weights.values())
         if total <= 0:
@@ -95,6 +106,8 @@ class SyntheticCorpus:
             return _real_windows(rng, self.real_series, count, length)
         if name == "structural":
             return structural_series(rng, count, length, self.config)
+        if name == "seasonal":
+            return seasonal_series(rng, count, length, self.config)
         generators: dict[str, Callable[[np.random.Generator, int, int], FloatArray]] = {
             "kernel": kernel_compositions,
             "stochastic": stochastic_series,
@@ -185,6 +198,67 @@ def count_series(rng: np.random.Generator, count: int, length: int) -> FloatArra
     occurrence = np.where(rng.random((count, 1)) < 0.5, rng.uniform(0.1, 0.9, (count, 1)), 1.0)
     counts = counts * (rng.random((count, length)) < occurrence)
     return counts.astype(np.float32)
+
+
+def seasonal_series(
+    rng: np.random.Generator, count: int, length: int, config: CorpusConfig | None = None
+) -> FloatArray:
+    """Patterns of whole periods, repeated with little noise, ``[count, L]``.
+
+    What is asked of a model is to look one period back. Three in five patterns have a free value
+    at each step of the period, the others few harmonics; a quarter have no noise, the others 0.01
+    to 0.4 of the pattern's standard deviation. Some have a trend; with ``seasonal_extras`` some
+    have a second season, an amplitude that grows or shrinks, or a level that walks.
+    """
+    config = config or CorpusConfig()
+    extras = config.seasonal_extras
+    time = np.linspace(-0.5, 0.5, length, dtype=np.float32)[None, :]
+    path = _repeated_pattern(rng, count, length, config.seasonal_periods)
+    second = _repeated_pattern(rng, count, length, config.seasonal_periods)
+    path += second * (rng.random((count, 1)) < 0.15 * extras) * rng.uniform(0.2, 1.0, (count, 1))
+    growth = np.exp(rng.normal(0, 1.0, (count, 1)) * time)
+    path *= np.where(rng.random((count, 1)) < 0.2 * extras, growth, 1.0)
+
+    slope = rng.normal(0, 2.0, (count, 1)) * min(1.0, (length / 128.0) ** 0.5)
+    rate = rng.uniform(1, 4, (count, 1))
+    damped = (1 - np.exp(-rate * (time + 0.5))) / (1 - np.exp(-rate)) - 0.5
+    trend = slope * np.where(rng.random((count, 1)) < 0.3, damped, time)
+    path += trend * (rng.random((count, 1)) < 0.4)
+    walk = np.cumsum(rng.standard_normal((count, length)), axis=1)
+    walk *= _log_uniform(rng, 0.01, 0.2, (count, 1))
+    path += walk * (rng.random((count, 1)) < 0.1 * extras)
+
+    noise = _log_uniform(rng, 0.01, 0.4, (count, 1)) * (rng.random((count, 1)) < 0.75)
+    path += noise * rng.standard_normal((count, length))
+    level = rng.gamma(1.5, 2.0, (count, 1)) * (rng.random((count, 1)) < 0.7)
+    return _finish(rng, (path + level).astype(np.float32), positive_share=0.4)
+
+
+def _repeated_pattern(
+    rng: np.random.Generator, count: int, length: int, periods: Sequence[int]
+) -> FloatArray:
+    """Patterns of unit variance that repeat exactly, ``[count, L]``, periods drawn alike."""
+    period = rng.choice(np.asarray(periods), size=(count, 1))
+    longest = max(periods)
+    step = np.arange(longest)[None, :]
+    free = rng.standard_normal((count, longest))
+    free = np.where(rng.random((count, 1)) < 0.25, np.abs(free) ** 2, free)
+    smooth = np.zeros((count, longest))
+    decay = rng.uniform(0.3, 2.0, (count, 1))
+    for harmonic in range(1, 5):
+        allowed = harmonic <= np.maximum(period / 2, 1)
+        angle = 2 * np.pi * harmonic * step / period
+        sine, cosine = rng.standard_normal((2, count, 1)) * allowed / harmonic**decay
+        smooth += sine * np.sin(angle) + cosine * np.cos(angle)
+    pattern = np.where(rng.random((count, 1)) < 0.6, free, smooth)
+    inside = step < period
+    mean = np.where(inside, pattern, 0).sum(axis=1, keepdims=True) / period
+    pattern = np.where(inside, pattern - mean, 0)
+    pattern /= np.sqrt((pattern**2).sum(axis=1, keepdims=True) / period) + 1e-3
+    offset = rng.integers(longest, size=(count, 1))
+    index = (np.arange(length)[None, :] + offset) % period
+    repeated: FloatArray = np.take_along_axis(pattern, index, axis=1).astype(np.float32)
+    return repeated
 
 
 def _real_windows(

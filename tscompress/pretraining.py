@@ -79,6 +79,9 @@ class Stage(BaseModel):
         default=0.0, ge=0, description="T5: std of the target, in bins"
     )
     corpus: CorpusConfig | None = Field(default=None, description="instead of the recipe's")
+    shorten_probability: float = Field(
+        default=0.5, ge=0, le=1, description="share of contexts that are cut short"
+    )
 
 
 class Architecture(BaseModel):
@@ -397,7 +400,9 @@ def make_batch(recipe: PretrainRecipe, corpora: Sequence[SyntheticCorpus], step:
     bucket = draw_bucket(rng, stage.buckets)
     length = bucket.context_length
     series = corpus.sample(rng, bucket.batch_size, length + bucket.horizon)
-    context, target = split_windows(rng, series, length, recipe.missing_probability)
+    context, target = split_windows(
+        rng, series, length, recipe.missing_probability, stage.shorten_probability
+    )
     return Batch(torch.from_numpy(context), torch.from_numpy(target), stage.label_smoothing_bins)
 
 

@@ -54,15 +54,19 @@ def draw_bucket(rng: np.random.Generator, buckets: Sequence[Bucket]) -> Bucket:
 
 
 def split_windows(
-    rng: np.random.Generator, windows: FloatArray, context_length: int, missing_probability: float
+    rng: np.random.Generator,
+    windows: FloatArray,
+    context_length: int,
+    missing_probability: float,
+    shorten_probability: float = 0.5,
 ) -> tuple[FloatArray, FloatArray]:
     """Context ``[B, T]`` and target ``[B, H]`` of windows ``[B, T + H]``, as a model meets them.
 
-    Half of the contexts are shortened, in a share ``missing_probability`` of them values go
+    A share ``shorten_probability`` of the contexts is shortened, in a share ``missing_probability`` of them values go
     missing, and targets that cannot follow from their context are NaN.
     """
     context, target = windows[:, :context_length].copy(), windows[:, context_length:].copy()
-    _shorten_contexts(rng, context)
+    _shorten_contexts(rng, context, shorten_probability)
     _drop_values(rng, context, missing_probability)
     _mask_unpredictable(context, target)
     # A context in which nothing is observed has no scale; give it one value to normalise by.
@@ -70,11 +74,11 @@ def split_windows(
     return context, target
 
 
-def _shorten_contexts(rng: np.random.Generator, context: FloatArray) -> None:
-    """Half of the series keep a shorter history, uniformly from 6 steps to the bucket's."""
+def _shorten_contexts(rng: np.random.Generator, context: FloatArray, probability: float) -> None:
+    """Some of the series keep a shorter history, uniformly from 6 steps to the bucket's."""
     count, length = context.shape
     kept = rng.integers(min(6, length), length + 1, size=count)
-    kept[rng.random(count) < 0.5] = length
+    kept[rng.random(count) >= probability] = length
     context[np.arange(length)[None, :] < length - kept[:, None]] = np.nan
 
 
