@@ -41,6 +41,7 @@ from tscompress.data import training_series
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.files import new_directory, write_text_atomically
+from tscompress.growth import grow_
 from tscompress.heads import replace_heads_
 from tscompress.loading import build_empty, load
 from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
@@ -136,6 +137,10 @@ class PretrainRecipe(BaseModel):
     embedding_from: str | None = Field(
         default=None, description="model whose embedding to start from; null: from scratch"
     )
+    start_from: str | None = Field(
+        default=None,
+        description="trained model of the same or a smaller shape, which is grown; null: scratch",
+    )
     freeze_embedding: bool = Field(default=False, description="leave the embedding as it starts")
     precision: Literal["no", "bf16"] = "bf16"
     seed: int = 0
@@ -149,6 +154,14 @@ class PretrainRecipe(BaseModel):
                 f"a bucket's horizon is {longest}, prediction_length of the architecture "
                 f"{self.architecture.prediction_length}; ask for no more than that"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _starts_once(self) -> PretrainRecipe:
+        if self.start_from is not None:
+            for name in ("embedding_from", "schedule"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"start_from and {name} exclude each other; leave one out")
         return self
 
     @property
@@ -183,14 +196,27 @@ def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
     Raises
     ------
     RecipeError
-        ``embedding_from`` is of another family or shape.
+        ``embedding_from`` or ``start_from`` is of another family or shape.
     ModelLoadError
         It cannot be read.
     """
     model = _fresh_model(recipe, *design(recipe))
+    _start_(model, recipe)
+    return model
+
+
+def _start_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
+    """Weights, or an embedding, of the trained model that the recipe names, if any."""
     if recipe.embedding_from is not None:
         reuse_embedding_(model, recipe.family, recipe.embedding_from)
-    return model
+    if recipe.start_from is not None:
+        small = load(recipe.start_from)
+        if small.family != recipe.family:
+            raise RecipeError(
+                f"start_from: {recipe.start_from!r} is a {small.family} model; the recipe's family "
+                f"is {recipe.family}."
+            )
+        grow_(model, small.model)
 
 
 def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
@@ -531,8 +557,8 @@ def pretrain(
     accelerator = Accelerator(mixed_precision=recipe.precision, cpu=not torch.cuda.is_available())
     config, plan = design(recipe)
     model = _fresh_model(recipe, config, plan)
-    if recipe.embedding_from is not None and not resume:  # a checkpoint has it
-        reuse_embedding_(model, recipe.family, recipe.embedding_from)
+    if not resume:  # a checkpoint has it
+        _start_(model, recipe)
     for parameter in _embedding(model).values():
         parameter.requires_grad_(not recipe.freeze_embedding)
     optimizer = make_optimizer(
@@ -652,6 +678,7 @@ def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -
             "steps": recipe.total_steps,
             "seed": recipe.seed,
             "embedding_from": recipe.embedding_from,
+            "start_from": recipe.start_from,
             **({"parts": parts} if len(parts) > 1 else {}),
         },
     )

@@ -62,8 +62,9 @@ def split_windows(
 ) -> tuple[FloatArray, FloatArray]:
     """Context ``[B, T]`` and target ``[B, H]`` of windows ``[B, T + H]``, as a model meets them.
 
-    A share ``shorten_probability`` of the contexts is shortened, in a share ``missing_probability`` of them values go
-    missing, and targets that cannot follow from their context are NaN.
+    A share ``shorten_probability`` of the contexts is shortened, in a share
+    ``missing_probability`` of them values go missing, and targets that cannot follow from their
+    context are NaN.
     """
     context, target = windows[:, :context_length].copy(), windows[:, context_length:].copy()
     _shorten_contexts(rng, context, shorten_probability)

@@ -1,0 +1,110 @@
+"""Growing a trained model into a wider one with the same forecasts: the inverse of ``--width``.
+
+The residual stream gets more dimensions that start at zero, attention more heads and feed-forwards
+more hidden units whose outputs start at zero, a stack more layers that add nothing. What reads them
+starts as a fresh model does, so gradients reach all of it from the first step on
+(function-preserving growth; Chen et al., "Net2Net", 2016, with zeros in place of copies, as Evci et
+al., "GradMax", 2022).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tscompress.errors import RecipeError
+
+#: Layers whose rows are dimensions of the residual stream.
+_WRITES_STREAM = (
+    ".o.weight",
+    ".wo.weight",
+    "input_patch_embedding.output_layer.weight",
+    "input_patch_embedding.output_layer.bias",
+    "input_patch_embedding.residual_layer.weight",
+    "input_patch_embedding.residual_layer.bias",
+)
+#: Layers whose columns read heads or hidden units, and tables whose columns are the stream's.
+_ZERO_COLUMNS = (".o.weight", ".wo.weight", "patch_embedding.output_layer.weight", "shared.weight")
+_SAME_INPUTS = ("input_patch_size", "input_patch_stride", "quantiles", "tokenizer_kwargs")
+
+
+def grow_(model: PreTrainedModel, small: PreTrainedModel) -> None:
+    """Give ``model``, freshly initialised, the function of ``small``, whose shape fits into it.
+
+    ``d_model``, ``num_heads``, ``d_ff``, and the layers of each stack may be larger; head size,
+    vocabulary and patches must be alike. Outputs agree to rounding, but for the epsilon of RMS
+    norms, which counts ``D / d`` times as much.
+
+    Parameters
+    ----------
+    model
+        Chronos-T5 or Chronos-Bolt of the wanted shape (``d_model`` D); weights are overwritten.
+    small
+        A trained model of the same family (``d_model`` d).
+
+    Raises
+    ------
+    RecipeError
+        A part of ``small`` does not fit into ``model``.
+    """
+    _check_fit(model, small)
+    widths = small.config.d_model, model.config.d_model
+    given = dict(small.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in given:
+                _grow_tensor_(name, parameter, given[name].to(parameter), widths)
+            elif name.endswith((".o.weight", ".wo.weight")):  # of a layer that small has not
+                parameter.zero_()
+        _undo_output_scale_(model, widths[1] / widths[0])
+
+
+def _grow_tensor_(
+    name: str, parameter: nn.Parameter, old: torch.Tensor, widths: tuple[int, int]
+) -> None:
+    small_width, width = widths
+    if "layer_norm" in name:
+        # A mean over D of squares that are zero beyond d is d / D of the mean over d.
+        parameter.fill_(float(old.mean()))
+        parameter[:small_width] = old
+        parameter.mul_((small_width / width) ** 0.5)
+        return
+    if name.endswith(_WRITES_STREAM):
+        parameter[old.shape[0] :] = 0
+    if name.endswith(_ZERO_COLUMNS):
+        parameter[:, old.shape[1] :] = 0
+    parameter[tuple(slice(size) for size in old.shape)] = old
+
+
+def _undo_output_scale_(model: Any, ratio: float) -> None:
+    """A tied T5 divides what its head reads by ``sqrt(d_model)``, which has become larger."""
+    config = model.config
+    if hasattr(model, "lm_head") and getattr(
+        config, "scale_decoder_outputs", config.tie_word_embeddings
+    ):
+        model.decoder.final_layer_norm.weight.mul_(ratio**0.5)
+
+
+def _check_fit(model: PreTrainedModel, small: PreTrainedModel) -> None:
+    wanted, given = model.config, small.config
+    for name in ("d_kv", "vocab_size"):
+        if getattr(wanted, name) != getattr(given, name):
+            raise RecipeError(
+                f"start_from: its {name} is {getattr(given, name)}, the recipe's "
+                f"{getattr(wanted, name)}; they must be alike."
+            )
+    for name in ("d_model", "num_heads", "d_ff", "num_layers", "num_decoder_layers"):
+        if getattr(wanted, name) < getattr(given, name):
+            raise RecipeError(
+                f"start_from: its {name} is {getattr(given, name)}, the recipe's only "
+                f"{getattr(wanted, name)}; start from a model that is no larger."
+            )
+    ours, theirs = (
+        {k: v for k, v in config.chronos_config.items() if k in _SAME_INPUTS}
+        for config in (wanted, given)
+    )
+    if ours != theirs:
+        raise RecipeError(f"start_from: its series are read as {theirs}, the recipe's as {ours}.")
