@@ -145,6 +145,9 @@ class PretrainRecipe(BaseModel):
     precision: Literal["no", "bf16"] = "bf16"
     seed: int = 0
     checkpoint_minutes: float = Field(default=5.0, gt=0)
+    snapshots: tuple[float, ...] = Field(
+        default=(), description="shares of the steps after which the model is kept in a directory"
+    )
 
     @model_validator(mode="after")
     def _forecasts_what_it_can(self) -> PretrainRecipe:
@@ -163,6 +166,17 @@ class PretrainRecipe(BaseModel):
                 if getattr(self, name) is not None:
                     raise ValueError(f"start_from and {name} exclude each other; leave one out")
         return self
+
+    @model_validator(mode="after")
+    def _snapshots_lie_within(self) -> PretrainRecipe:
+        if not all(0 < share < 1 for share in self.snapshots):
+            raise ValueError("snapshots are shares of the steps, above 0 and below 1")
+        return self
+
+    @property
+    def snapshot_steps(self) -> frozenset[int]:
+        """Steps after which the model is kept."""
+        return frozenset(max(1, round(share * self.total_steps)) for share in self.snapshots)
 
     @property
     def total_steps(self) -> int:
@@ -614,6 +628,8 @@ def pretrain(
             step += 1
             series += len(batch.context)
             losses.append(float(loss.detach()))
+            if step in recipe.snapshot_steps:
+                _write_model(model, recipe, output / f"step-{step}", plan, parts)
             now = time.monotonic()
             if step % log_every == 0 or step == recipe.total_steps:
                 progress = Progress(
@@ -638,10 +654,20 @@ def pretrain(
         )
     if step < recipe.total_steps:
         return None
-    with new_directory(output / "model", force=True) as directory:
+    _write_model(model, recipe, output / "model", plan, parts)
+    return output / "model"
+
+
+def _write_model(
+    model: PreTrainedModel,
+    recipe: PretrainRecipe,
+    path: Path,
+    plan: Plan | None,
+    parts: list[list[float]],
+) -> None:
+    with new_directory(path, force=True) as directory:
         save_pretrained(model, directory, plan)
         _record(recipe, directory, parts)
-    return output / "model"
 
 
 def _log_up_to(step: int, path: Path) -> Path:

@@ -1,0 +1,122 @@
+"""Growth: a larger model with the function of a smaller one, which trains on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_recipe
+from pydantic import ValidationError
+from torch import nn
+
+from tscompress.errors import RecipeError
+from tscompress.growth import grow_
+from tscompress.pretraining import (
+    Batch,
+    PretrainRecipe,
+    build_model,
+    loss_function,
+    save_pretrained,
+)
+
+TRAINED = ["chronos-bolt", "chronos-t5"]
+LARGER = {"d_model": 48, "num_heads": 5, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3}
+
+
+def recipe(family: str, start_from: str | None = None, **shape: int) -> PretrainRecipe:
+    plain = tiny_recipe(family)
+    architecture = plain.architecture.model_dump() | shape
+    changes = {"architecture": architecture, "start_from": start_from}
+    return PretrainRecipe.model_validate(plain.model_dump() | changes)
+
+
+def trained(family: str) -> nn.Module:
+    """A small model whose weights, norms and biases among them, are not those of a fresh one."""
+    torch.manual_seed(1)
+    model = build_model(recipe(family)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    series = torch.randn(4, 48, generator=generator).cumsum(1)
+    return Batch(series[:, :32], series[:, 32:], 0.0)
+
+
+def outputs(model: nn.Module, family: str) -> torch.Tensor:
+    if family == "chronos-bolt":
+        return model(context=batch().context).quantile_preds
+    tokens = torch.arange(2, 50)[None] % model.config.vocab_size
+    return model(input_ids=tokens[:, :32], decoder_input_ids=tokens[:, 32:]).logits
+
+
+@pytest.mark.parametrize("family", TRAINED)
+@pytest.mark.parametrize("part", [*LARGER, "all"])
+def test_grown_model_has_the_function_of_the_small_one(family: str, part: str) -> None:
+    small = trained(family)
+    shape = LARGER if part == "all" else {part: LARGER[part]}
+    if family == "chronos-t5" and part.startswith("num_") and part.endswith("layers"):
+        shape = {name: LARGER[name] for name in ("num_layers", "num_decoder_layers")}
+    large = build_model(recipe(family, **shape)).eval()
+    before = outputs(large, family)
+    grow_(large, small)
+    assert sum(p.numel() for p in large.parameters()) > sum(p.numel() for p in small.parameters())
+    expected = outputs(small, family)
+    assert not torch.allclose(before, expected, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(outputs(large, family), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_gradients_reach_what_is_new(family: str) -> None:
+    small = trained(family)
+    large = build_model(recipe(family, **LARGER))
+    grow_(large, small)
+    loss_function(large)(large, batch()).backward()
+    for name, parameter in large.named_parameters():
+        if not name.endswith((".o.weight", "wo.weight")):
+            continue
+        assert parameter.grad is not None
+        # The last dimension of the stream is new. In a decoder a tied head reads it, with zeros.
+        if not (family == "chronos-t5" and name.startswith("decoder.")):
+            assert parameter.grad[-1].abs().max() > 0, name
+        assert parameter.grad[:, -1].abs().max() > 0 or "wo" in name, name  # of a new head
+
+
+def test_pretraining_starts_from_a_smaller_checkpoint(tmp_path: Path) -> None:
+    small = trained("chronos-bolt")
+    save_pretrained(small, tmp_path / "small")  # type: ignore[arg-type]
+    large = build_model(recipe("chronos-bolt", str(tmp_path / "small"), **LARGER)).eval()
+    expected = outputs(small, "chronos-bolt")
+    torch.testing.assert_close(
+        outputs(large, "chronos-bolt"),
+        expected,
+        rtol=0.05,
+        atol=0.05 * float(expected.detach().std()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "word"),
+    [({"d_kv": 4}, "d_kv"), ({"d_model": 16}, "d_model"), ({"patch_size": 8}, "input_patch_size")],
+)
+def test_a_shape_that_does_not_fit_is_refused(shape: dict[str, int], word: str) -> None:
+    small = trained("chronos-bolt")
+    with pytest.raises(RecipeError, match=f"start_from.*{word}"):
+        grow_(build_model(recipe("chronos-bolt", **shape)), small)  # type: ignore[arg-type]
+
+
+def test_another_family_is_refused(tmp_path: Path) -> None:
+    save_pretrained(trained("chronos-t5"), tmp_path / "t5")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"start_from: .* is a chronos-t5 model"):
+        build_model(recipe("chronos-bolt", str(tmp_path / "t5")))
+
+
+def test_a_run_starts_from_one_thing() -> None:
+    with pytest.raises(ValidationError, match="start_from and embedding_from"):
+        PretrainRecipe.model_validate(
+            recipe("chronos-bolt", "a").model_dump() | {"embedding_from": "b"}
+        )
