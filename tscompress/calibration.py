@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from tscompress.architectures import Architecture
-from tscompress.corpus import FloatArray, SyntheticCorpus
+from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
@@ -67,6 +67,9 @@ class CalibrationConfig(BaseModel):
     )
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
+    corpus: CorpusConfig = Field(
+        default=CorpusConfig(), description="of which the synthetic series are drawn"
+    )
     stratify: bool = Field(
         default=True,
         description="give each frequency and each octave of length the same share of the series, "
@@ -159,7 +162,7 @@ def calibration_batches(
     kinds: list[list[_Drawn]] = []
     if own:
         real = count // 2 if config.source == MIXED else 0
-        synthetic = _synthetic_windows(rng, count - real, longest + horizon)
+        synthetic = _synthetic_windows(rng, config.corpus, count - real, longest + horizon)
         kinds.append([_Drawn(window) for window in synthetic])
         if real:
             # A test holds that none of them is of an evaluation suite.
@@ -242,9 +245,11 @@ def in_groups(target: Tensor) -> dict[str, Tensor]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _synthetic_windows(rng: np.random.Generator, count: int, longest: int) -> list[FloatArray]:
+def _synthetic_windows(
+    rng: np.random.Generator, mixture: CorpusConfig, count: int, longest: int
+) -> list[FloatArray]:
     """Synthetic series of lengths spread evenly in the logarithm."""
-    corpus = SyntheticCorpus()
+    corpus = SyntheticCorpus(mixture)
     lengths = np.exp(np.linspace(np.log(min(24, longest)), np.log(longest), 8)).round().astype(int)
     share = -(-count // len(lengths))
     windows: list[FloatArray] = []

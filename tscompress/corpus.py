@@ -237,9 +237,13 @@ def seasonal_series(
 def _repeated_pattern(
     rng: np.random.Generator, count: int, length: int, periods: Sequence[int]
 ) -> FloatArray:
-    """Patterns of unit variance that repeat exactly, ``[count, L]``, periods drawn alike."""
-    period = rng.choice(np.asarray(periods), size=(count, 1))
-    longest = max(periods)
+    """Patterns of unit variance that repeat exactly, ``[count, L]``.
+
+    Periods are drawn alike from those that a series shows twice, or the shortest.
+    """
+    shown = [period for period in periods if 2 * period <= length] or [min(periods)]
+    period = rng.choice(np.asarray(shown), size=(count, 1))
+    longest = max(shown)
     step = np.arange(longest)[None, :]
     free = rng.standard_normal((count, longest))
     free = np.where(rng.random((count, 1)) < 0.25, np.abs(free) ** 2, free)
