@@ -269,15 +269,8 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--learning-rate", type=float)
-    parser.add_argument("--sampled-share", type=float, help="with --model reference/t5 alone")
     arguments = parser.parse_args()
-    if arguments.sampled_share and arguments.model != ["reference/t5"]:
-        parser.error("--sampled-share is for --model reference/t5.")
-    settings = {
-        "optimizer": arguments.optimizer,
-        "learning_rate": arguments.learning_rate,
-        "sampled_share": arguments.sampled_share,
-    }
+    settings = {"optimizer": arguments.optimizer, "learning_rate": arguments.learning_rate}
     seeds = arguments.seed or (0, 1, 2)
     if HELD_OUT.seed in seeds:
         parser.error(f"--seed {HELD_OUT.seed} is that of the held-out windows; take another.")

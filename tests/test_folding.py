@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from chronos import BaseChronosPipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
@@ -29,7 +30,7 @@ from tscompress.calibration import (
     calibration_batches,
     run_teacher_forced,
 )
-from tscompress.errors import FactorizationError, PlanError, UsageError
+from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
 from tscompress.folding import FoldConfig, choose_frequencies, fold_
 from tscompress.heads import SizedT5Attention
 from tscompress.latency import parameter_count
@@ -43,7 +44,7 @@ from tscompress.surgery import apply_fold_, keep_layers_
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
-FOLD = FoldConfig(value_sweeps=2, precision="float32")
+FOLD = FoldConfig(precision="float32")
 
 
 def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
@@ -163,9 +164,9 @@ def make_redundant_(model: Any, architecture: Any) -> None:
     [
         FOLD,
         FoldConfig(refit="none", precision="float32"),
-        FoldConfig(order="original", refit="layer", precision="float32"),
+        FoldConfig(refit="layer", precision="float32"),
     ],
-    ids=["default", "no refit", "order"],
+    ids=["default", "no refit", "layer"],
 )
 def test_what_is_redundant_is_folded_away_without_loss(
     checkpoint: Path, tmp_path: Path, config: FoldConfig
@@ -222,25 +223,9 @@ def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path])
     attention: Any = loaded.model.get_submodule(step.block.name)
     pairs = attention.k.weight.data.view(4, 2, SIZE // 2, -1)
     pairs[:, :, [0, 2]] *= 0.01
-    moments = folding.attention_moments(loaded, step, FOLD)
+    moments = folding.attention_moments(loaded, step)
     assert choose_frequencies(attention, 4, 2, moments) == (1, 3)
     assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
-
-
-@pytest.mark.parametrize("order", ["original", "compressed"])
-def test_in_the_order_of_the_original_nothing_follows_what_was_folded(
-    order: Any, checkpoints: dict[str, Path]
-) -> None:
-    config = FoldConfig(order=order, refit="layer", precision="float32")
-    found = []
-    for head_size in (8, 2):
-        loaded = load(checkpoints["chronos-bolt"])
-        batches = calibration_batches(loaded, CALIBRATION)
-        hidden = {"output_patch_embedding": 10}
-        sizes: dict[str, Any] = {"qk": head_size, "vo": head_size, "hidden": hidden}
-        fold_(loaded, fold_plan(loaded.model, loaded.architecture, **sizes), batches, config)
-        found.append(loaded.model.get_submodule("output_patch_embedding.output_layer").weight)
-    assert torch.equal(*found) == (order == "original")
 
 
 def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
@@ -265,21 +250,6 @@ def test_heads_wider_than_the_model_are_refused(tmp_path: Path) -> None:
     for options in ({"rank": 4}, {"budget": "parameters=0.7"}):
         with pytest.raises(PlanError, match=r"more than the \d+ of d_model; such heads are not"):
             tscompress.compress(str(tmp_path), calibration=CALIBRATION, **options)
-
-
-def test_values_by_their_inputs_have_a_mean(checkpoints: dict[str, Path]) -> None:
-    """Keys are centred for scores, which do not see a mean; values do."""
-    loaded = load(checkpoints["chronos-bolt"])
-    batches = calibration_batches(loaded, CALIBRATION)
-    config = FoldConfig(value_moments="inputs")
-    found = []
-    for centred in (True, False):
-        one = config.model_copy(update={"centre_keys": centred})
-        steps = walk(loaded, record(loaded, batches), on_compressed=False, residual_targets=False)
-        found.append(folding.attention_moments(loaded, next(steps), one))
-        steps.close()
-    assert torch.equal(found[0].values, found[1].values)
-    assert not torch.equal(found[0].keys, found[1].keys)
 
 
 @pytest.mark.parametrize("strip", [1, 16, 30])
@@ -430,14 +400,8 @@ def by_default(checkpoints: dict[str, Path]) -> dict[str, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"query_moments": False},
-        {"centre_keys": False},
-        {"value_moments": "inputs"},
-        {"value_sweeps": 0},
-        {"order": "original"},
         {"refit": "layer"},
         {"refit": "none"},
-        {"select": "leverage"},
         {"damping": 1.0},
         {"precision": "bfloat16"},
     ],
@@ -459,12 +423,35 @@ def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Pat
     assert alike == (loaded.family != "chronos-t5")
 
 
-@pytest.mark.parametrize(
-    "change", [{"value_sweeps": -1}, {"order": "random"}, {"damping": 0.0}, {"sweeps": 3}], ids=str
-)
+@pytest.mark.parametrize("change", [{"refit": "all"}, {"damping": 0.0}, {"sweeps": 3}], ids=str)
 def test_options_that_are_not_there(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         FoldConfig.model_validate(change)
+
+
+REMOVED: dict[str, tuple[Any, Any]] = {
+    "query_moments": (True, False),
+    "centre_keys": (True, False),
+    "value_moments": ("attention", "inputs"),
+    "value_sweeps": (10, 0),
+    "order": ("compressed", "original"),
+    "select": ("greedy", "leverage"),
+}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_removed_options_load_with_their_default_alone(name: str, tmp_path: Path) -> None:
+    default, other = REMOVED[name]
+    path = tmp_path / "recipe.yaml"
+    content: dict[str, Any] = {"model": "reference/t5", "output": "out", "fold": {name: default}}
+    path.write_text(yaml.safe_dump(content))
+    assert load_recipe(path).fold == FoldConfig()
+    content["fold"] = {name: other}
+    path.write_text(yaml.safe_dump(content))
+    message = f"fold: {name} was removed.*the git tag ablations-2026-11"
+    with pytest.raises(RecipeError, match=message) as refused:
+        load_recipe(path)
+    assert "\n" not in str(refused.value)
 
 
 def test_two_runs_are_bit_equal(
@@ -511,7 +498,7 @@ def test_fitting_to_the_residual_stream_brings_it_back(checkpoint: Path) -> None
 def test_a_plan_of_one_block_leaves_the_others(checkpoint: Path, refit: Any) -> None:
     original = load(checkpoint)
     chosen = original.architecture.attention[-1].name
-    config = FoldConfig(refit=refit, value_sweeps=1)
+    config = FoldConfig(refit=refit)
     loaded = folded(checkpoint, config, qk={chosen: 4}, vo={chosen: 2})
     new = weights(loaded)
     for name, weight in weights(original).items():
@@ -669,7 +656,7 @@ def test_the_precision_is_that_of_the_machine_and_is_written_down(
             checkpoints["chronos-bolt"],
             rank=4,
             ff_ratio=0.5,
-            fold=FoldConfig(value_sweeps=1, precision=precision),  # type: ignore[arg-type]
+            fold=FoldConfig(precision=precision),  # type: ignore[arg-type]
             calibration=CALIBRATION,
         )
         for precision in (None, chosen)
@@ -711,7 +698,7 @@ def test_a_decoder_that_sees_one_key_keeps_finite_heads(checkpoints: dict[str, P
     recording = record(loaded, calibration_batches(loaded, CALIBRATION))
     steps = walk(loaded, recording, on_compressed=False, residual_targets=False)
     step = next(s for s in steps if s.block.name == "decoder.block.0.layer.0.SelfAttention")
-    moments = folding.attention_moments(loaded, step, FOLD)
+    moments = folding.attention_moments(loaded, step)
     assert not moments.keys.any()
     assert moments.queries.any()
     plan = next(
@@ -1029,7 +1016,7 @@ def test_values_of_another_size_are_a_factored_checkpoint(checkpoint: Path, tmp_
 )
 def test_the_plan_counts_parameters_as_they_are(checkpoint: Path, sizes: dict[str, int]) -> None:
     original = parameter_count(load(checkpoint).model)
-    small = folded(checkpoint, FoldConfig(refit="none", value_sweeps=0), **sizes)
+    small = folded(checkpoint, FoldConfig(refit="none"), **sizes)
     assert small.plan is not None
     before, after = small.plan.parameters()
     assert parameter_count(small.model) == original - before + after

@@ -91,7 +91,7 @@ def test_rows_of_small_batches_side_by_side_lead_to_the_same_model(
             load(checkpoint),
             rank=4,
             ff_ratio=0.5,
-            fold=FoldConfig(value_sweeps=1, precision="float32"),
+            fold=FoldConfig(precision="float32"),
             calibration=CALIBRATION,
         )
         return outputs_by_row(model, probe)

@@ -103,10 +103,14 @@ def random_moment(n: int, seed: int, rank: int | None = None) -> torch.Tensor:
     return X.T @ X / len(X)
 
 
+def unweighted(n: int) -> linalg.Roots:
+    return linalg.Roots(*torch.eye(n, dtype=torch.float64).expand(2, n, n))
+
+
 def random_roots(n: int, seed: int, rank: int | None) -> linalg.Roots:
     """Of a moment of that rank; None: of inputs about which nothing is known."""
     if rank is None:
-        return linalg.Roots.identity(n)
+        return unweighted(n)
     return linalg.Roots.of(random_moment(n, seed, rank))
 
 
@@ -149,11 +153,11 @@ def test_fold_bilinear_weighs_by_what_occurs() -> None:
     """A direction that is never seen is dropped, however large its weights."""
     W_Q = W_K = torch.diag(torch.tensor([100.0, 1.0], dtype=torch.float64))
     C = torch.diag(torch.tensor([0.0, 1.0], dtype=torch.float64))
-    seen, unknown = linalg.Roots.of(C), linalg.Roots.identity(2)
+    seen, unknown = linalg.Roots.of(C), unweighted(2)
     queries, keys, _ = linalg.fold_bilinear(W_Q, W_K, seen, seen, 1)
     assert float((queries.T @ keys)[1, 1]) == pytest.approx(1.0)
-    unweighted = linalg.fold_bilinear(W_Q, W_K, unknown, unknown, 1)
-    assert float((unweighted[0].T @ unweighted[1])[1, 1]) == pytest.approx(0.0, abs=1e-9)
+    queries, keys, _ = linalg.fold_bilinear(W_Q, W_K, unknown, unknown, 1)
+    assert float((queries.T @ keys)[1, 1]) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-300])

@@ -32,7 +32,7 @@ from tscompress.sensitivity import (
 )
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
-FOLD = FoldConfig(continuations="given", value_sweeps=2, precision="float32")
+FOLD = FoldConfig(continuations="given", precision="float32")
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])  # that Chronos-2 attends across
 
 
@@ -289,7 +289,7 @@ def folded(loaded: LoadedModel, name: str, kind: PartKind, size: int) -> LoadedM
     copied = replace(loaded, model=copy.deepcopy(loaded.model))
     sizes: dict[str, Any] = {kind: {name: size}}
     plan = fold_plan(loaded.model, loaded.architecture, **sizes)
-    fold_(copied, plan, BATCHES, FOLD.model_copy(update={"order": "original", "refit": "layer"}))
+    fold_(copied, plan, BATCHES, FOLD.model_copy(update={"refit": "layer"}))
     return copied
 
 
@@ -549,7 +549,7 @@ def test_whatever_changes_the_result_misses(
         (loaded, {"batches": [replace(batches[0], group_ids=None)]}),
         (loaded, {"hidden_ratios": (0.5,)}),
         (loaded, {"layers": False}),
-        (loaded, {"fold": FoldConfig(value_sweeps=3)}),
+        (loaded, {"fold": FoldConfig(damping=0.5)}),
         (replace(loaded, config={**loaded.config, "x": 1}), {}),
         (other, {}),
         (load(checkpoints["chronos-bolt"], dtype="bfloat16"), {}),

@@ -36,7 +36,7 @@ from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
 from tscompress.surgery import apply_fold_, fold_planned_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
-FOLD = FoldConfig(value_sweeps=1)
+FOLD = FoldConfig()
 WORKLOAD = Workload(batch_size=2, context_length=48, horizon=8, num_samples=3, repeats=1, threads=1)
 LAYOUTS = ("folded", "factored")
 

@@ -370,15 +370,8 @@ def _compress_loaded_(
     on_progress: OnProgress,
 ) -> CompressedModel:
     _check_original(loaded)
-    if recipe.recover is not None:
-        recipe.recover.check_options(loaded.family)  # before the work
-        if plan is not None and plan.width is not None and recipe.recover.hidden_weight > 0:
-            raise UsageError(
-                "hidden_weight compares residual streams of one width, and the plan makes that "
-                f"{plan.width.kept}; leave it out."
-            )
-        if directory is not None and not force:
-            _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
+    if recipe.recover is not None and directory is not None and not force:
+        _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
@@ -761,8 +754,6 @@ def run(
     if recipe.recover is not None:
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
-    if recipe.recover is not None:
-        recipe.recover.check_options(loaded.family)
     measured: RankProfile | None = None
     if recipe.profile is not None:
         with guarded(labels_of(recipe)):

@@ -181,7 +181,7 @@ def sensitivity(
         int | None, typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1)
     ] = None,
     depth: Annotated[
-        bool, typer.Option("--depth", help="Also what leaving out each layer costs.")
+        bool, typer.Option("--depth", help="Experimental: also what leaving out each layer costs.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Write all sizes to FILE.json.", parser=path)
@@ -253,8 +253,8 @@ def compress(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="With fold, ENCODER,DECODER: how many layers stay, those that the forecast needs "
-            "most; one number is for each. Recover afterwards."
+            help="Experimental, with fold, ENCODER,DECODER: how many layers stay, those that the "
+            "forecast needs most; one number is for each. Recover afterwards."
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
@@ -283,7 +283,7 @@ def compress(
         int | None, typer.Option(help="With a budget: sizes in multiples of 8 or 16.")
     ] = None,
     depth: Annotated[
-        bool, typer.Option("--depth", help="With a budget: may drop whole layers.")
+        bool, typer.Option("--depth", help="Experimental, with a budget: may drop whole layers.")
     ] = False,
     keep_width: Annotated[
         bool, typer.Option("--keep-width", help="With a budget: d_model stays as it is.")
@@ -997,9 +997,7 @@ def recover(
     learning_rate: Annotated[
         float | None, typer.Option(help="Without it: by family, optimizer and what was cut.")
     ] = None,
-    hidden_weight: Annotated[
-        float | None, typer.Option(help="Weight of matching the teacher layer by layer.")
-    ] = None,
+    hidden_weight: Annotated[float | None, typer.Option(hidden=True)] = None,  # removed
     freeze_embeddings: Annotated[
         bool, typer.Option("--freeze-embeddings", help="Leave the embeddings as they are.")
     ] = False,
@@ -1041,7 +1039,7 @@ def recover(
 
     given = {
         name: tuple(value) if isinstance(value, list) else value
-        for name in RecoveryConfig.model_fields
+        for name in (*RecoveryConfig.model_fields, *RecoveryConfig.removed)
         if (value := context.params.get(name)) is not None and value is not False
     }
     if config is not None:

@@ -540,7 +540,6 @@ def loss_figure(lines: Sequence[Mapping[str, float | None]], best_step: int) -> 
         ("held_out_teacher", "to the teacher, held out", PALETTE[0], "o--"),
         ("truth", "to the truth", PALETTE[1], "-"),
         ("held_out_truth", "to the truth, held out", PALETTE[1], "o--"),
-        ("hidden", "within", PALETTE[2], "-"),
     )
     for key, label, color, style in drawn:
         steps, values = _present(lines, key)

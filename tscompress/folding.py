@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -51,6 +51,7 @@ from tscompress.linalg import (
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, Plan
 from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
+from tscompress.removed import without_removed
 from tscompress.width import cut_embeddings_, cut_rows_, readers_of_end
 
 #: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
@@ -64,6 +65,8 @@ _WIDE = torch.float32
 #: Symmetric products of at least so many columns are computed in strips from the diagonal to the
 #: right, which saves a third of the time; narrower ones take little of it.
 _STRIPS_FROM, _STRIP = 2048, 512
+#: Rounds of fitting values of all heads together (:func:`~tscompress.linalg.fold_values`).
+_VALUE_SWEEPS = 10
 
 
 class FoldConfig(BaseModel):
@@ -71,19 +74,6 @@ class FoldConfig(BaseModel):
 
     Attributes
     ----------
-    query_moments
-        Weigh errors of queries and keys by what feeds them; otherwise by weight alone.
-    centre_keys
-        Take the mean over each sequence from the keys first: softmax does not see it.
-    value_moments
-        ``attention``: of the attention-weighted values that the heads read; ``inputs``: of what
-        feeds the values.
-    value_sweeps
-        Rounds of fitting values of all heads together (:func:`~tscompress.linalg.fold_values`);
-        with ``refit: none`` there are none.
-    order
-        ``compressed``: statistics come from the model as folded so far; ``original``: from the
-        original.
     refit
         What output projections are fitted to: ``none``, what the ``layer`` put out itself (not with
         a latent), or what brings the ``residual`` stream of the model folded so far back to the
@@ -95,9 +85,8 @@ class FoldConfig(BaseModel):
         forecasts.
     frequencies
         Rotary pairs that stay: ``stock``, those that the plan says, by default a plain config's;
-        ``free``, as many of those whose scores vary most, for a factored checkpoint.
-    select
-        Hidden units by ``greedy`` selection, or by ridge ``leverage``.
+        ``free``, as many of those whose scores vary most, for a factored checkpoint. Experimental:
+        only Chronos-2 has such pairs, and that was never measured on trained weights.
     precision
         Of feed-forwards while the model is run; by default bfloat16 where the hardware multiplies
         in it. Attention, what the layers add up to, moments and fits are float32 or float64.
@@ -105,23 +94,25 @@ class FoldConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    query_moments: bool = True
-    centre_keys: bool = True
-    value_moments: Literal["attention", "inputs"] = "attention"
-    value_sweeps: int = Field(default=10, ge=0)
-    order: Literal["compressed", "original"] = "compressed"
     refit: Literal["residual", "layer", "none"] = "residual"
     continuations: Literal["given", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
-    select: Literal["greedy", "leverage"] = "greedy"
     precision: Literal["float32", "bfloat16"] | None = None
     damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
 
-    @model_validator(mode="after")
-    def _residual_needs_the_compressed(self) -> FoldConfig:
-        if self.refit == "residual" and self.order == "original":
-            raise ValueError("order original has no residual stream to fit to; refit: layer")
-        return self
+    _removed: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "query_moments": (True,),
+        "centre_keys": (True,),
+        "value_moments": ("attention",),
+        "value_sweeps": (_VALUE_SWEEPS,),
+        "order": ("compressed",),
+        "select": ("greedy",),
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        return without_removed(values, cls._removed)
 
     def resolved(self, loaded: LoadedModel) -> FoldConfig:
         """With the precision of this machine in place of null."""
@@ -138,7 +129,7 @@ class AttentionMoments:
     Attributes
     ----------
     queries, keys
-        Second moments of what feeds them, ``[d, d]``; keys centred if so configured.
+        Second moments of what feeds them, ``[d, d]``; keys centred where scores do not see it.
     values
         Second moment of what the heads read, side by side, ``[H k, H k]``.
     distances
@@ -216,9 +207,7 @@ def fold_(
         left_out = leave_layers_out_(recording, original, plan.kept_layers)
     else:
         recording = record(loaded, batches)
-    last, outputs = hidden.get(PATCH_EMBEDDINGS[1]), None
-    if last is not None and last.kept < last.d_ff and config.order == "original":
-        outputs = patch_moments(loaded, batches, last)
+    last = hidden.get(PATCH_EMBEDDINGS[1])
     entry = None
     width = None if plan.width is None else plan.width.kept
     if width is not None:
@@ -226,14 +215,13 @@ def fold_(
     if PATCH_EMBEDDINGS[0] in hidden:
         _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
         count()
-        if config.order == "compressed":
-            entry = record_entry(loaded, batches)
+        entry = record_entry(loaded, batches)
     latent: tuple[Tensor, Tensor] | None = None
     ends: dict[str, Tensor] = {}
     steps = walk(
         loaded,
         recording,
-        on_compressed=config.order == "compressed",
+        on_compressed=True,
         residual_targets=config.refit == "residual",
         encoder_entry=entry,
         left_out=left_out,
@@ -260,7 +248,7 @@ def fold_(
         stack, fitted = list(ends.items())[-1]
         _read_(loaded.model, readers_of_end(loaded.model, stack), fitted)
     if last is not None:
-        _fit_patch_(loaded, batches, last, config, outputs)
+        _fit_patch_(loaded, batches, last, config)
         count()
     return plan.model_copy(update={"heads": tuple(heads.values())})
 
@@ -294,7 +282,7 @@ def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldCo
     assert isinstance(step.block, AttentionBlock)
     attention = loaded.model.get_submodule(plan.name)
     if plan.parameters < plan.dense_parameters:
-        moments = attention_moments(loaded, step, config)
+        moments = attention_moments(loaded, step)
         if config.frequencies == "free":
             with naming_failures(plan.name):
                 plan = with_free_frequencies(attention, plan, moments)
@@ -319,11 +307,10 @@ def _fit_patch_(
     batches: Sequence[CalibrationBatch],
     plan: HiddenPlan,
     config: FoldConfig,
-    moments: HiddenMoments | None = None,
 ) -> None:
-    """Fold a patch embedding; without ``moments``, by those of the model as it is now."""
+    """Fold a patch embedding by the moments of the model as it is now."""
     if plan.kept < plan.d_ff:
-        fold_patch_(loaded, plan, moments or patch_moments(loaded, batches, plan), config)
+        fold_patch_(loaded, plan, patch_moments(loaded, batches, plan), config)
 
 
 def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
@@ -367,7 +354,7 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
 # --------------------------------------------------------------------------------------------------
 
 
-def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> AttentionMoments:
+def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     """What the attention block of ``step`` sees on the step's inputs."""
     assert isinstance(step.block, AttentionBlock)
     linears: dict[str, Any] = {
@@ -376,11 +363,10 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
     device = linears["q"].weight.device
     queries = _Products(linears["q"].in_features, device)
     keys = _Products(linears["k"].in_features, device)
-    inputs = _Products(linears["v"].in_features, device)  # as they are: values carry their mean
     values = _Products(linears["o"].in_features, device)
     # A constant added to all keys of a sequence shifts all scores of a query alike, unless they
     # turn with the position.
-    centre = config.centre_keys and step.block.kind != "time"
+    centre = step.block.kind != "time"
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
     # Of many positions every second or third batch says enough. Not so for group attention: only
@@ -403,17 +389,12 @@ def attention_moments(loaded: LoadedModel, step: Step, config: FoldConfig) -> At
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
-            if config.value_moments == "inputs":
-                inputs.add(_thin(_rows(seen["y"], key_valid), limit))
             queries.add(_thin(_rows(x, valid), limit))
             keys.add(_thin(_rows(y, key_valid), limit))
             values.add(_thin(_rows(c, valid), limit))
             distances += _distances(valid, stream, longest)
-    second = values.second
-    if config.value_moments == "inputs":
-        weight = linears["v"].weight.detach().to(torch.float64)
-        second = weight @ inputs.second @ weight.T
-    return AttentionMoments(queries.second, keys.second, second, distances / distances.sum())
+    shares = distances / distances.sum()
+    return AttentionMoments(queries.second, keys.second, values.second, shares)
 
 
 def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
@@ -620,10 +601,7 @@ def folded_heads(
     if plan.qk_size == plan.head_size:
         weights |= {"q": W["q"], "k": W["k"]}
     else:
-        if config.query_moments:
-            C_x, C_y = Roots.of(moments.queries), Roots.of(moments.keys)
-        else:
-            C_x = C_y = Roots.identity(plan.d_model, W["q"].device)
+        C_x, C_y = Roots.of(moments.queries), Roots.of(moments.keys)
         if plan.frequencies is not None:
             groups = frequency_groups(attention, plan, moments.distances)
             pairs = [fold_rotary(W["q"][h], W["k"][h], C_x, C_y, groups) for h in heads]
@@ -636,7 +614,7 @@ def folded_heads(
     else:
         fits = config.refit != "none"
         P, out = fold_values(
-            W["o"], moments.values, plan.num_heads, plan.vo_size, config.value_sweeps, refit=fits
+            W["o"], moments.values, plan.num_heads, plan.vo_size, _VALUE_SWEEPS, refit=fits
         )
         weights["v"] = torch.cat([P[h] @ W["v"][head] for h, head in enumerate(heads)])
         weights["o"] = out
@@ -711,10 +689,7 @@ def folded_hidden(
     W, C = W.detach().to(torch.float64), moments.hidden
     if count == W.shape[1]:
         return torch.arange(count, device=W.device), W
-    if config.select == "greedy":
-        kept = select_units(W, C, count)
-    else:
-        kept = ridge_leverage(C.to(torch.float64)).topk(count).indices.sort().values
+    kept = select_units(W, C, count)
     out = W[:, kept]
     if config.refit != "none":
         second = C[:, kept].to(torch.float64)
@@ -722,14 +697,6 @@ def folded_hidden(
         del W  # in float64 larger than the layer, and a solver needs room
         out = least_squares(cross, second, out)
     return kept, out
-
-
-def ridge_leverage(C: Tensor, ridge: float = 1e-2) -> Tensor:
-    """How much of each unit no combination of the others tells: diagonal of C (C + s I)^{-1}."""
-    strength = ridge * float(C.diagonal().mean()) or 1.0
-    damped = C + strength * torch.eye(len(C), dtype=C.dtype, device=C.device)
-    leverage: Tensor = 1 - strength * torch.linalg.inv(damped).diagonal()
-    return leverage
 
 
 def patch_moments(

@@ -95,12 +95,6 @@ class Roots:
         """As :func:`symmetric_roots` finds them."""
         return cls(*symmetric_roots(C))
 
-    @classmethod
-    def identity(cls, d: int, device: torch.device | None = None) -> Roots:
-        """Of inputs about which nothing is known."""
-        eye = torch.eye(d, dtype=torch.float64, device=device)
-        return cls(eye, eye)
-
 
 def fold_bilinear(
     W_Q: Tensor, W_K: Tensor, C_x: Roots, C_y: Roots, rank: int

@@ -78,7 +78,7 @@ class PlannedSchedule(BaseModel):
         default="folded", description="one size everywhere, a plain config; or sizes by layer"
     )
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
-    depth: bool = Field(default=False, description="may drop whole layers")
+    depth: bool = Field(default=False, description="experimental: may drop whole layers")
     keep_width: bool = Field(
         default=False, description="with layout folded: d_model stays, as it does in factored"
     )
@@ -146,7 +146,7 @@ class Recipe(BaseModel):
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
-        description="with fold: layers that stay, of the encoder and of the decoder",
+        description="experimental, with fold: layers that stay, of the encoder and of the decoder",
     )  # fmt: skip
     fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(
@@ -167,17 +167,6 @@ class Recipe(BaseModel):
     def _options_belong_to_the_method(self) -> Recipe:
         kind = None if self.schedule is None else self.schedule.kind
         if self.method == "fold":
-            if self.recover is not None and self.recover.hidden_weight > 0:
-                if self.width is not None:
-                    raise ValueError(
-                        "recover: hidden_weight compares residual streams of one width; give no "
-                        "width with it"
-                    )
-                if isinstance(self.schedule, PlannedSchedule) and self.schedule.may_narrow:
-                    raise ValueError(
-                        "recover: hidden_weight compares residual streams of one width; give the "
-                        "budget keep_width: true with it"
-                    )
             if kind is None and all(getattr(self, name) is None for name in SIZES_BESIDE_HEADS):
                 raise ValueError(
                     "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"

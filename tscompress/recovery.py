@@ -62,9 +62,8 @@ class RecoveryProgress:
 
     Attributes
     ----------
-    loss, teacher, truth, hidden
-        Means over the steps since the line before: the weighted sum, and its parts; ``truth`` is 0
-        where Chronos-T5 was fed a drawn path.
+    loss, teacher, truth
+        Means over the steps since the line before: the weighted sum, and its parts.
     held_out, held_out_teacher, held_out_truth
         The same on held-out series, where they were evaluated.
     series_per_second
@@ -78,7 +77,6 @@ class RecoveryProgress:
     loss: float | None = None
     teacher: float | None = None
     truth: float | None = None
-    hidden: float | None = None
     learning_rate: float | None = None
     series_per_second: float | None = None
     held_out: float | None = None
@@ -230,7 +228,7 @@ def recover_(
             "RecoveryConfig(steps=100)."
         )
     config = (config or RecoveryConfig()).resolved(student, teacher)
-    check_comparable(teacher, student, config.hidden_at if config.hidden_weight > 0 else None)
+    check_comparable(teacher, student)
     run = _Run(student, teacher, config, directory, report)
     with ExitStack() as stack:
         stack.callback(run.close)
@@ -268,20 +266,11 @@ class _Run:
             cast_parameters_(loaded.model, torch.float32)
         teacher.model.to(self.accelerator.device)
         self._trained = {p: p.requires_grad for p in _parameters(student, teacher)}
-        # The teacher runs without gradients; autocast keeps the half-precision copy of a weight,
-        # which drawing a path needs at every token, only of weights that could be trained.
-        teacher.model.requires_grad_(True)
         student.model.requires_grad_(True)
         if config.freeze_embeddings:
             for name in ("shared", "input_patch_embedding"):
                 getattr(student.model, name, nn.Module()).requires_grad_(False)
-        self.distillation = Distillation(
-            teacher,
-            student,
-            temperature=config.temperature,
-            distance=config.distance,
-            match=config.hidden_at if config.hidden_weight > 0 else None,
-        )
+        self.distillation = Distillation(teacher, student)
         optimizer = _optimizer(student.model, config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
         self.step = 0
@@ -289,7 +278,7 @@ class _Run:
         self.state: dict[str, float] = {}  # of the held-out losses: before, best, and when
         self.best: dict[str, Tensor] = {}
         self.history: list[RecoveryProgress] = []
-        self.pending, self.counted = np.zeros(4), 0  # losses since the last line of the log
+        self.pending, self.counted = np.zeros(3), 0  # losses since the last line of the log
         self._lessons: dict[int, Lesson] = {}  # of held-out batches
 
     def close(self) -> None:
@@ -336,7 +325,7 @@ class _Run:
                     if evaluates:
                         line = self._evaluated(held_out, line)
                     self._log(line)
-                    sums, counted, rows, trained = np.zeros(4), 0, 0, 0.0
+                    sums, counted, rows, trained = np.zeros(3), 0, 0, 0.0
                 self.pending, self.counted = sums, counted
                 if self._is_due(saved_at):
                     self._save()
@@ -365,18 +354,18 @@ class _Run:
     ) -> tuple[np.ndarray[Any, Any], bool, float]:
         """Losses summed over the batch, whether to stop, and seconds; alike in all processes.
 
-        The losses are distances to teacher, truth and hidden outputs, and their weighted sum.
+        The losses are distances to teacher and truth, and their weighted sum.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         parts = self._parts(batch)
         weights = self._weights()
-        sums = torch.zeros(3, device=self.accelerator.device)
+        sums = torch.zeros(2, device=self.accelerator.device)
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 with self.accelerator.autocast():
-                    losses = self.distillation(self.model, part).stack().sum(1)  # [3]
+                    losses = self.distillation(self.model, part).stack().sum(1)  # [2]
                 # Gradients are averaged over processes; this makes it the mean over the batch.
                 self.accelerator.backward((weights @ losses) * self.processes / len(batch))
             sums += losses.detach()
@@ -411,13 +400,9 @@ class _Run:
                 )
 
     def _weights(self) -> Tensor:
-        """Of the distances to teacher, truth and hidden outputs at this point of the run."""
-        config = self.config
-        forecast = [config.teacher_weight, config.truth_weight or 0.0]
-        hidden = config.hidden_weight if self._done() < config.hidden_share else 0.0
-        if hidden and config.hidden_first:
-            forecast = [0.0, 0.0]
-        return torch.tensor([*forecast, hidden], device=self.accelerator.device)
+        """Of the distances to teacher and truth."""
+        weights = [self.config.teacher_weight, self.config.truth_weight or 0.0]
+        return torch.tensor(weights, device=self.accelerator.device)
 
     def _done(self) -> float:
         """Share of the budget that is used."""
@@ -458,30 +443,25 @@ class _Run:
     ) -> RecoveryProgress:
         """Evaluate, keep the weights if they are the best so far, and say so in ``line``."""
         device = self.accelerator.device
-        sums = torch.zeros(5, dtype=torch.float64, device=device)
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
         mine = slice(self.accelerator.process_index, None, self.processes)
         for index, batch in enumerate(held_out[mine]):
             batch = batch.to(device)
             with self.accelerator.autocast():
                 lesson = self._lessons.get(index) or self.distillation.lesson(batch)
                 losses = self.distillation(self.student.model, batch, lesson).stack()
-            if not self.distillation.matches:  # outputs of all layers would be much to keep
-                self._lessons[index] = lesson
-            true = 0 if batch.noise is not None else len(batch)
-            counts = torch.tensor([len(batch), true], device=device)
-            sums += torch.cat([losses.sum(1), counts]).double()
-        teacher, truth, hidden, count, true = self.accelerator.reduce(sums, "sum").tolist()
-        truth = truth / true if true else 0.0
-        # What is matched within is a means; what a student is judged by is its forecasts.
+            self._lessons[index] = lesson
+            count = torch.tensor([len(batch)], device=device)
+            sums += torch.cat([losses.sum(1), count]).double()
+        teacher, truth, counted = self.accelerator.reduce(sums, "sum").tolist()
+        truth = truth / counted
         weights = (self.config.teacher_weight, self.config.truth_weight or 0.0)
-        total = weights[0] * teacher / count + weights[1] * truth
-        if not any(weights):
-            total = hidden / count
+        total = weights[0] * teacher / counted + weights[1] * truth
         if not math.isfinite(total):
             self._diverged(f"the loss on held-out series is {total} at step {self.step}")
         if not self.state:
             self.state = {"before": total, "truth_before": truth, "evaluations": -1}
-        elif true and truth > _DIVERGED * self.state["truth_before"] > 0:
+        elif truth > _DIVERGED * self.state["truth_before"] > 0:
             self._diverged(
                 f"at step {self.step} the forecast loss on held-out series is {truth:.3g}, "
                 f"and was {self.state['truth_before']:.3g} before"
@@ -495,7 +475,7 @@ class _Run:
             }
             self.best = {n: p.detach().cpu().clone() for n, p in self._named_parameters()}
         base = asdict(line) if line is not None else asdict(self._line(None, None, None))
-        base |= {"held_out": total, "held_out_teacher": teacher / count, "held_out_truth": truth}
+        base |= {"held_out": total, "held_out_teacher": teacher / counted, "held_out_truth": truth}
         return RecoveryProgress(**base)
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -555,6 +535,8 @@ class _Run:
         self.seconds = float(state.record["seconds"])
         self.state = json.loads(state.record["held_out"])
         *pending, self.counted = json.loads(state.record["pending"])
+        if len(pending) == 4:  # of before, with a distance of layers that is gone
+            del pending[2]
         self.pending = np.array(pending)
         self.history = [line for line in read_log(self.directory) if line.step <= self.step]
         if self._writes:  # a killed run may have logged steps that it did not save
@@ -578,8 +560,8 @@ class _Run:
         )
         if losses is None:
             return line
-        teacher, truth, hidden, loss = losses.tolist()
-        parts = {"loss": loss, "teacher": teacher, "truth": truth, "hidden": hidden}
+        teacher, truth, loss = losses.tolist()
+        parts = {"loss": loss, "teacher": teacher, "truth": truth}
         return RecoveryProgress(**{**asdict(line), **parts})
 
     def _log(self, line: RecoveryProgress) -> None:
@@ -616,9 +598,10 @@ def _models_in(record: dict[str, str]) -> dict[str, str]:
 def _differences(record: dict[str, str], config: RecoveryConfig) -> dict[str, tuple[Any, Any]]:
     """Settings in which a checkpoint's run differs from ``config``, and both their values."""
     stored, ours = json.loads(record.get("config", "{}")), config.model_dump(mode="json")
+    lost = {name: allowed[0] for name, allowed in config.removed.items() if name in stored}
     return {
         name: (stored.get(name), value)
-        for name, value in ours.items()
+        for name, value in {**ours, **lost}.items()
         if value != stored.get(name) and name not in _FREE_ON_RESUME
     }
 
@@ -630,8 +613,10 @@ def read_log(directory: Path) -> list[RecoveryProgress]:
     found = []
     for text in lines:
         try:
-            found.append(RecoveryProgress(**json.loads(text)))
-        except (ValueError, TypeError):
+            line = json.loads(text)
+            line.pop("hidden", None)  # of before, a distance of layers
+            found.append(RecoveryProgress(**line))
+        except (ValueError, TypeError, AttributeError):
             break
     return found
 

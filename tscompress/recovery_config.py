@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import psutil
@@ -17,10 +17,11 @@ from torch import nn
 from tscompress.calibration import GROUP_SIZE, in_groups
 from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.distillation import Distance, HiddenAt, TrainingBatch
+from tscompress.distillation import TrainingBatch
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 from tscompress.optimizers import OptimizerName
+from tscompress.removed import without_removed
 from tscompress.streams import SeriesStream
 from tscompress.training import Bucket, draw_bucket, split_windows
 
@@ -28,7 +29,7 @@ _SHARED_STEPS = 12  # that its series must have in common, or they stay unrelate
 _HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
 
 _BUCKETS = {
-    # A token a step: long contexts and paths of 64 draws cost many times what short ones do.
+    # A token a step: long contexts and horizons cost many times what short ones do.
     "chronos-t5": (
         Bucket(context_length=64, horizon=24, batch_size=32, weight=0.4),
         Bucket(context_length=128, horizon=24, batch_size=32, weight=0.35),
@@ -47,7 +48,6 @@ _BUCKETS = {
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
         "truth_weight": 1.0,
-        "sampled_share": 0.0,
         "held_out_series": 64,
         "buckets": _BUCKETS["chronos-t5"],
         "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
@@ -55,7 +55,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "chronos-bolt": {
         "truth_weight": 0.0,
-        "sampled_share": 0.0,
         "held_out_series": 256,
         "buckets": _BUCKETS["quantiles"],
         "corpus": CorpusConfig(),
@@ -101,23 +100,6 @@ class RecoveryConfig(BaseModel):
     truth_weight: float | None = Field(
         default=None, ge=0, description="of the loss on what truly came"
     )
-    hidden_weight: float = Field(
-        default=0.0, ge=0, description="of the distance of what layers put out, one by one"
-    )
-    hidden_at: HiddenAt = Field(
-        default="layers", description="residual streams after layers, outputs of attention, or both"
-    )
-    hidden_share: float = Field(
-        default=1.0, gt=0, le=1, description="first share of the run in which that counts"
-    )
-    hidden_first: bool = Field(
-        default=False, description="in that share nothing else counts: layers first, then forecasts"
-    )
-    distance: Distance = Field(default="absolute", description="of quantiles; not for T5")
-    temperature: float = Field(default=1.0, gt=0, description="of token distributions; T5 only")
-    sampled_share: float | None = Field(
-        default=None, ge=0, le=1, description="T5: share of steps on paths drawn from the teacher"
-    )
     freeze_embeddings: bool = Field(
         default=False, description="token table or patch embedding stay as they are"
     )
@@ -155,52 +137,33 @@ class RecoveryConfig(BaseModel):
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     seed: int = 0
 
+    #: Keys that files of before may have, and what they may have been.
+    removed: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "hidden_weight": (0.0,),
+        "hidden_at": ("layers",),
+        "hidden_share": (1.0,),
+        "hidden_first": (False,),
+        "distance": ("absolute",),
+        "temperature": (1.0,),
+        "sampled_share": (0.0, None),
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        return without_removed(values, cls.removed)
+
     @model_validator(mode="after")
     def _something_to_learn(self) -> RecoveryConfig:
-        if self.teacher_weight == self.hidden_weight == self.truth_weight == 0:
+        if self.teacher_weight == self.truth_weight == 0:
             raise ValueError("every weight is 0, so there is nothing to learn")
-        if self.hidden_first and not self.hidden_weight:
-            raise ValueError("hidden_first needs a hidden_weight above 0")
-        if self.hidden_first and self.hidden_share == 1:
-            raise ValueError("hidden_first needs a hidden_share below 1, or forecasts never count")
         return self
-
-    def check_options(self, family: str) -> None:
-        """Refuse options that do nothing, to models of ``family`` or at all.
-
-        Raises
-        ------
-        UsageError
-        """
-        tokens = family == "chronos-t5"
-        idle = {
-            "distance": tokens and self.distance != "absolute",
-            "temperature": not tokens and self.temperature != 1,
-            "sampled_share": not tokens and bool(self.sampled_share),
-        }
-        for name, given in idle.items():
-            if given:
-                kind = "quantiles" if name == "distance" else "Chronos-T5 and its tokens"
-                raise UsageError(
-                    f"{name} is {getattr(self, name)}, which is for {kind}; leave it out for a "
-                    f"{family} model."
-                )
-        if not self.hidden_weight and (self.hidden_at != "layers" or self.hidden_share != 1):
-            raise UsageError(
-                "hidden_at and hidden_share do nothing without a hidden_weight above 0."
-            )
 
     def resolved(self, loaded: LoadedModel, teacher: LoadedModel | None = None) -> RecoveryConfig:
         """With the family's values in place of null, and shapes that the model reads.
 
         The learning rate depends on how much of ``teacher`` is left; None: all of it.
-
-        Raises
-        ------
-        UsageError
-            An option would do nothing.
         """
-        self.check_options(loaded.family)
         known = {
             name: value
             for name, value in _DEFAULTS[loaded.family].items()
@@ -275,9 +238,9 @@ class Batches:
         """The batch of ``step``; steps must be asked for in order, see :meth:`skip`."""
         rng = np.random.default_rng([self.config.seed, step])
         bucket, given = self._draw(rng)
-        sampled = rng.random() < (self.config.sampled_share or 0.0)
+        rng.random()  # of an option that is gone: what follows stays as it was
         windows = self._given(step, bucket, given)
-        return self._batch(rng, self.corpus, bucket, windows, sampled, grouped=step % 2 == 1)
+        return self._batch(rng, self.corpus, bucket, windows, grouped=step % 2 == 1)
 
     def skip(self, steps: int) -> None:
         """Read past the series of the first ``steps`` steps, as a run that goes on must."""
@@ -290,7 +253,6 @@ class Batches:
         A single given series cannot be kept apart: windows of it are trained on, too.
         """
         rng = np.random.default_rng([self.config.seed, 0, 1])
-        share = self.config.sampled_share or 0.0
         wanted = self.config.held_out_series or 0
         each = -(-wanted // len(self.buckets))
         batches, count, index = [], 0, 0
@@ -303,10 +265,9 @@ class Batches:
                 given = math.ceil(rows * (1 - self.config.synthetic_share))
                 length = bucket.context_length + bucket.horizon
                 windows = self.stream.sample_held_out(rng, given, length)
-            sampled = math.floor((index + 1) * share) > math.floor(index * share)
             grouped = index % 2 == 1
             corpus = self.held_out_corpus
-            batches.append(self._batch(rng, corpus, bucket, windows, sampled, grouped))
+            batches.append(self._batch(rng, corpus, bucket, windows, grouped))
             count, index = count + rows, index + 1
         return batches
 
@@ -330,7 +291,6 @@ class Batches:
         corpus: SyntheticCorpus,
         bucket: Bucket,
         given: FloatArray | None,
-        sampled: bool,
         grouped: bool,
     ) -> TrainingBatch:
         length = bucket.context_length + bucket.horizon
@@ -344,12 +304,7 @@ class Batches:
         context, target = split_windows(
             rng, windows, bucket.context_length, self.config.missing_probability
         )
-        noise = rng.random(target.shape, dtype=np.float32) if sampled else None
-        batch = TrainingBatch(
-            torch.from_numpy(context),
-            torch.from_numpy(target),
-            noise=None if noise is None else torch.from_numpy(noise),
-        )
+        batch = TrainingBatch(torch.from_numpy(context), torch.from_numpy(target))
         return replace(batch, **in_groups(batch.target)) if grouped else batch
 
 
@@ -438,9 +393,7 @@ def memory_bytes(
 
 
 def _forecast_bytes(model: nn.Module, config: RecoveryConfig) -> int:
-    """Of held-out series, at most; none where layers are matched and the teacher runs again."""
-    if config.hidden_weight:
-        return 0
+    """Of held-out series, at most."""
     settings: Any = model.config
     chronos = dict(settings.chronos_config)
     values = int(chronos.get("n_tokens") or len(chronos["quantiles"]))

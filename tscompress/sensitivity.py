@@ -403,8 +403,8 @@ def measure_sensitivity(
         The loss is measured on these; None: on ``batches``.
     fold
         How layers are folded; each is fitted to its own original output, whatever ``refit`` says
-        but ``none``, on ``batches`` alone and in float32: ``order``, ``continuations`` and
-        ``precision`` have no say.
+        but ``none``, on ``batches`` alone and in float32: ``continuations`` and ``precision``
+        have no say.
     head_sizes
         Sizes to try, where they are smaller; None: halves and three quarters of halves down to 1.
         Queries and keys with rotary embedding are tried only at sizes that a plain config allows,
@@ -442,7 +442,7 @@ def measure_sensitivity(
         raise PlanError(f"{loaded.name!r} is compressed already; measure the original checkpoint.")
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
     refit: Literal["layer", "none"] = "none" if fold.refit == "none" else "layer"
-    same = {"order": "original", "continuations": "given", "precision": "float32"}
+    same = {"continuations": "given", "precision": "float32"}
     config = fold.model_copy(update={"refit": refit, **same})
     free = config.frequencies == "free"
     wanted = _wanted_parts(
@@ -625,7 +625,7 @@ class _Pass:
             return
         attention = self.model.get_submodule(whole.name)
         with naming_failures(whole.name):
-            moments = attention_moments(self.loaded, step, self.config)
+            moments = attention_moments(self.loaded, step)
         leading: dict[str, Tensor] = {}
 
         def smaller_scores(size: int) -> AbstractContextManager[None]:

@@ -511,9 +511,6 @@ def sweep(
     output = user_path(recipe.output)
     _claim(output, recipe, force=force)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
-    for point in points:
-        if point.recipe.recover is not None:
-            point.recipe.recover.check_options(original.family)
     model_hash = model_digest(original.forecaster)
     scored_on = suite_content(recipe.evaluation)
     named = {point.identity(model_hash, scored_on): point for point in points}

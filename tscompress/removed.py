@@ -1,0 +1,31 @@
+"""Options that were removed: files written before still load where they hold the default.
+
+A git tag keeps the code of each, so that its measurement can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: The last commit that has the options named here.
+ABLATIONS = "ablations-2026-11"
+
+
+def without_removed(values: Any, removed: Mapping[str, tuple[Any, ...]]) -> Any:
+    """``values`` of a config without its ``removed`` keys, each with the values it may have had.
+
+    Raises
+    ------
+    ValueError
+        A removed key has another value.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    for name, allowed in removed.items():
+        if name in values and values[name] not in allowed:
+            raise ValueError(
+                f"{name} was removed, for it never paid; leave it out (the git tag {ABLATIONS} "
+                "keeps it)"
+            )
+    return {name: value for name, value in values.items() if name not in removed}
