@@ -24,6 +24,7 @@ from tscompress.calibration import (
     Moment,
     calibration_batches,
     collect_moments,
+    seasonal_share,
 )
 from tscompress.corpus import FloatArray
 from tscompress.data import guarded
@@ -381,6 +382,7 @@ def _compress_loaded_(
         if series is not None and recipe.calibration.source in OWN_SOURCES:
             record["source"] = "given series"
         record["series"] = sum(len(batch.context) for batch in batches)
+        record["seasonal_share"] = seasonal_share(batches)
     original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":
         recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})

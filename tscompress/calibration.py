@@ -26,6 +26,7 @@ from tscompress.data import (
 )
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel
+from tscompress.seasonality import has_season
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"
@@ -187,6 +188,12 @@ def calibration_batches(
             chunk = [_Drawn(window) for window in _related(rng, [one.window for one in chunk])]
         batches.append(_batch([(one, *split(one)) for one in chunk], grouped))
     return batches
+
+
+def seasonal_share(batches: Sequence[CalibrationBatch]) -> float:
+    """Share of the contexts that hold a season, see :func:`~tscompress.seasonality.has_season`."""
+    found = [has_season(row) for batch in batches for row in batch.context.cpu().numpy()]
+    return sum(found) / max(len(found), 1)
 
 
 def _trim(series: FloatArray) -> FloatArray:

@@ -27,6 +27,7 @@ from tscompress.console import (
     refuse,
     say,
     say_memory,
+    say_note,
     show,
     training_progress,
     write_what_can_be,
@@ -400,6 +401,7 @@ def compress(
             on_progress=advance,
         )
     assert compressed.plan is not None
+    say_note(compressed.note)
     summary = compressed.plan.summary()
     if work is None:  # an edited plan is tried out, to see whether it fits
         show(as_json, compressed.plan.model_dump(mode="json"), summary)

@@ -124,6 +124,12 @@ def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
         typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
 
 
+def say_note(note: str | None) -> None:
+    """What whoever runs the command should know, if anything, beside its output."""
+    if note is not None:
+        typer.echo(f"note: {note}", err=True)
+
+
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 

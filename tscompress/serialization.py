@@ -21,6 +21,7 @@ from tscompress.plan import Plan
 from tscompress.provenance import hashes, write_provenance
 from tscompress.recipe import Recipe
 from tscompress.recovery import RecoveryResult
+from tscompress.seasonality import season_note
 
 RECIPE_FILE = "recipe.yaml"
 RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
@@ -33,6 +34,12 @@ class CompressedModel(LoadedModel):
     recipe: Recipe | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
     recovery: RecoveryResult | None = None
+
+    @property
+    def note(self) -> str | None:
+        """What the calibration series lack, if anything, in one line."""
+        record = self.calibration
+        return season_note(record.get("seasonal_share"), record.get("series", 0))
 
 
 def save(
