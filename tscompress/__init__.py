@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tscompress.measurements import CardScores
     from tscompress.plan import Plan
     from tscompress.pretraining import PretrainRecipe, pretrain
+    from tscompress.probing.measure import probe
+    from tscompress.probing.results import ProbeComparison, ProbeResult
+    from tscompress.probing.tasks import ProbeTask
     from tscompress.profiling import profile
     from tscompress.rank_profile import RankProfile
     from tscompress.recipe import Recipe, load_recipe
@@ -63,6 +66,10 @@ _HOME = {
     "Plan": "plan",
     "PretrainRecipe": "pretraining",
     "pretrain": "pretraining",
+    "probe": "probing.measure",
+    "ProbeComparison": "probing.results",
+    "ProbeResult": "probing.results",
+    "ProbeTask": "probing.tasks",
     "RankProfile": "rank_profile",
     "profile": "profiling",
     "Recipe": "recipe",
@@ -91,6 +98,9 @@ __all__ = [
     "LowRankLinear",
     "Plan",
     "PretrainRecipe",
+    "ProbeComparison",
+    "ProbeResult",
+    "ProbeTask",
     "PushResult",
     "RankProfile",
     "Recipe",
@@ -108,6 +118,7 @@ __all__ = [
     "load",
     "load_recipe",
     "pretrain",
+    "probe",
     "profile",
     "push",
     "read_series",

@@ -1,0 +1,232 @@
+"""A model is given the tasks: forecasts, their losses, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from chronos import BaseChronosPipeline, ForecastType
+
+from tscompress.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation import QUANTILE_LEVELS, Quantiles, predict
+from tscompress.fidelity import calibration
+from tscompress.loading import LoadedModel, load
+from tscompress.probing.processes import Array
+from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
+from tscompress.probing.tasks import (
+    Drawn,
+    ProbeTask,
+    choose_tasks,
+    load_tasks,
+    seasonal_naive,
+)
+
+_LEVELS = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
+_MEDIAN = QUANTILE_LEVELS.index(0.5)
+_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
+
+OnTask = Callable[[TaskScore, int, int], None]
+
+
+def probe(
+    model: str | Path | LoadedModel | BaseChronosPipeline,
+    tasks: Sequence[str] | Sequence[ProbeTask] | None = None,
+    *,
+    tasks_file: str | Path | None = None,
+    num_series: int | None = None,
+    num_samples: int | None = None,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    seed: int = 0,
+    name: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    on_task: OnTask = lambda score, done, total: None,
+) -> ProbeResult:
+    """Skill of a model at tasks whose best possible forecast is known.
+
+    Nothing is cached: it takes seconds for a tiny Chronos-Bolt.
+
+    Parameters
+    ----------
+    model
+        As for :func:`tscompress.load`, a model already loaded, or a Chronos pipeline.
+    tasks
+        Names, groups or shell patterns, such as ``"seasons"`` or ``"period-7*"``; or tasks of your
+        own. None: all of them, or those of ``tasks_file``.
+    tasks_file
+        YAML with tasks of your own, which ``tasks`` may then name too.
+    num_series
+        Of each task, instead of its own number.
+    num_samples, batch_size
+        See :func:`tscompress.evaluation.forecast`.
+    seed
+        Of the series and of the sample paths of Chronos-T5.
+    name
+        Of the model in the result.
+    on_task
+        Called with each score, tasks done and tasks in all.
+
+    Returns
+    -------
+    ProbeResult
+        Each of its ``tasks`` has a skill with an interval; ``skills()`` is task to skill,
+        ``groups()`` and ``overall()`` are means; ``against(original)`` says what was kept.
+
+    Raises
+    ------
+    UsageError
+        There is no such task, a file of tasks is wrong, or a model forecasts too few steps.
+    UnsupportedModelError
+        The model does not forecast.
+    DataError
+        A forecast is not finite.
+    """
+    chosen = _chosen(tasks, tasks_file, num_series)
+    pipeline, name = _forecaster(model, name, revision, device)
+    draws = pipeline.forecast_type == ForecastType.SAMPLES
+    scores = []
+    for task in chosen:
+        drawn = task.draw(seed)
+        quantiles = _forecast(pipeline, task, drawn, seed, batch_size, num_samples, name)
+        scores.append(score_task(task, drawn, quantiles))
+        on_task(scores[-1], len(scores), len(chosen))
+    paths = None
+    if draws:
+        own: Any = pipeline.inner_model
+        paths = num_samples or int(own.config.chronos_config["num_samples"])
+    return ProbeResult(model=name, seed=seed, num_samples=paths, tasks=tuple(scores))
+
+
+def _chosen(
+    tasks: Sequence[str] | Sequence[ProbeTask] | None,
+    tasks_file: str | Path | None,
+    num_series: int | None,
+) -> tuple[ProbeTask, ...]:
+    if isinstance(tasks, str):
+        raise UsageError(f"tasks is {tasks!r}; give a list of names.")
+    if num_series is not None and num_series < 1:
+        raise UsageError(f"num_series is {num_series}; it must be at least 1.")
+    given: list[str | ProbeTask] = list(tasks or ())
+    own = [task for task in given if isinstance(task, ProbeTask)]
+    # Tasks that were given are chosen; those of a file only if nothing else is, or by name.
+    names = None
+    if tasks is not None:
+        names = [task.name if isinstance(task, ProbeTask) else task for task in given]
+    if tasks_file is not None:
+        own += load_tasks(tasks_file)
+    chosen = choose_tasks(names, own)
+    if not chosen:
+        raise UsageError("no task is chosen; leave tasks out for all of them.")
+    if num_series is None:
+        return chosen
+    return tuple(task.model_copy(update={"num_series": num_series}) for task in chosen)
+
+
+def _forecaster(
+    model: str | Path | LoadedModel | BaseChronosPipeline,
+    name: str | None,
+    revision: str | None,
+    device: str,
+) -> tuple[BaseChronosPipeline, str]:
+    if isinstance(model, BaseChronosPipeline):
+        return model, name or type(model).__name__
+    if not isinstance(model, LoadedModel):
+        model = load(model, revision=revision, device=device, dtype=torch.float32)
+    return model.forecaster, name or model.name
+
+
+def _forecast(
+    pipeline: BaseChronosPipeline,
+    task: ProbeTask,
+    drawn: Drawn,
+    seed: int,
+    batch_size: BatchSize,
+    num_samples: int | None,
+    name: str,
+) -> Quantiles:
+    """Quantiles 0.1 … 0.9 of a task's series, ``[N, 9, H]``.
+
+    Raises
+    ------
+    UsageError
+        The pipeline returns fewer steps than asked for.
+    DataError
+        A forecast is not finite.
+    """
+    values = predict(
+        pipeline,
+        list(drawn.context),
+        task.horizon,
+        seed,
+        batch_size,
+        num_samples=num_samples,
+        stream=task.name,
+    )
+    if values.shape[-1] < task.horizon:
+        raise UsageError(
+            f"{name!r} forecasts {values.shape[-1]} steps, and the task {task.name!r} asks for "
+            f"{task.horizon}; choose other tasks."
+        )
+    if pipeline.forecast_type == ForecastType.SAMPLES:
+        # Not gluonts' way: of an even number of paths it takes the upper of the middle two.
+        values = np.quantile(values, QUANTILE_LEVELS, axis=1).swapaxes(0, 1)
+    if not np.isfinite(values).all():
+        raise DataError(
+            f"{name!r} forecasts NaN or infinity at the task {task.name!r}; check the checkpoint, "
+            "or its dtype."
+        )
+    return np.asarray(values, dtype=np.float64)
+
+
+def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore:
+    """Skill of one model's quantiles ``[N, 9, H]`` at a task."""
+    naive = seasonal_naive(drawn.context, task.season_length, task.horizon)
+    constant = np.broadcast_to(drawn.constant[:, None], drawn.label.shape)
+    losses = Losses(
+        model=_losses(task, quantiles, drawn.label),
+        best=_losses(task, drawn.best, drawn.label),
+        constant=_losses(task, _certain(constant), drawn.label),
+        seasonal_naive=_losses(task, _certain(naive), drawn.label),
+    )
+    found = calibration(quantiles, drawn.label)
+    return TaskScore(
+        task=task,
+        skill=estimate(losses.skill(), losses.resampled(task.name)),
+        seasonal_naive=losses.skill("seasonal_naive"),
+        coverage=found.coverage if task.process.noisy else None,
+        crossing_rate=found.crossing_rate,
+        losses=losses,
+        example=_example(task, drawn, quantiles),
+    )
+
+
+def _certain(point: Array) -> Quantiles:
+    """A point forecast ``[N, H]`` as quantiles ``[N, 9, H]``."""
+    return np.repeat(point[:, None], len(QUANTILE_LEVELS), axis=1)
+
+
+def _losses(task: ProbeTask, quantiles: Quantiles, label: Array) -> tuple[float, ...]:
+    """Mean over the steps of the absolute error of the median, or of twice the pinball loss."""
+    error = label[:, None] - quantiles  # [N, 9, H]
+    if task.by_quantiles:  # of a point forecast this is its absolute error
+        loss = 2 * np.maximum(_LEVELS * error, (_LEVELS - 1) * error).mean(axis=1)
+    else:
+        loss = np.abs(error[:, _MEDIAN])
+    return tuple(loss.mean(axis=1).tolist())
+
+
+def _example(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> Example:
+    """The first series: they are all alike, and nobody chose it."""
+    tail = max(2 * task.season_length, 2 * task.horizon, 24)
+    low, median, high = (tuple(map(float, row)) for row in quantiles[0, _BAND])
+    context = drawn.context[0, -tail:]
+    return Example(
+        context=tuple(float(x) if np.isfinite(x) else None for x in context),
+        label=tuple(map(float, drawn.label[0])),
+        best=tuple(map(float, drawn.best[0, _MEDIAN])),
+        forecast=(low, median, high),
+    )

@@ -1,0 +1,423 @@
+"""Skill of a model at each task, how sure it is, and what a compressed model kept of it.
+
+skill = (loss of the best constant − loss of the model) / (loss of the best constant − best loss)
+
+is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
+Loss is the mean absolute error of the median, or of all quantiles where a task says so. Series are
+resampled for 95 % intervals, the same ones for all models (see :mod:`tscompress.statistics`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation import results_json
+from tscompress.examples import Band, Known
+from tscompress.files import write_text_atomically
+from tscompress.probing.tasks import ProbeTask
+from tscompress.readers import UnreadableFileError, read_json
+
+Array = npt.NDArray[np.float64]
+
+#: With no more skill than this a model cannot do a task, and nothing of it can be lost.
+ABLE = 0.1
+#: Of a task's skill that is kept, at least, where nothing is called lost.
+_KEPT = 0.95
+#: Where a model's skill is less, means count it as this: one task gone wrong is not all.
+FLOOR = -1.0
+RESAMPLES = 1000
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_NAMED = 4
+
+
+class Estimate(BaseModel):
+    """A value and its 95 % interval; None where a single series cannot tell."""
+
+    model_config = _STRICT
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.value:.2f}{interval}"
+
+
+class Losses(BaseModel):
+    """Loss of each series, as columns of ``[N]`` numbers, each a mean over the steps."""
+
+    model_config = _STRICT
+
+    model: tuple[float, ...]
+    best: tuple[float, ...]
+    constant: tuple[float, ...]
+    seasonal_naive: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _same_lengths(self) -> Losses:
+        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        if len(set(lengths.values())) > 1 or not self.model:
+            raise ValueError(f"the columns are empty or differ in length: {lengths}")
+        return self
+
+    def skill(self, of: Literal["model", "seasonal_naive"] = "model") -> float:
+        """Of all series together."""
+        return float(_skill(*(np.array([getattr(self, name)]) for name in _columns(of)))[0])
+
+    def resampled(self, name: str) -> Array:
+        """Skill of the model on resampled series, ``[RESAMPLES]``.
+
+        The same series for each model, chosen by the name of the task; n − 1 of n, as
+        :mod:`tscompress.statistics` explains.
+        """
+        count = len(self.model)
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        picks = rng.integers(count, size=(RESAMPLES, max(1, count - 1)))
+        return _skill(*(np.array(getattr(self, column))[picks] for column in _columns("model")))
+
+
+def _columns(of: str) -> tuple[str, str, str]:
+    return of, "best", "constant"
+
+
+def _skill(losses: Array, best: Array, constant: Array) -> Array:
+    """Of rows of series, ``[..., N]``; NaN where the best constant is a perfect forecast."""
+    losses, best, constant = (column.sum(axis=-1) for column in (losses, best, constant))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(constant > best, (constant - losses) / (constant - best), np.nan)
+
+
+def estimate(value: float, draws: Array) -> Estimate:
+    """With the middle 95 % of the draws, if all of them are finite and differ."""
+    if not np.isfinite(draws).all() or draws.min() == draws.max() != value:
+        return Estimate(value=value)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return Estimate(value=value, low=float(low), high=float(high))
+
+
+class Example(BaseModel):
+    """The first series of a task and its forecast, to look at."""
+
+    model_config = _STRICT
+
+    context: Known
+    label: Known
+    best: tuple[float, ...]
+    """Median of the best possible forecast."""
+    forecast: Band
+
+
+class TaskScore(BaseModel):
+    """One model at one task."""
+
+    model_config = _STRICT
+
+    task: ProbeTask
+    skill: Estimate
+    seasonal_naive: float
+    """Its skill."""
+    coverage: float | None
+    """Share of outcomes from the quantile 0.1 to 0.9, best 0.8; None without noise."""
+    crossing_rate: float
+    """Share of neighbouring quantiles of which the higher level has the lower value."""
+    losses: Losses
+    example: Example
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def draws(self) -> Array:
+        """Skill on resampled series, ``[RESAMPLES]``."""
+        return self.losses.resampled(self.name)
+
+
+class ProbeResult(BaseModel):
+    """Skill of one model at each task."""
+
+    model_config = _STRICT
+
+    model: str
+    seed: int
+    num_samples: int | None = None
+    """Sample paths of a Chronos-T5; None for the others."""
+    tasks: tuple[TaskScore, ...]
+
+    def skills(self) -> dict[str, float]:
+        """ProbeTask to skill."""
+        return {score.name: score.skill.value for score in self.tasks}
+
+    def groups(self) -> dict[str, Estimate]:
+        """Group to the mean skill of its tasks, none of them counted below :data:`FLOOR`."""
+        return {group: _mean([scores]) for group, scores in _by_group(self.tasks).items()}
+
+    def overall(self) -> Estimate:
+        """Mean over the groups, each counted once."""
+        return _mean(list(_by_group(self.tasks).values()))
+
+    def against(self, original: ProbeResult) -> ProbeComparison:
+        """What this model kept of the original's skill.
+
+        Raises
+        ------
+        UsageError
+            The two were not given the same series.
+        """
+        return compare_probes(self, original)
+
+    def summary(self) -> dict[str, Any]:
+        """Overall and group skills as plain data, without the tasks."""
+        groups = {name: found.model_dump() for name, found in self.groups().items()}
+        return {"model": self.model, "overall": self.overall().model_dump(), "groups": groups}
+
+    def to_dict(self, *, series: bool = True) -> dict[str, Any]:
+        """Plain data, for JSON; with ``series`` :meth:`from_dict` reads it back.
+
+        Parameters
+        ----------
+        series
+            With the loss of each series and the examples, which is most of the data.
+        """
+        left_out = None if series else {"tasks": {"__all__": {"losses", "example"}}}
+        return self.model_dump(mode="json", exclude=left_out)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON; the file is replaced in one step or not at all."""
+        write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ProbeResult:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises
+        ------
+        DataError
+            A key is missing, unknown or of the wrong type.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise DataError(f"not the result of a probe: {' '.join(str(error).split())}.") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProbeResult:
+        """Read what :meth:`save` or ``tscompress probe --output`` wrote; DataError otherwise."""
+        return load_probes(path)[0]
+
+
+def load_probes(path: str | Path) -> tuple[ProbeResult, ...]:
+    """The result in a file and, where there is one, that of the original.
+
+    Raises
+    ------
+    DataError
+        There is no such file, or it holds something else.
+    """
+    try:
+        content = read_json(Path(path))
+    except (OSError, UnreadableFileError) as error:
+        raise DataError(f"{str(path)!r} holds no result of a probe: {error}.") from None
+    if not isinstance(content, dict) or "result" not in content:
+        raise DataError(f"{str(path)!r} is not what `tscompress probe --output` writes.")
+    found = [content[key] for key in ("result", "against") if content.get(key) is not None]
+    return tuple(ProbeResult.from_dict(one) for one in found)
+
+
+def _by_group(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:
+    found: dict[str, list[TaskScore]] = {}
+    for score in scores:
+        found.setdefault(score.task.group, []).append(score)
+    return found
+
+
+def _mean(groups: Sequence[Sequence[TaskScore]]) -> Estimate:
+    """Mean over groups of the mean over their tasks."""
+    value = np.mean([np.mean([max(FLOOR, s.skill.value) for s in scores]) for scores in groups])
+    return estimate(float(value), _mean_draws(groups))
+
+
+def _mean_draws(groups: Sequence[Sequence[TaskScore]]) -> Array:
+    means = [np.mean([np.maximum(FLOOR, s.draws()) for s in scores], axis=0) for scores in groups]
+    return np.asarray(np.mean(means, axis=0))
+
+
+# --------------------------------------------------------------------------------------------------
+# Two models
+# --------------------------------------------------------------------------------------------------
+
+
+class TaskChange(BaseModel):
+    """What became of the skill at one task."""
+
+    model_config = _STRICT
+
+    name: str
+    group: str
+    original: float
+    compressed: float
+    kept: Estimate | None
+    """Compressed / original; None where the original cannot do the task."""
+    change: Literal["kept", "lost", "gained", "absent"]
+    """``absent``: the original cannot do it, nor can the compressed model."""
+
+
+class GroupChange(BaseModel):
+    """What became of the skill at the tasks of a group that the original can do."""
+
+    model_config = _STRICT
+
+    group: str
+    able: int
+    """Tasks that the original can do."""
+    tasks: int
+    original: float | None
+    compressed: float | None
+    """Mean skill at those; None without any."""
+    kept: Estimate | None
+
+
+class ProbeComparison(BaseModel):
+    """A compressed model beside its original."""
+
+    model_config = _STRICT
+
+    compressed: str
+    original: str
+    kept: Estimate | None
+    """Of the original's mean skill, at the tasks that it can do; each group counts once."""
+    groups: tuple[GroupChange, ...]
+    tasks: tuple[TaskChange, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**self.model_dump(mode="json"), "lines": self.lines()}
+
+    def lines(self) -> list[str]:
+        """In words: what is kept, what was lost, and what could not be lost."""
+        found = [self._overall()]
+        for group in self.groups:
+            lost = [
+                task for task in self.tasks if (task.group, task.change) == (group.group, "lost")
+            ]
+            if lost and group.kept is not None:
+                lost.sort(key=lambda task: task.compressed - task.original)
+                names = _listed([f"{t.name} ({t.original:.2f} → {t.compressed:.2f})" for t in lost])
+                found.append(f"lost in {group.group}, {_percent(group.kept)} kept: {names}.")
+        if gained := self._changed("gained"):
+            found.append(f"gained: {_listed([task.name for task in gained])}.")
+        if absent := self._changed("absent"):
+            found.append(
+                f"never had: {_listed([task.name for task in absent])}; the original has skill "
+                f"{ABLE:g} or less there, of which a cut can cost nothing."
+            )
+        return found
+
+    def _changed(self, change: str) -> list[TaskChange]:
+        return [task for task in self.tasks if task.change == change]
+
+    def _overall(self) -> str:
+        able = sum(group.able for group in self.groups)
+        if self.kept is None:
+            return f"{self.original} can do none of the {len(self.tasks)} tasks: nothing to lose."
+        lost = len(self._changed("lost"))
+        return (
+            f"{self.compressed} keeps {_percent(self.kept)} of the skill of {self.original} at the "
+            f"{able} of {len(self.tasks)} tasks that it can do; "
+            + (f"{lost} of them got worse." if lost else "none of them got worse.")
+        )
+
+
+def _percent(share: Estimate) -> str:
+    interval = "" if share.low is None else f" ({share.low:.0%} to {share.high:.0%})"
+    return f"{share.value:.0%}{interval}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first few by name, the others by number."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeComparison:
+    """ProbeTask by task; see :meth:`ProbeResult.against`.
+
+    Raises
+    ------
+    UsageError
+        The two were not given the same series.
+    """
+    if [s.task for s in compressed.tasks] != [s.task for s in original.tasks] or (
+        compressed.seed != original.seed
+    ):
+        raise UsageError(
+            f"{compressed.model!r} and {original.model!r} were given different tasks or seeds; "
+            "probe both alike."
+        )
+    pairs = list(zip(compressed.tasks, original.tasks, strict=True))
+    able = [(ours, theirs) for ours, theirs in pairs if theirs.skill.value > ABLE]
+    names = list(_by_group(original.tasks))
+    kept = _kept([[pair for pair in able if pair[1].task.group == name] for name in names])
+    return ProbeComparison(
+        compressed=compressed.model,
+        original=original.model,
+        kept=kept,
+        groups=tuple(_group_change(name, pairs, able) for name in names),
+        tasks=tuple(_task_change(*pair) for pair in pairs),
+    )
+
+
+Pair = tuple[TaskScore, TaskScore]
+
+
+def _kept(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
+    """Ratio of mean skills, compressed to original; None if the groups are empty."""
+    ours, theirs = ([[pair[i] for pair in group] for group in groups if group] for i in (0, 1))
+    if not theirs:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        draws = _mean_draws(ours) / _mean_draws(theirs)
+    return estimate(_mean(ours).value / _mean(theirs).value, draws)
+
+
+def _group_change(name: str, pairs: Sequence[Pair], able: Sequence[Pair]) -> GroupChange:
+    members = [pair for pair in able if pair[1].task.group == name]
+    ours, theirs = ([pair[i] for pair in members] for i in (0, 1))
+    return GroupChange(
+        group=name,
+        able=len(members),
+        tasks=sum(theirs.task.group == name for _, theirs in pairs),
+        original=_mean([theirs]).value if members else None,
+        compressed=_mean([ours]).value if members else None,
+        kept=_kept([members]),
+    )
+
+
+def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
+    after, before = ours.skill.value, theirs.skill.value
+    differences = ours.draws() - theirs.draws()
+    surely = estimate(after - before, differences)
+    kept = _kept([[(ours, theirs)]]) if before > ABLE else None
+    change: Literal["kept", "lost", "gained", "absent"]
+    if kept is None:
+        more = after > ABLE and (surely.low is None or surely.low > 0)
+        change = "gained" if more else "absent"
+    else:
+        less = kept.value < _KEPT and (surely.high is None or surely.high < 0)
+        change = "lost" if less else "kept"
+    return TaskChange(
+        name=ours.name,
+        group=ours.task.group,
+        original=before,
+        compressed=after,
+        kept=kept,
+        change=change,
+    )
