@@ -327,7 +327,7 @@ def test_calibration_refuses_them_too(checkpoints: dict[str, Path], tmp_path: Pa
 
 def test_no_training_collection_is_an_evaluation_dataset() -> None:
     names = evaluation_dataset_names()
-    for name, (file, _, _) in TRAINING_COLLECTIONS.items():
+    for name, (file, *_) in TRAINING_COLLECTIONS.items():
         assert not {name.lower(), Path(file).stem.lower()} & names
 
 

