@@ -15,6 +15,7 @@ from tscompress.corpus import (
     SyntheticCorpus,
     count_series,
     kernel_compositions,
+    seasonal_series,
     stochastic_series,
     structural_series,
 )
@@ -75,6 +76,29 @@ def test_families_draw_lively_finite_series(family: Any) -> None:
     assert len(np.unique(series.round(3), axis=0)) > 380
 
 
+@pytest.mark.parametrize("length", [16, 64, 200])
+def test_repeated_patterns_repeat(length: int) -> None:
+    """Within noise and trend: differences one period apart are small for most of them."""
+    config = CorpusConfig(seasonal_periods=(7,), seasonal_extras=False)
+    series = seasonal_series(np.random.default_rng(0), 400, length, config)
+    assert series.shape == (400, length)
+    assert series.dtype == np.float32
+    # Trends are lines or damped lines: second differences a period apart take out the former.
+    twice = series[:, 14:] - 2 * series[:, 7:-7] + series[:, :-14]
+    share = np.abs(twice).mean(axis=1) / np.abs(np.diff(series)).mean(axis=1)
+    assert np.median(share) < 0.25
+    assert (share < 1e-2).mean() > 0.1  # some have no noise at all
+
+
+def test_repeated_patterns_are_shown_twice() -> None:
+    """A period that does not fit twice is not drawn where another is."""
+    rng = np.random.default_rng(0)
+    config = CorpusConfig(seasonal_periods=(4, 48), seasonal_extras=False)
+    series = seasonal_series(rng, 300, 60, config)
+    apart = np.abs(series[:, 8:] - 2 * series[:, 4:-4] + series[:, :-8]).mean(axis=1)
+    assert (apart < np.abs(np.diff(series)).mean(axis=1)).mean() > 0.95
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -83,6 +107,9 @@ def test_families_draw_lively_finite_series(family: Any) -> None:
         ("stochastic_weight", 2.0),
         ("count_weight", 2.0),
         ("real_weight", 2.0),
+        ("seasonal_weight", 2.0),
+        ("seasonal_periods", (7,)),
+        ("seasonal_extras", False),
         ("noise_scale", 0.1),
         ("seasonal_share", 0.0),
         ("longest_period", 0.1),
@@ -91,8 +118,9 @@ def test_families_draw_lively_finite_series(family: Any) -> None:
         ("outlier_probability", 0.9),
     ],
 )
-def test_every_field_changes_the_draw(field: str, value: float) -> None:
-    assert not same(draw(), draw(**{field: value}))
+def test_every_field_changes_the_draw(field: str, value: Any) -> None:
+    some = {"seasonal_weight": 0.5}  # or their options change nothing
+    assert not same(draw(**some), draw(**(some | {field: value})))
 
 
 def test_the_table_above_has_every_field() -> None:
@@ -111,7 +139,7 @@ def test_the_table_above_has_every_field() -> None:
 )
 def test_a_single_weight_draws_that_family_only(field: str, family: Any) -> None:
     rng = np.random.default_rng(3)
-    rng.multinomial(16, [0.2] * 5)  # the corpus draws the mixture first
+    rng.multinomial(16, [1 / 6] * 6)  # the corpus draws the mixture first
     alone = draw(seed=3, count=16, **(PLAIN | {field: 1}))
     expected = family(np.random.default_rng(3), 16, 96)
     assert alone.shape == expected.shape
