@@ -718,7 +718,7 @@ def _hash_block(windows: SeriesArray) -> HashArray:
     # percents; the odd offset keeps those clear of the edge, on which rounding noise would decide.
     pattern = np.floor(100 * windows[usable] / largest[usable] + 0.381966).astype(np.int16)
     bends = np.diff(pattern, axis=1)
-    pattern = pattern[(_distinct(pattern) >= 5) & (_distinct(bends) >= windows.shape[1] // 2)]
+    pattern = pattern[(_distinct(pattern) >= 6) & (_distinct(bends) >= windows.shape[1] // 2)]
     # A random linear map modulo 2^64, the same in every process.
     factors = np.random.default_rng(0).integers(1, 2**63, size=windows.shape[1], dtype=np.uint64)
     hashes: HashArray = (pattern.astype(np.uint64) * factors).sum(axis=1, dtype=np.uint64)
