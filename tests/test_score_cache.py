@@ -261,8 +261,8 @@ def test_other_versions_are_missed(
 def test_other_code_is_missed(bolt: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bolt.run()
     package = tmp_path / "package"
-    shutil.copytree(Path(score_cache.__file__).parent, package, ignore=lambda *_: {"reference"})
-    monkeypatch.setattr(score_cache, "__file__", str(package / "score_cache.py"))
+    shutil.copytree(score_cache._PACKAGE, package, ignore=lambda *_: {"reference"})
+    monkeypatch.setattr(score_cache, "_PACKAGE", package)
     assert bolt.forecasts_of() == 0
     with (package / "evaluation.py").open("a") as stream:
         stream.write("# another metric\n")

@@ -29,7 +29,8 @@ from tscompress.suites import EvaluationDataset
 
 _FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
-#: The modules that forecast and score; of a development version they change without a number.
+_PACKAGE = Path(__file__).resolve().parent
+#: What forecasts and scores; in a development version it changes without a number.
 _CODE = ("batching", "evaluation", "heads", "low_rank", "suites")
 #: Where a model was read from or written by, not what it says.
 _NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
@@ -149,11 +150,13 @@ def dataset_digest(dataset: EvaluationDataset) -> str:
     return digest.hexdigest()
 
 
-def code_digest(modules: Sequence[str] = _CODE) -> str:
-    """SHA-256 of the source of modules, by default of those that forecast and score."""
+def code_digest(parts: Sequence[str] = _CODE) -> str:
+    """SHA-256 of the source of modules and folders, by default of those that forecast and score."""
     digest = hashlib.sha256()
-    for name in modules:
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    for part in parts:
+        for path in sorted([*_PACKAGE.glob(f"{part}.py"), *_PACKAGE.glob(f"{part}/**/*.py")]):
+            digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

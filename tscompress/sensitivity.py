@@ -51,7 +51,7 @@ from tscompress.score_cache import code_digest, versions
 from tscompress.width import projected, stream_bases
 
 SENSITIVITY_VERSION: Literal[1] = 1
-#: The modules that fold and measure; of a development version they change without a number.
+#: What folds and measures; in a development version it changes without a number.
 _CODE = (
     "calibration", "folding", "heads", "layerwise", "linalg", "planning", "sensitivity", "width",
 )  # fmt: skip

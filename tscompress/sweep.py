@@ -111,8 +111,7 @@ ORIGINAL = "original"
 COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_bytes": "memory"}
 #: Time depends on these; the rest of a workload only says how often it is measured.
 _REPETITION = {"repeats", "warmup"}
-#: The modules that compress, recover and measure; of a development version they change without a
-#: number.
+#: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
     "api", "architectures", "batching", "budgets", "calibration", "candidates", "corpus", "costs",
     "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
