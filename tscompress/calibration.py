@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from tscompress.architectures import Architecture
+from tscompress.architecture import Architecture
 from tscompress.corpus import FloatArray, SyntheticCorpus
 from tscompress.data import (
     TRAINING_COLLECTIONS,

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from tscompress.architectures import FAMILIES, Architecture, BlockKind, describe
+from tscompress.architecture import Architecture, BlockKind
+from tscompress.architectures import FAMILIES, describe
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.factored import has_own_head
 from tscompress.latency import Workload

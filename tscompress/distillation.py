@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tscompress.architectures import STACKS
+from tscompress.architecture import STACKS
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
 

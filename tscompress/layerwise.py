@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tscompress.architectures import STACKS, AttentionBlock, FeedForward
+from tscompress.architecture import STACKS, AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.heads import CACHE_NAMES
 from tscompress.linalg import least_squares

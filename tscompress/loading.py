@@ -27,7 +27,8 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.architectures import FAMILIES, Architecture, describe, family_of
+from tscompress.architecture import Architecture
+from tscompress.architectures import FAMILIES, describe, family_of
 from tscompress.configs import check_config, check_generation
 from tscompress.errors import (
     CorruptCheckpointError,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tscompress.architectures import BlockKind
+from tscompress.architecture import BlockKind
 from tscompress.errors import PlanError
 from tscompress.files import write_text_atomically
 from tscompress.readers import UnreadableFileError, first_problem

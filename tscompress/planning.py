@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.architectures import Architecture, AttentionBlock
+from tscompress.architecture import Architecture, AttentionBlock
 from tscompress.calibration import Moment
 from tscompress.errors import FactorizationError, PlanError
 from tscompress.linalg import (

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tscompress.architectures import FAMILIES, Architecture, AttentionBlock, FeedForward
+from tscompress.architecture import Architecture, AttentionBlock, FeedForward
+from tscompress.architectures import FAMILIES
 from tscompress.calibration import (
     MIXED,
     OWN_SOURCES,

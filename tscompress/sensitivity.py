@@ -25,7 +25,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from tscompress.architectures import STACKS
+from tscompress.architecture import STACKS
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.files import cache_directory, write_text_atomically

@@ -14,7 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from tscompress.architectures import STACKS, describe
+from tscompress.architecture import STACKS
+from tscompress.architectures import describe
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,

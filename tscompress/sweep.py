@@ -113,7 +113,8 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "architectures", "batching", "budgets", "calibration", "candidates", "corpus", "costs",
+    "api", "architecture", "architectures", "batching", "budgets", "calibration", "candidates",
+    "corpus", "costs",
     "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
     "linalg", "loading", "low_rank", "optimizers", "plan", "planning", "rank_profile", "recipe",
     "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "streams",

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.architectures import STACKS
+from tscompress.architecture import STACKS
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.factored import UNTIED, has_own_head
