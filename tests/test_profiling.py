@@ -16,9 +16,10 @@ from transformers import BertConfig, BertModel, T5Config, T5Model
 
 from tscompress.calibration import CalibrationConfig
 from tscompress.errors import UsageError
-from tscompress.figures import (
-    ComparisonRow,
-    comparison_figure,
+from tscompress.figures import ComparisonRow, comparison_figure
+from tscompress.loading import LoadedModel, load
+from tscompress.planning import EpsilonSchedule, RankSchedule, make_plan
+from tscompress.profile_figures import (
     embedding_figure,
     flow_of_ranks_figure,
     per_head_figure,
@@ -26,8 +27,6 @@ from tscompress.figures import (
     spectrum_figure,
     weight_rank_figure,
 )
-from tscompress.loading import LoadedModel, load
-from tscompress.planning import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.profile_tables import profile_table
 from tscompress.profiling import (
     head_slices,

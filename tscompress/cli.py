@@ -146,8 +146,8 @@ def profile(
     """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
     from tscompress.calibration import CalibrationConfig
     from tscompress.data import read_series
-    from tscompress.figures import save_profile_figures
     from tscompress.files import check_output, new_directory
+    from tscompress.profile_figures import save_profile_figures
     from tscompress.profile_tables import profile_table
     from tscompress.profiling import DEFAULT_EPSILONS
     from tscompress.profiling import profile as measure
