@@ -16,7 +16,7 @@ import torch
 
 from tscompress import latency
 from tscompress.allocator import return_memory
-from tscompress.budgets import parse_budget
+from tscompress.budgets import PlannedSchedule, parse_budget
 from tscompress.calibration import (
     OWN_SOURCES,
     CalibrationBatch,
@@ -58,14 +58,7 @@ from tscompress.planning import (
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
 from tscompress.readers import UnreadableFileError, read_json
-from tscompress.recipe import (
-    SIZES_BESIDE_HEADS,
-    EvaluationConfig,
-    PlannedSchedule,
-    Recipe,
-    load_recipe,
-    validate,
-)
+from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load_recipe, validate
 from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tscompress.errors import UsageError
 
@@ -102,3 +109,43 @@ def _amount_text(amount: int, units: Mapping[str, int]) -> str:
     texts = {unit: f"{Decimal(amount) / size:f}" for unit, size in units.items()}
     exact = [text + unit for unit, text in texts.items() if Decimal(text) * units[unit] == amount]
     return min(exact, key=len)
+
+
+class PlannedSchedule(BaseModel):
+    """Sizes that lose least, as measured, within a budget of the whole model; for ``fold``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["planned"] = "planned"
+    budget: Budget = Field(description="also as text: parameters=0.5, bytes=20MB, wql=1%")
+    layout: Literal["folded", "factored"] = Field(
+        default="folded", description="one size everywhere, a plain config; or sizes by layer"
+    )
+    multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
+    depth: bool = Field(default=False, description="experimental: may drop whole layers")
+    keep_width: bool = Field(
+        default=False, description="with layout folded: d_model stays, as it does in factored"
+    )
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _read_text(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_budget(value)
+        except UsageError as error:
+            raise ValueError(str(error).removesuffix(".")) from None
+
+    @model_validator(mode="after")
+    def _layout_allows(self) -> PlannedSchedule:
+        if self.depth and self.layout == "factored":
+            raise ValueError("depth goes with the folded layout only")
+        if self.keep_width and self.layout == "factored":
+            raise ValueError("the factored layout always keeps the width; leave out keep_width")
+        return self
+
+    @property
+    def may_narrow(self) -> bool:
+        """Whether it may choose another ``d_model``."""
+        return self.layout == "folded" and not self.keep_width

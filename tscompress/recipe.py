@@ -12,13 +12,12 @@ from pydantic import (
     Field,
     PositiveInt,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
-from tscompress.budgets import Budget, parse_budget
+from tscompress.budgets import PlannedSchedule
 from tscompress.calibration import CalibrationConfig
-from tscompress.errors import RecipeError, UsageError
+from tscompress.errors import RecipeError
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
 from tscompress.planning import (
@@ -65,46 +64,6 @@ class ProfileConfig(BaseModel):
     model_config = _STRICT
 
     epsilons: tuple[float, ...] = Field(default=(0.3, 0.1, 0.03, 0.01), min_length=1)
-
-
-class PlannedSchedule(BaseModel):
-    """Sizes that lose least, as measured, within a budget of the whole model; for ``fold``."""
-
-    model_config = _STRICT
-
-    kind: Literal["planned"] = "planned"
-    budget: Budget = Field(description="also as text: parameters=0.5, bytes=20MB, wql=1%")
-    layout: Literal["folded", "factored"] = Field(
-        default="folded", description="one size everywhere, a plain config; or sizes by layer"
-    )
-    multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
-    depth: bool = Field(default=False, description="experimental: may drop whole layers")
-    keep_width: bool = Field(
-        default=False, description="with layout folded: d_model stays, as it does in factored"
-    )
-
-    @field_validator("budget", mode="before")
-    @classmethod
-    def _read_text(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse_budget(value)
-        except UsageError as error:
-            raise ValueError(str(error).removesuffix(".")) from None
-
-    @model_validator(mode="after")
-    def _layout_allows(self) -> PlannedSchedule:
-        if self.depth and self.layout == "factored":
-            raise ValueError("depth goes with the folded layout only")
-        if self.keep_width and self.layout == "factored":
-            raise ValueError("the factored layout always keeps the width; leave out keep_width")
-        return self
-
-    @property
-    def may_narrow(self) -> bool:
-        """Whether it may choose another ``d_model``."""
-        return self.layout == "folded" and not self.keep_width
 
 
 AnySchedule = Annotated[

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tscompress.architecture import STACKS
 from tscompress.architectures import describe
+from tscompress.budgets import PlannedSchedule
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,
@@ -34,7 +35,6 @@ from tscompress.linalg import even_picks
 from tscompress.loading import LoadedModel, build_empty, load
 from tscompress.plan import Plan
 from tscompress.planning import fold_plan
-from tscompress.recipe import PlannedSchedule
 from tscompress.sensitivity import (
     DEFAULT_WIDTHS,
     PartKind,
