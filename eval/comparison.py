@@ -43,7 +43,7 @@ import tscompress
 from tscompress.api import score
 from tscompress.calibration import SYNTHETIC, CalibrationConfig
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.latency import bench
 from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.recipe import EvaluationConfig

@@ -28,7 +28,7 @@ import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.latency import Workload, bench
 from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.planning import fold_plan

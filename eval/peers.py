@@ -70,7 +70,7 @@ from tscompress.calibration import (
     drawn_continuations,
 )
 from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.latency import Workload, bench, forecast, synthetic_batch
 from tscompress.layerwise import small_batches
 from tscompress.loading import LoadedModel, cast_parameters_, load

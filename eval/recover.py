@@ -39,7 +39,7 @@ from tscompress.api import score
 from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.data import TRAINING_COLLECTIONS, training_series
 from tscompress.evaluation import EvaluationResult
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.loading import LoadedModel, load
 from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig

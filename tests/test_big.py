@@ -21,7 +21,7 @@ import tscompress
 from tscompress import factored, hub
 from tscompress.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
-from tscompress.files import sha256_of
+from tscompress.io.files import sha256_of
 from tscompress.loading import LoadedModel, find, load, source_files, weight_files
 from tscompress.memory import compression_memory_bytes
 from tscompress.recipe import Recipe

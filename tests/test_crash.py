@@ -32,7 +32,7 @@ from test_cli import Command, assert_refused, command  # noqa: F401
 from tscompress import cli, factored
 from tscompress.api import compress
 from tscompress.errors import OutputError
-from tscompress.files import check_output, new_directory, write_text_atomically
+from tscompress.io.files import check_output, new_directory, write_text_atomically
 from tscompress.loading import load
 from tscompress.serialization import save
 from tscompress.training import TrainingState, save_training_state

@@ -558,7 +558,7 @@ def test_files_that_the_system_refuses(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return before(path, **options)
 
-    monkeypatch.setattr("tscompress.readers.Path.stat", refuse)
+    monkeypatch.setattr("tscompress.io.untrusted.Path.stat", refuse)
     assert f"{name} may not be read (permission denied)" in str(attempt(lambda: load(copy)))
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from tscompress import latency
-from tscompress.allocator import return_memory
 from tscompress.budgets import PlannedSchedule, parse_budget
 from tscompress.calibration import (
     OWN_SOURCES,
@@ -32,8 +31,10 @@ from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, e
 from tscompress.examples import ForecastExample, typical_example
 from tscompress.factored import PLAN_FILE
 from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
-from tscompress.files import check_output, user_path
 from tscompress.folding import FoldConfig
+from tscompress.io.files import check_output, user_path
+from tscompress.io.freed_memory import return_memory
+from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.loading import (
     PROVENANCE_FILE,
     LoadedModel,
@@ -57,7 +58,6 @@ from tscompress.planning import (
 )
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
-from tscompress.readers import UnreadableFileError, read_json
 from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load_recipe, validate
 from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig

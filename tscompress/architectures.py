@@ -10,7 +10,7 @@ from torch import nn
 
 from tscompress.architecture import STACKS, Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.errors import UnsupportedModelError
-from tscompress.readers import shown
+from tscompress.io.untrusted import shown
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,13 @@ from tscompress.errors import (
     OutputExistsError,
 )
 from tscompress.evaluation import METRICS
-from tscompress.files import sha256_of, user_path, write_text_atomically
+from tscompress.io.files import sha256_of, user_path, write_text_atomically
+from tscompress.io.network import bounded_requests, network_errors
+from tscompress.io.untrusted import (
+    UnreadableFileError,
+    regular_file,
+    single_line,
+)
 from tscompress.loading import (
     REFERENCE_PREFIX,
     weight_files,
@@ -43,12 +49,6 @@ from tscompress.measurements import (
     check_scores_are_of,
     parse_bench,
     scores_of_run,
-)
-from tscompress.network import bounded_requests, network_errors
-from tscompress.readers import (
-    UnreadableFileError,
-    regular_file,
-    single_line,
 )
 from tscompress.records import Made, bare_name, is_local_path, read_made, without_paths
 

@@ -33,7 +33,7 @@ from tscompress.console import (
 )
 from tscompress.errors import OutputError, TscompressError, UsageError
 from tscompress.interrupts import STOPPED, STOPPED_MESSAGE, arrived
-from tscompress.network import check_endpoint
+from tscompress.io.network import check_endpoint
 
 if TYPE_CHECKING:
     from tscompress.evaluation import EvaluationResult
@@ -146,7 +146,7 @@ def profile(
     """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
     from tscompress.calibration import CalibrationConfig
     from tscompress.data import read_series
-    from tscompress.files import check_output, new_directory
+    from tscompress.io.files import check_output, new_directory
     from tscompress.profile_figures import save_profile_figures
     from tscompress.profile_tables import profile_table
     from tscompress.profiling import DEFAULT_EPSILONS
@@ -197,7 +197,7 @@ def sensitivity(
     """
     from tscompress.calibration import MIXED, CalibrationConfig
     from tscompress.data import read_series
-    from tscompress.files import check_output
+    from tscompress.io.files import check_output
     from tscompress.sizing import sensitivities, sensitivity_tables
 
     if output is not None:
@@ -316,7 +316,7 @@ def compress(
     from tscompress.calibration import MIXED, CalibrationConfig
     from tscompress.data import read_series
     from tscompress.factored import shard_bytes
-    from tscompress.files import check_output
+    from tscompress.io.files import check_output
     from tscompress.loading import find
     from tscompress.memory import compression_memory_bytes
     from tscompress.plan import Plan
@@ -490,8 +490,8 @@ def evaluate(
     from tscompress.batching import Processes, parse_batch_size
     from tscompress.evaluation import SEASONAL_NAIVE, evaluation_table, relative
     from tscompress.fidelity import PairedForecasts, fidelity_tables
-    from tscompress.files import check_output
     from tscompress.gift_eval import GiftEvalResults
+    from tscompress.io.files import check_output
     from tscompress.recipe import EvaluationConfig
     from tscompress.score_cache import ScoreCache
     from tscompress.statistics import compare, comparison_tables
@@ -623,7 +623,7 @@ def _evaluate_fev(
     """Of each model and of seasonal naive the summaries that fev makes of its tasks."""
     from tscompress import fev_tasks
     from tscompress.evaluation import SEASONAL_NAIVE
-    from tscompress.files import check_output, new_directory, write_text_atomically
+    from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = path, *(name for name, _ in models)
     if output is not None:
@@ -692,7 +692,7 @@ def _write_scores(
     """
     from tscompress.evaluation import SCORES_FILE, aggregate, results_json
     from tscompress.figures import DPI, forecast_figure
-    from tscompress.files import new_directory, write_text_atomically
+    from tscompress.io.files import new_directory, write_text_atomically
 
     if output.suffix == ".json" and not output.is_dir():
         write_text_atomically(output.resolve(), results_json(content))
@@ -734,7 +734,7 @@ def compare(
     A single result is compared with the one of --against in the same file.
     """
     from tscompress.evaluation import SCORES_FILE, load_results
-    from tscompress.files import check_output, new_directory, write_text_atomically
+    from tscompress.io.files import check_output, new_directory, write_text_atomically
     from tscompress.statistics import compare as compare_results
     from tscompress.statistics import comparison_tables, series_frame
 
@@ -845,7 +845,7 @@ def run(
 ) -> None:
     """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
     from tscompress import api
-    from tscompress.files import check_output, user_path
+    from tscompress.io.files import check_output, user_path
     from tscompress.recipe import load_recipe
     from tscompress.report import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
     from tscompress.runs import FILES, RUN_FILE
@@ -887,7 +887,7 @@ def sweep(
 
     A sweep that was stopped goes on with the same command.
     """
-    from tscompress.files import check_output, user_path
+    from tscompress.io.files import check_output, user_path
     from tscompress.sweep import (
         FIGURE_FILE,
         LATENCY_FILE,
@@ -1031,7 +1031,7 @@ def recover(
     from tscompress import api
     from tscompress.batching import Processes
     from tscompress.errors import OutputExistsError
-    from tscompress.files import check_output
+    from tscompress.io.files import check_output
     from tscompress.recipe import load_recovery_config, validate
     from tscompress.recovery import has_checkpoint
     from tscompress.recovery_config import RecoveryConfig, memory_bytes
@@ -1126,7 +1126,7 @@ def pretrain(
     """
     import torch
 
-    from tscompress.files import check_output
+    from tscompress.io.files import check_output
     from tscompress.pretraining import Progress as Trained
     from tscompress.pretraining import pretrain as train
     from tscompress.recipe import load_pretrain_recipe

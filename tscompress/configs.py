@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tscompress.errors import CorruptCheckpointError, UnsupportedModelError
-from tscompress.readers import shown
+from tscompress.io.untrusted import shown
 
 _MAX_WIDTH = 2**24
 _WIDTHS = (

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tscompress.errors import OutputError, UsageError
-from tscompress.files import user_path
+from tscompress.io.files import user_path
 
 #: A pipe has no width; tables need about this much.
 _WIDTH = 110
@@ -29,7 +29,7 @@ _NOT_READ = 141
 
 
 def path(text: str) -> Path:
-    """A path of the command line, see :func:`tscompress.files.user_path`."""
+    """A path of the command line, see :func:`tscompress.io.files.user_path`."""
     return user_path(text)
 
 

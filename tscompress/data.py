@@ -16,7 +16,7 @@ import pandas as pd
 
 from tscompress.corpus import FloatArray
 from tscompress.errors import DataError, LeakError, RecipeError
-from tscompress.files import user_path
+from tscompress.io.files import user_path
 from tscompress.suites import Fingerprints, offline_fingerprints
 from tscompress.tables import (
     ID_COLUMNS,

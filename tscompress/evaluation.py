@@ -43,8 +43,8 @@ from tscompress.batching import (
     part_of_batch,
 )
 from tscompress.errors import DataError, UsageError
-from tscompress.files import write_text_atomically
-from tscompress.readers import UnreadableFileError, regular_file
+from tscompress.io.files import write_text_atomically
+from tscompress.io.untrusted import UnreadableFileError, regular_file
 from tscompress.score_cache import ScoreCache, model_digest, score_key
 from tscompress.suites import EvaluationDataset, Suite, find_suite, load_suite
 

@@ -21,11 +21,17 @@ from torch import nn
 from transformers import T5ForConditionalGeneration
 
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
-from tscompress.files import cannot_write, write_text_atomically
 from tscompress.heads import replace_heads_, resize_hidden_
+from tscompress.io.files import cannot_write, write_text_atomically
+from tscompress.io.untrusted import (
+    StoredTensor,
+    UnreadableFileError,
+    read_header,
+    shown,
+    single_line,
+)
 from tscompress.low_rank import LowRankLinear
 from tscompress.plan import Plan
-from tscompress.readers import StoredTensor, UnreadableFileError, read_header, shown, single_line
 
 MODEL_TYPE = "tscompress"
 PIPELINE_CLASS = "FactoredChronosPipeline"

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.allocator import return_memory, returning_memory
 from tscompress.architecture import AttentionBlock
 from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
+from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.layerwise import (
     PassEnded,
     Step,

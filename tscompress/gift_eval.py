@@ -23,7 +23,7 @@ from tscompress.evaluation import (
     EvaluationResult,
     Quantiles,
 )
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.suites import EvaluationDataset
 
 with warnings.catch_warnings():

@@ -28,10 +28,8 @@ from tscompress.errors import (
     VerificationError,
 )
 from tscompress.factored import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
-from tscompress.files import sha256_of, user_path, write_text_atomically
-from tscompress.loading import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
-from tscompress.measurements import CardScores, about_measurements
-from tscompress.network import (
+from tscompress.io.files import sha256_of, user_path, write_text_atomically
+from tscompress.io.network import (
     bounded_requests,
     chain,
     is_branch_name,
@@ -45,8 +43,10 @@ from tscompress.network import (
     status_of,
     with_retries,
 )
+from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
+from tscompress.loading import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
+from tscompress.measurements import CardScores, about_measurements
 from tscompress.pretraining import PRETRAIN_FILE
-from tscompress.readers import UnreadableFileError, regular_file, single_line
 from tscompress.records import Made, read_made
 from tscompress.serialization import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 

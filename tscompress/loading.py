@@ -54,8 +54,8 @@ from tscompress.factored import (
     read_plan,
     tie_weights_,
 )
-from tscompress.files import git_hash_of, sha256_of, user_path
-from tscompress.network import (
+from tscompress.io.files import git_hash_of, sha256_of, user_path
+from tscompress.io.network import (
     bounded_requests,
     chain,
     is_network,
@@ -65,8 +65,7 @@ from tscompress.network import (
     status_of,
     with_retries,
 )
-from tscompress.plan import Plan
-from tscompress.readers import (
+from tscompress.io.untrusted import (
     StoredTensor,
     UnreadableFileError,
     leads_outside,
@@ -75,6 +74,7 @@ from tscompress.readers import (
     shown,
     single_line,
 )
+from tscompress.plan import Plan
 
 PROVENANCE_FILE = "provenance.json"
 GENERATION_FILE = "generation_config.json"

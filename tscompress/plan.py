@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tscompress.architecture import BlockKind
 from tscompress.errors import PlanError
-from tscompress.files import write_text_atomically
-from tscompress.readers import UnreadableFileError, first_problem
-from tscompress.readers import read_json as read_json_file
+from tscompress.io.files import write_text_atomically
+from tscompress.io.untrusted import UnreadableFileError, first_problem
+from tscompress.io.untrusted import read_json as read_json_file
 
 PLAN_VERSION: Literal[1] = 1
 INPUT_PATCHES, OUTPUT_PATCHES = "input_patch_embedding", "output_patch_embedding"

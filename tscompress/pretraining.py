@@ -40,15 +40,15 @@ from tscompress.corpus import CorpusConfig, SyntheticCorpus
 from tscompress.data import training_series
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
-from tscompress.files import new_directory, write_text_atomically
 from tscompress.growth import grow_
 from tscompress.heads import replace_heads_
+from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.untrusted import shown
 from tscompress.loading import build_empty, load
 from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
 from tscompress.plan import Plan
 from tscompress.planning import PowerLawSchedule, fold_plan_of
 from tscompress.provenance import write_provenance
-from tscompress.readers import shown
 from tscompress.training import (
     STATE_FILE,
     Bucket,

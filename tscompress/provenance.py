@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tscompress._version import __version__
-from tscompress.files import sha256_of, write_text_atomically
+from tscompress.io.files import sha256_of, write_text_atomically
 from tscompress.loading import PROVENANCE_FILE, weight_files
 
 _RECORDED_LIBRARIES = (

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.linalg import epsilon_rank
 
 Part = Literal["attention", "feed_forward"]

@@ -19,6 +19,7 @@ from tscompress.budgets import PlannedSchedule
 from tscompress.calibration import CalibrationConfig
 from tscompress.errors import RecipeError
 from tscompress.folding import FoldConfig
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.latency import Workload
 from tscompress.planning import (
     BudgetSchedule,
@@ -30,7 +31,6 @@ from tscompress.planning import (
     RankSchedule,
 )
 from tscompress.pretraining import PretrainRecipe
-from tscompress.readers import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.suites import LongFormat
 

@@ -19,7 +19,9 @@ from safetensors import safe_open
 from tscompress.data import SUFFIXES
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, PLAN_FILE, is_factored_config
-from tscompress.files import user_path
+from tscompress.io.files import user_path
+from tscompress.io.network import is_repo_id
+from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.loading import (
     PROVENANCE_FILE,
     REFERENCE_PREFIX,
@@ -27,10 +29,8 @@ from tscompress.loading import (
     stored_dtype,
     weight_files,
 )
-from tscompress.network import is_repo_id
 from tscompress.plan import Plan
 from tscompress.pretraining import PRETRAIN_FILE, PretrainRecipe
-from tscompress.readers import UnreadableFileError, read_json, single_line
 from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.serialization import RECIPE_FILE
 

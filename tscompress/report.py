@@ -12,7 +12,7 @@ import jinja2
 from tscompress.api import RunResult
 from tscompress.evaluation import evaluation_table
 from tscompress.figures import DPI, ComparisonRow, comparison_figure
-from tscompress.files import cannot_write, check_output, write_text_atomically
+from tscompress.io.files import cannot_write, check_output, write_text_atomically
 from tscompress.latency import bench_table
 from tscompress.profile_figures import save_profile_figures
 from tscompress.profile_tables import profile_table

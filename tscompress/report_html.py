@@ -12,7 +12,7 @@ from tscompress._version import __version__
 from tscompress.evaluation import METRICS
 from tscompress.examples import ForecastExample
 from tscompress.fidelity import WorstSeries
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks
 from tscompress.report_charts import (
     FAR,

@@ -15,7 +15,7 @@ import pandas as pd
 
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import METRICS
-from tscompress.readers import single_line
+from tscompress.io.untrusted import single_line
 from tscompress.statistics import Ratio, pareto_front
 
 TABLE_SUFFIX = ".csv"

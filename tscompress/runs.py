@@ -28,12 +28,12 @@ from tscompress.evaluation import (
 from tscompress.examples import ForecastExample
 from tscompress.factored import PLAN_FILE
 from tscompress.fidelity import Fidelity
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.latency import BenchResult
 from tscompress.loading import PROVENANCE_FILE
 from tscompress.plan import Plan
 from tscompress.rank_profile import RankProfile
-from tscompress.readers import UnreadableFileError, first_problem, read_json
 from tscompress.recipe import Recipe, validate
 
 RUN_FILE = "report.json"

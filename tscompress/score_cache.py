@@ -24,7 +24,7 @@ from torch import nn
 from tscompress._version import __version__
 from tscompress.batching import model_device
 from tscompress.errors import OutputError
-from tscompress.files import cache_directory, write_text_atomically
+from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.suites import EvaluationDataset
 
 _FORMAT = 1

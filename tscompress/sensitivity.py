@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from tscompress.architecture import STACKS
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.files import cache_directory, write_text_atomically
 from tscompress.folding import (
     FoldConfig,
     attention_moments,
@@ -43,6 +42,7 @@ from tscompress.folding import (
     with_free_frequencies,
 )
 from tscompress.heads import replace_heads_
+from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layerwise import Recording, Step, advance_, blocks_of, record, sublayers, walk
 from tscompress.loading import LoadedModel
 from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies

@@ -19,8 +19,8 @@ import pandas as pd
 from tscompress.corpus import FloatArray, cut_window
 from tscompress.data import SUFFIXES, iterate_given, json_lines_targets, leaks, read_series
 from tscompress.errors import DataError, LeakError, OfflineError
-from tscompress.files import user_path
-from tscompress.readers import shown, single_line
+from tscompress.io.files import user_path
+from tscompress.io.untrusted import shown, single_line
 from tscompress.suites import evaluation_dataset_names
 from tscompress.tables import (
     ID_COLUMNS,

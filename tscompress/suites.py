@@ -22,8 +22,8 @@ from gluonts.time_feature.seasonality import get_seasonality
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tscompress.errors import DataError, OfflineError, RecipeError
-from tscompress.files import user_path
-from tscompress.readers import UnreadableFileError, first_problem, read_yaml, single_line
+from tscompress.io.files import user_path
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, single_line
 from tscompress.tables import TABLE_SUFFIXES, Columns, naming_file, read_frame, regular_series
 from tscompress.wheels import COLLECTIONS, collection_series
 

@@ -69,8 +69,8 @@ from tscompress.figures import (
     new_figure,
     style_axes,
 )
-from tscompress.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.folding import FoldConfig
+from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.latency import BenchResult, Workload, bench, bytes_on_disk, process_memory
 from tscompress.loading import (
     LoadedModel,

@@ -21,7 +21,7 @@ import pandas as pd
 import psutil
 
 from tscompress.errors import DataError
-from tscompress.readers import shown, single_line
+from tscompress.io.untrusted import shown, single_line
 
 ID_COLUMNS = ("item_id", "id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "time", "ds", "date", "datetime")

@@ -45,7 +45,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 import tscompress
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 from tscompress.suites import load_suite
 
 HERE = Path(__file__).resolve().parent
