@@ -37,7 +37,6 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.budgets import Budget
 from tscompress.calibration import (
     MIXED,
     OWN_SOURCES,
@@ -52,7 +51,8 @@ from tscompress.evaluation import METRICS, EvaluationResult
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
 from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import Budget
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache

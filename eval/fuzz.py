@@ -28,11 +28,17 @@ try:
 except ImportError:
     atheris = None
 
-_INSTRUMENTED = ["tscompress.io.untrusted", "tscompress.plan", "tscompress.recipe", "yaml", "json"]
+_INSTRUMENTED = [
+    "tscompress.io.untrusted",
+    "tscompress.plan.plan",
+    "tscompress.recipe",
+    "yaml",
+    "json",
+]
 with atheris.instrument_imports(include=_INSTRUMENTED) if atheris else contextlib.nullcontext():
     from tscompress.errors import TscompressError
     from tscompress.io.untrusted import UnreadableFileError, read_header
-    from tscompress.plan import Plan
+    from tscompress.plan.plan import Plan
     from tscompress.recipe import load_recipe
 
 _LONGEST_INPUT = 4096

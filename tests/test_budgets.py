@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from tscompress import candidates as candidates_module
 from tscompress.architectures import describe
-from tscompress.budgets import Budget, parse_budget
 from tscompress.candidates import (
     Candidate,
     choose_factored,
@@ -31,7 +30,8 @@ from tscompress.costs import CostModel, Costs, Measure
 from tscompress.errors import PlanError, UsageError
 from tscompress.latency import Workload, bench, count_macs, parameter_count
 from tscompress.loading import load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import Budget, parse_budget
 from tscompress.planning import fold_plan
 from tscompress.pretraining import build_model
 from tscompress.sensitivity import Part, Sensitivity

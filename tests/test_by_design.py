@@ -23,7 +23,7 @@ from torch import nn
 from tscompress import loading, pretraining
 from tscompress.cli import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.pretraining import (
     Bucket,
     PretrainRecipe,

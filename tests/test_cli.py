@@ -29,7 +29,7 @@ from tscompress.console import duration, training_progress
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.latency import parameter_count
 from tscompress.loading import load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.pretraining import Bucket, Stage
 from tscompress.recipe import load_recipe
 from tscompress.recovery import RecoveryProgress

@@ -35,7 +35,7 @@ from tscompress.errors import (
 from tscompress.linalg import break_even_rank
 from tscompress.loading import LoadedModel, load
 from tscompress.low_rank import LowRankLinear
-from tscompress.plan import Plan, ProjectionPlan
+from tscompress.plan.plan import Plan, ProjectionPlan
 from tscompress.planning import (
     BudgetSchedule,
     EnergySchedule,

@@ -25,7 +25,7 @@ from tscompress.latency import (
 )
 from tscompress.loading import build_empty, load, wrap_pipeline
 from tscompress.low_rank import LowRankLinear
-from tscompress.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
+from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
 from tscompress.pretraining import build_model
 
 D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4

@@ -36,7 +36,7 @@ from tscompress.heads import SizedT5Attention
 from tscompress.latency import parameter_count
 from tscompress.layerwise import record, record_entry, walk
 from tscompress.loading import LoadedModel, load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.planning import fold_plan, settle_fold_plan
 from tscompress.pretraining import build_model, save_pretrained
 from tscompress.recipe import load_recipe

@@ -24,7 +24,7 @@ from tscompress.heads import (
     resize_hidden_,
 )
 from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
-from tscompress.plan import HeadPlan, HiddenPlan
+from tscompress.plan.plan import HeadPlan, HiddenPlan
 
 D_MODEL, HEADS, SIZE, D_FF = 24, 4, 8, 40  # of the checkpoints in conftest
 #: Numbers of queries and keys, and of values: fewer, more and as many of the one as of the other.

@@ -40,7 +40,7 @@ from tscompress.errors import (
     UnsupportedModelError,
 )
 from tscompress.loading import load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
 from tscompress.serialization import save
 from tscompress.streams import iterate_series

@@ -33,7 +33,7 @@ from tscompress.latency import (
 )
 from tscompress.linalg import Roots, shared_latent
 from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
-from tscompress.plan import HeadPlan, Plan
+from tscompress.plan.plan import HeadPlan, Plan
 from tscompress.planning import RankSchedule, fold_plan, fold_plan_of
 from tscompress.surgery import apply_fold_, keep_layers_
 

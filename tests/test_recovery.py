@@ -55,7 +55,7 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.recovery import (

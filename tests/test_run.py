@@ -19,7 +19,7 @@ from tscompress.data import guarded, training_series
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.latency import Workload
 from tscompress.loading import load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
 from tscompress.recovery_config import RecoveryConfig

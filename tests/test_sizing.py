@@ -15,7 +15,6 @@ from conftest import FAMILIES, tiny_recipe
 
 import tscompress
 from tscompress import sizing
-from tscompress.budgets import PlannedSchedule, parse_budget
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import Candidate
 from tscompress.errors import DataError, PlanError
@@ -29,7 +28,8 @@ from tscompress.latency import (
     parameter_count,
 )
 from tscompress.loading import LoadedModel, load
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.pretraining import build_model, save_pretrained
 from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
 from tscompress.surgery import apply_fold_, fold_planned_

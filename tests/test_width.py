@@ -23,7 +23,7 @@ from tscompress.folding import FoldConfig
 from tscompress.latency import parameter_count
 from tscompress.layerwise import reading
 from tscompress.loading import LoadedModel, _check_own_head, load
-from tscompress.plan import Plan, WidthPlan
+from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.planning import fold_plan
 from tscompress.report_content import plan_label
 from tscompress.surgery import fold_planned_, keep_layers_

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tscompress.loading import LoadedModel, load
     from tscompress.low_rank import LowRankLinear
     from tscompress.measurements import CardScores
-    from tscompress.plan import Plan
+    from tscompress.plan.plan import Plan
     from tscompress.pretraining import PretrainRecipe, pretrain
     from tscompress.profiling import profile
     from tscompress.rank_profile import RankProfile
@@ -60,7 +60,7 @@ _HOME = {
     "LoadedModel": "loading",
     "load": "loading",
     "LowRankLinear": "low_rank",
-    "Plan": "plan",
+    "Plan": "plan.plan",
     "PretrainRecipe": "pretraining",
     "pretrain": "pretraining",
     "RankProfile": "rank_profile",

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from tscompress import latency
-from tscompress.budgets import PlannedSchedule, parse_budget
 from tscompress.calibration import (
     OWN_SOURCES,
     CalibrationBatch,
@@ -43,7 +42,8 @@ from tscompress.loading import (
     model_name,
     wrap_pipeline,
 )
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.planning import (
     BudgetSchedule,
     EnergySchedule,

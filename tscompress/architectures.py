@@ -8,9 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from tscompress.architecture import STACKS, Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.errors import UnsupportedModelError
 from tscompress.io.untrusted import shown
+from tscompress.plan.architecture import (
+    STACKS,
+    Architecture,
+    AttentionBlock,
+    BlockKind,
+    FeedForward,
+)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from tscompress.architecture import Architecture
 from tscompress.corpus import FloatArray, SyntheticCorpus
 from tscompress.data import (
     TRAINING_COLLECTIONS,
@@ -26,6 +25,7 @@ from tscompress.data import (
 )
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel
+from tscompress.plan.architecture import Architecture
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 
 from tscompress.architectures import describe
-from tscompress.budgets import Budget
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
 from tscompress.factored import apply_structure_, tie_weights_
 from tscompress.latency import Workload, bench
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
-from tscompress.plan import stock_frequencies
+from tscompress.plan.plan import stock_frequencies
+from tscompress.plan.schedules import Budget
 from tscompress.planning import fold_plan
 from tscompress.sensitivity import Part, Sensitivity
 from tscompress.surgery import config_of_layers

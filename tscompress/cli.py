@@ -319,7 +319,7 @@ def compress(
     from tscompress.io.files import check_output
     from tscompress.loading import find
     from tscompress.memory import compression_memory_bytes
-    from tscompress.plan import Plan
+    from tscompress.plan.plan import Plan
     from tscompress.recipe import Recipe, load_recipe, validate
     from tscompress.serialization import save
 
@@ -1170,7 +1170,7 @@ def diff(
 ) -> None:
     """Show which layers two plans treat differently."""
     from tscompress.factored import PLAN_FILE
-    from tscompress.plan import Plan
+    from tscompress.plan.plan import Plan
 
     first, second = (Plan.load(p / PLAN_FILE if p.is_dir() else p) for p in (old, new))
     lines = first.diff(second)

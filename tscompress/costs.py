@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from tscompress.architecture import Architecture, BlockKind
 from tscompress.architectures import FAMILIES, describe
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.factored import has_own_head
 from tscompress.latency import Workload
-from tscompress.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.plan.architecture import Architecture, BlockKind
+from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 
 PartKind = Literal["qk", "vo", "hidden"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]

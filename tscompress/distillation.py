@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tscompress.architecture import STACKS
 from tscompress.errors import UsageError
 from tscompress.loading import LoadedModel
+from tscompress.plan.architecture import STACKS
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tscompress.io.untrusted import (
     single_line,
 )
 from tscompress.low_rank import LowRankLinear
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 
 MODEL_TYPE = "tscompress"
 PIPELINE_CLASS = "FactoredChronosPipeline"

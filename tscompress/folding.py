@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.architecture import AttentionBlock
 from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.heads import replace_heads_, resize_hidden_
@@ -49,7 +48,8 @@ from tscompress.linalg import (
     symmetric_roots,
 )
 from tscompress.loading import LoadedModel
-from tscompress.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.plan.architecture import AttentionBlock
+from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
 from tscompress.removed import without_removed
 from tscompress.width import cut_embeddings_, cut_rows_, readers_of_end

@@ -29,7 +29,7 @@ from transformers.models.t5.modeling_t5 import (
 )
 
 from tscompress.errors import PlanError
-from tscompress.plan import HeadPlan, HiddenPlan
+from tscompress.plan.plan import HeadPlan, HiddenPlan
 
 _Module = TypeVar("_Module", bound=nn.Module)
 #: What layers call their key-value cache: in transformers since 5.24, since 4.56, and before that.

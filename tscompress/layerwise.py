@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tscompress.architecture import STACKS, AttentionBlock, FeedForward
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.heads import CACHE_NAMES
 from tscompress.linalg import least_squares
 from tscompress.loading import LoadedModel
+from tscompress.plan.architecture import STACKS, AttentionBlock, FeedForward
 
 Block = AttentionBlock | FeedForward
 _STEPS_PER_BATCH = 1024

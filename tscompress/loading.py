@@ -27,7 +27,6 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.architecture import Architecture
 from tscompress.architectures import FAMILIES, describe, family_of
 from tscompress.configs import check_config, check_generation
 from tscompress.errors import (
@@ -74,7 +73,8 @@ from tscompress.io.untrusted import (
     shown,
     single_line,
 )
-from tscompress.plan import Plan
+from tscompress.plan.architecture import Architecture
+from tscompress.plan.plan import Plan
 
 PROVENANCE_FILE = "provenance.json"
 GENERATION_FILE = "generation_config.json"

@@ -13,7 +13,7 @@ import pydantic
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import METRICS, SCORES_FILE, EvaluationResult, load_results, relative
 from tscompress.io.untrusted import first_problem
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.records import Made, read_record
 from tscompress.statistics import compare
 

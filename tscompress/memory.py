@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import psutil
 
-from tscompress.budgets import PlannedSchedule
 from tscompress.configs import check_config
 from tscompress.factored import base_config_of
 from tscompress.loading import Checkpoint
+from tscompress.plan.schedules import PlannedSchedule
 from tscompress.recipe import Recipe
 
 _PROJECTION = re.compile(r"\.[qkvo]\.weight$")

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.architecture import Architecture, AttentionBlock
 from tscompress.calibration import Moment
 from tscompress.errors import FactorizationError, PlanError
 from tscompress.linalg import (
@@ -23,7 +22,8 @@ from tscompress.linalg import (
     singular_values,
     symmetric_roots,
 )
-from tscompress.plan import (
+from tscompress.plan.architecture import Architecture, AttentionBlock
+from tscompress.plan.plan import (
     INPUT_PATCHES,
     OUTPUT_PATCHES,
     HeadPlan,

@@ -46,7 +46,7 @@ from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.io.untrusted import shown
 from tscompress.loading import build_empty, load
 from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.planning import PowerLawSchedule, fold_plan_of
 from tscompress.provenance import write_provenance
 from tscompress.training import (

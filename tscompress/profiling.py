@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tscompress.architecture import Architecture, AttentionBlock, FeedForward
 from tscompress.architectures import FAMILIES
 from tscompress.calibration import (
     MIXED,
@@ -38,6 +37,7 @@ from tscompress.linalg import (
 )
 from tscompress.loading import LoadedModel
 from tscompress.low_rank import LowRankLinear
+from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 from tscompress.rank_profile import (
     EmbeddingGroup,
     InputProfile,

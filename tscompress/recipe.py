@@ -15,12 +15,12 @@ from pydantic import (
     model_validator,
 )
 
-from tscompress.budgets import PlannedSchedule
 from tscompress.calibration import CalibrationConfig
 from tscompress.errors import RecipeError
 from tscompress.folding import FoldConfig
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.latency import Workload
+from tscompress.plan.schedules import PlannedSchedule
 from tscompress.planning import (
     BudgetSchedule,
     EnergySchedule,

@@ -29,7 +29,7 @@ from tscompress.loading import (
     stored_dtype,
     weight_files,
 )
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.pretraining import PRETRAIN_FILE, PretrainRecipe
 from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.serialization import RECIPE_FILE

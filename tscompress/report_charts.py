@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from tscompress.evaluation import QUANTILE_LEVELS
 from tscompress.examples import ForecastExample
 from tscompress.fidelity import DatasetFidelity, Fidelity, WorstSeries
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.report_content import cost_label
 from tscompress.report_points import Point, front

@@ -13,7 +13,7 @@ from tscompress.api import RunResult
 from tscompress.errors import UsageError
 from tscompress.evaluation import METRICS, EvaluationResult, relative
 from tscompress.latency import BenchResult
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe
 from tscompress.report_points import TABLE_SUFFIX, Point, table_points

@@ -32,7 +32,7 @@ from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.latency import BenchResult
 from tscompress.loading import PROVENANCE_FILE
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe, validate
 

@@ -25,7 +25,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from tscompress.architecture import STACKS
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.folding import (
@@ -45,7 +44,8 @@ from tscompress.heads import replace_heads_
 from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layerwise import Recording, Step, advance_, blocks_of, record, sublayers, walk
 from tscompress.loading import LoadedModel
-from tscompress.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
+from tscompress.plan.architecture import STACKS
+from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 from tscompress.planning import PATCH_EMBEDDINGS, check_heads, fold_plan
 from tscompress.score_cache import code_digest, versions
 from tscompress.width import projected, stream_bases

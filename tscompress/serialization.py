@@ -17,7 +17,7 @@ from tscompress.figures import DPI, loss_figure
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
 from tscompress.loading import GENERATION_FILE, LoadedModel, load, source_files
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.provenance import hashes, write_provenance
 from tscompress.recipe import Recipe
 from tscompress.recovery import RecoveryResult

@@ -14,9 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from tscompress.architecture import STACKS
 from tscompress.architectures import describe
-from tscompress.budgets import PlannedSchedule
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,
@@ -33,7 +31,9 @@ from tscompress.folding import FoldConfig, fold_
 from tscompress.latency import Workload
 from tscompress.linalg import even_picks
 from tscompress.loading import LoadedModel, build_empty, load
-from tscompress.plan import Plan
+from tscompress.plan.architecture import STACKS
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PlannedSchedule
 from tscompress.planning import fold_plan
 from tscompress.sensitivity import (
     DEFAULT_WIDTHS,

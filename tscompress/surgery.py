@@ -20,7 +20,7 @@ from tscompress.folding import FoldConfig, fold_
 from tscompress.linalg import truncated_svd, whitened_svd
 from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.low_rank import LowRankLinear
-from tscompress.plan import Plan
+from tscompress.plan.plan import Plan
 from tscompress.planning import check_width, settle_fold_plan
 from tscompress.width import narrowed_config, narrowed_weights, stream_bases, turn_
 

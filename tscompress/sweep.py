@@ -113,10 +113,9 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "architecture", "architectures", "batching", "budgets", "calibration", "candidates",
-    "corpus", "costs",
+    "api", "plan", "architectures", "batching", "calibration", "candidates", "corpus", "costs",
     "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
-    "linalg", "loading", "low_rank", "optimizers", "plan", "planning", "rank_profile", "recipe",
+    "linalg", "loading", "low_rank", "optimizers", "planning", "rank_profile", "recipe",
     "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "streams",
     "suites", "surgery", "tables", "training", "wheels", "width",
 )  # fmt: skip

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.architecture import STACKS
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.errors import FactorizationError
 from tscompress.factored import UNTIED, has_own_head
 from tscompress.layerwise import small_batches, sublayer_of, sublayers
 from tscompress.loading import LoadedModel
-from tscompress.plan import INPUT_PATCHES, OUTPUT_PATCHES
+from tscompress.plan.architecture import STACKS
+from tscompress.plan.plan import INPUT_PATCHES, OUTPUT_PATCHES
 
 _EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tscompress.architecture import BlockKind
 from tscompress.errors import PlanError
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem
 from tscompress.io.untrusted import read_json as read_json_file
+from tscompress.plan.architecture import BlockKind
 
 PLAN_VERSION: Literal[1] = 1
 INPUT_PATCHES, OUTPUT_PATCHES = "input_patch_embedding", "output_patch_embedding"
