@@ -27,11 +27,11 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.data.suites import load_suite
 from tscompress.latency import bench
 from tscompress.loading import cast_parameters_, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.suites import load_suite
 
 #: Sizes of heads, and shares of hidden units.
 FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))

@@ -47,6 +47,7 @@ from tscompress.calibration import (
 )
 from tscompress.candidates import choose_factored
 from tscompress.costs import CostModel
+from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation import METRICS, EvaluationResult
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
@@ -58,7 +59,6 @@ from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
 from tscompress.statistics import compare, scaled_quantile_losses
-from tscompress.suites import EvaluationDataset, load_suite
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: What :func:`quality` gives, in the order of the tables.

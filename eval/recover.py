@@ -37,7 +37,8 @@ from rich.console import Console
 import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig, calibration_batches
-from tscompress.data import TRAINING_COLLECTIONS, training_series
+from tscompress.data.series import TRAINING_COLLECTIONS, training_series
+from tscompress.data.suites import load_suite
 from tscompress.evaluation import EvaluationResult
 from tscompress.io.files import write_text_atomically
 from tscompress.loading import LoadedModel, load
@@ -46,7 +47,6 @@ from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.statistics import mean_of_runs
-from tscompress.suites import load_suite
 from tscompress.training import attention_for_training
 
 _TIMED_STEPS = 20

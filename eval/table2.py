@@ -28,12 +28,12 @@ from rich.console import Console
 from torch import Tensor
 
 from tscompress.api import score
+from tscompress.data.bundled import collection_series
+from tscompress.data.suites import load_suite
 from tscompress.linalg import epsilon_rank, singular_values, truncated_svd
 from tscompress.loading import LoadedModel, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.suites import load_suite
-from tscompress.wheels import collection_series
 
 #: Table 2, Chronos: exponent of ε = 10^x, ratio, overlap, and of the zero-shot datasets WQL, MASE.
 PUBLISHED = (

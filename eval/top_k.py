@@ -14,7 +14,7 @@ import argparse
 import numpy as np
 import torch
 
-from tscompress.corpus import SyntheticCorpus
+from tscompress.data.synthetic import SyntheticCorpus
 from tscompress.loading import load
 
 TOP_K = (50, 100, 200, 400, 800, 4096)

@@ -24,13 +24,13 @@ from tscompress.calibration import (
     drawn_continuations,
     run_teacher_forced,
 )
-from tscompress.corpus import FloatArray
-from tscompress.data import (
+from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     read_series,
     training_series,
 )
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel, load
 

@@ -26,6 +26,7 @@ from safetensors import safe_open
 from tscompress import api, cli, loading
 from tscompress._version import __version__
 from tscompress.console import duration, training_progress
+from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.latency import parameter_count
 from tscompress.loading import load
@@ -36,7 +37,6 @@ from tscompress.recovery import RecoveryProgress
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.sensitivity import Sensitivity
 from tscompress.serialization import save
-from tscompress.streams import iterate_series
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
@@ -1111,7 +1111,7 @@ def test_models_that_cannot_be_read(command: Command, tmp_path: Path) -> None:
 
 
 def test_evaluation_series_are_refused(command: Command, bolt: Path, tmp_path: Path) -> None:
-    from tscompress.suites import load_suite
+    from tscompress.data.suites import load_suite
 
     (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=2)
     records = [json.dumps({"target": np.asarray(values).tolist()}) for values in dataset.series]

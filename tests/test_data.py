@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from tscompress.calibration import CalibrationConfig, calibration_batches
-from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
-from tscompress.data import (
+from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     check_no_leak,
@@ -21,9 +20,10 @@ from tscompress.data import (
     read_series,
     training_series,
 )
+from tscompress.data.suites import evaluation_dataset_names, find_suite, load_suite
+from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.errors import DataError, LeakError, RecipeError
 from tscompress.loading import load
-from tscompress.suites import evaluation_dataset_names, find_suite, load_suite
 
 OFFLINE = [config.name for config in find_suite("offline").datasets]
 

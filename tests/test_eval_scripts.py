@@ -18,12 +18,12 @@ import torch
 from rich.console import Console
 
 from tscompress import recovery_config
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.loading import load
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.suites import EvaluationDataset
 
 EVAL = Path(__file__).parents[1] / "eval"
 

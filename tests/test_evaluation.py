@@ -31,6 +31,7 @@ from tscompress.batching import (
     parse_batch_size,
     series_that_fit,
 )
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import (
     DataError,
     NotEnoughMemoryError,
@@ -62,7 +63,6 @@ from tscompress.pretraining import (
     build_model,
     save_pretrained,
 )
-from tscompress.suites import EvaluationDataset
 
 PUBLISHED = Path(__file__).parent / "data" / "published-seasonal-naive.csv"
 YEARLY = ["monash_m1_yearly"]

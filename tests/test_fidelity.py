@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS, seasonal_errors, series_contributions
 from tscompress.fidelity import (
@@ -23,7 +24,6 @@ from tscompress.fidelity import (
     summarize,
 )
 from tscompress.figures import forecast_figure
-from tscompress.suites import EvaluationDataset
 
 HORIZON = 4
 OFFSETS = np.linspace(-1.28, 1.28, 9)

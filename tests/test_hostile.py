@@ -27,10 +27,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_cli import Command, command  # noqa: F401
 
-from tscompress import data
 from tscompress.api import compress
 from tscompress.calibration import CalibrationConfig
 from tscompress.configs import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
+from tscompress.data import series as data
+from tscompress.data.streaming import iterate_series
+from tscompress.data.suites import find_suite
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -43,8 +45,6 @@ from tscompress.loading import load
 from tscompress.plan.plan import Plan
 from tscompress.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
 from tscompress.serialization import save
-from tscompress.streams import iterate_series
-from tscompress.suites import find_suite
 
 WEIGHTS = "model.safetensors"
 SECONDS = 60.0  # of a busy machine; what is meant is no end

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tscompress import pretraining
-from tscompress.corpus import CorpusConfig
+from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
 from tscompress.optimizers import OptimizerName
 from tscompress.pretraining import (

@@ -34,8 +34,9 @@ import tscompress
 from tscompress import recovery
 from tscompress.api import finish_recovery
 from tscompress.calibration import CalibrationConfig
-from tscompress.corpus import CorpusConfig
-from tscompress.data import TRAINING_COLLECTIONS, training_series
+from tscompress.data.series import TRAINING_COLLECTIONS, training_series
+from tscompress.data.suites import load_suite
+from tscompress.data.synthetic import CorpusConfig
 from tscompress.distillation import (
     Distillation,
     TrainingBatch,
@@ -68,7 +69,6 @@ from tscompress.recovery import (
 )
 from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
 from tscompress.serialization import CompressedModel, save
-from tscompress.suites import load_suite
 from tscompress.training import (
     STATE_FILE,
     Bucket,

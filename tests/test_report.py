@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tscompress import cli
 from tscompress.api import RunResult, run
 from tscompress.calibration import CalibrationConfig
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS
 from tscompress.examples import ForecastExample, typical_example
@@ -36,7 +37,6 @@ from tscompress.report_html import render_page
 from tscompress.report_points import Point, front, table_points
 from tscompress.runs import load_run, save_run
 from tscompress.statistics import Ratio
-from tscompress.suites import EvaluationDataset
 
 DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"

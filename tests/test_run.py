@@ -15,7 +15,8 @@ import pytest
 from tscompress import api, calibration, recovery_config
 from tscompress.api import compress_loaded_, labels_of, run
 from tscompress.calibration import CalibrationConfig
-from tscompress.data import guarded, training_series
+from tscompress.data.series import guarded, training_series
+from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.latency import Workload
 from tscompress.loading import load
@@ -24,7 +25,6 @@ from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import headline, report_tables, write_report
-from tscompress.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.training import Bucket
 
 

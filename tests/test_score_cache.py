@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tscompress import cli, evaluation, score_cache
+from tscompress.data.suites import EvaluationDataset
 from tscompress.evaluation import (
     DatasetScore,
     EvaluationResult,
@@ -27,7 +28,6 @@ from tscompress.evaluation import (
 )
 from tscompress.loading import LoadedModel, load
 from tscompress.score_cache import ScoreCache, model_digest
-from tscompress.suites import EvaluationDataset
 
 
 def toy(name: str = "toy", count: int = 3, freq: str = "M") -> EvaluationDataset:

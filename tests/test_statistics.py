@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import (
     DatasetScore,
@@ -33,7 +34,6 @@ from tscompress.statistics import (
     series_frame,
     verdict,
 )
-from tscompress.suites import EvaluationDataset
 
 Losses = dict[str, np.ndarray]
 

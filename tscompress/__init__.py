@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
     from tscompress.calibration import CalibrationConfig
     from tscompress.card import write_card
-    from tscompress.data import read_series
+    from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation import EvaluationResult, evaluate, relative
     from tscompress.fidelity import Fidelity
@@ -45,7 +45,7 @@ _HOME = {
     "CalibrationConfig": "calibration",
     "CardScores": "measurements",
     "write_card": "card",
-    "read_series": "data",
+    "read_series": "data.series",
     "TscompressError": "errors",
     "EvaluationResult": "evaluation",
     "evaluate": "evaluation",

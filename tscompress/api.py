@@ -23,8 +23,17 @@ from tscompress.calibration import (
     calibration_batches,
     collect_moments,
 )
-from tscompress.corpus import FloatArray
-from tscompress.data import guarded
+from tscompress.data.series import guarded
+from tscompress.data.suites import (
+    FREQUENCIES_SUITE,
+    OFFLINE_SUITE,
+    EvaluationDataset,
+    Fingerprints,
+    find_suite,
+    label_fingerprints,
+    load_suite,
+)
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
 from tscompress.examples import ForecastExample, typical_example
@@ -64,15 +73,6 @@ from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import layers_that_stay, plan_within_budget
-from tscompress.suites import (
-    FREQUENCIES_SUITE,
-    OFFLINE_SUITE,
-    EvaluationDataset,
-    Fingerprints,
-    find_suite,
-    label_fingerprints,
-    load_suite,
-)
 from tscompress.surgery import apply_plan_, fold_planned_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.

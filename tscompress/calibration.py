@@ -15,14 +15,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from tscompress.corpus import FloatArray, SyntheticCorpus
-from tscompress.data import (
+from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     check_no_leak,
     given_series,
     training_series,
 )
+from tscompress.data.synthetic import FloatArray, SyntheticCorpus
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import Architecture
@@ -142,7 +142,7 @@ def calibration_batches(
     ----------
     series
         Series, each 1-D, or a file of them, instead of ``config.source``; a
-        :class:`~tscompress.data.LabelledSeries` also knows their frequencies.
+        :class:`~tscompress.data.series.LabelledSeries` also knows their frequencies.
 
     Raises
     ------

@@ -145,7 +145,7 @@ def profile(
 ) -> None:
     """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
     from tscompress.calibration import CalibrationConfig
-    from tscompress.data import read_series
+    from tscompress.data.series import read_series
     from tscompress.io.files import check_output, new_directory
     from tscompress.profile_figures import save_profile_figures
     from tscompress.profile_tables import profile_table
@@ -196,7 +196,7 @@ def sensitivity(
     What --budget plans with: measured once for a model and its series, then read from a cache.
     """
     from tscompress.calibration import MIXED, CalibrationConfig
-    from tscompress.data import read_series
+    from tscompress.data.series import read_series
     from tscompress.io.files import check_output
     from tscompress.sizing import sensitivities, sensitivity_tables
 
@@ -314,7 +314,7 @@ def compress(
     """Make the layers of a model smaller and save a verified checkpoint."""
     from tscompress import api
     from tscompress.calibration import MIXED, CalibrationConfig
-    from tscompress.data import read_series
+    from tscompress.data.series import read_series
     from tscompress.factored import shard_bytes
     from tscompress.io.files import check_output
     from tscompress.loading import find
@@ -488,6 +488,7 @@ def evaluate(
     """
     from tscompress.api import score
     from tscompress.batching import Processes, parse_batch_size
+    from tscompress.data.suites import LongFormat, find_suite
     from tscompress.evaluation import SEASONAL_NAIVE, evaluation_table, relative
     from tscompress.fidelity import PairedForecasts, fidelity_tables
     from tscompress.gift_eval import GiftEvalResults
@@ -495,7 +496,6 @@ def evaluate(
     from tscompress.recipe import EvaluationConfig
     from tscompress.score_cache import ScoreCache
     from tscompress.statistics import compare, comparison_tables
-    from tscompress.suites import LongFormat, find_suite
 
     if suite.startswith("fev:"):
         refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)

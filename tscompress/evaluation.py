@@ -42,11 +42,11 @@ from tscompress.batching import (
     common_random_numbers,
     part_of_batch,
 )
+from tscompress.data.suites import EvaluationDataset, Suite, find_suite, load_suite
 from tscompress.errors import DataError, UsageError
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, regular_file
 from tscompress.score_cache import ScoreCache, model_digest, score_key
-from tscompress.suites import EvaluationDataset, Suite, find_suite, load_suite
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -474,7 +474,7 @@ def evaluate(
     model
         A Chronos pipeline, or ``"seasonal-naive"``.
     suite, max_series, datasets, root
-        What to forecast; see :func:`tscompress.suites.load_suite`.
+        What to forecast; see :func:`tscompress.data.suites.load_suite`.
     name
         Goes into the column ``model`` of the result.
     batch_size, seed, num_samples

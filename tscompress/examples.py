@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.evaluation import QUANTILE_LEVELS, Quantiles, series_contributions
 from tscompress.fidelity import check_quantiles
-from tscompress.suites import EvaluationDataset
 
 Vector = tuple[float, ...]
 #: Missing values are None: JSON has no NaN.

@@ -19,11 +19,11 @@ from rich import box
 from rich.table import Table
 
 from tscompress.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS, SEASONAL_NAIVE, SeasonalNaive, forecast
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
-from tscompress.suites import EvaluationDataset
 
 #: What a suite's name begins with if the rest is a file of tasks.
 PREFIX = "fev:"

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rich import box
 from rich.table import Table
 
+from tscompress.data.suites import EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import (
     QUANTILE_LEVELS,
@@ -27,7 +28,6 @@ from tscompress.evaluation import (
     seasonal_errors,
 )
 from tscompress.figures import ForecastPanel
-from tscompress.suites import EvaluationDataset, SeriesArray
 
 #: Upper ends of the buckets of context lengths, in steps.
 CONTEXT_BUCKETS = (32, 64, 128, 256, 512, 1024)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.evaluation import (
     QUANTILE_LEVELS,
     SEASONAL_NAIVE,
@@ -24,7 +25,6 @@ from tscompress.evaluation import (
     Quantiles,
 )
 from tscompress.io.files import write_text_atomically
-from tscompress.suites import EvaluationDataset
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.

@@ -36,8 +36,8 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tscompress.architectures import describe
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.corpus import CorpusConfig, SyntheticCorpus
-from tscompress.data import training_series
+from tscompress.data.series import training_series
+from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.growth import grow_
@@ -116,7 +116,7 @@ class PretrainRecipe(BaseModel):
     )
     corpus: CorpusConfig = CorpusConfig()
     real_series: tuple[str, ...] = Field(
-        default=(), description="collections from tscompress.data.training_series"
+        default=(), description="collections from tscompress.data.series.training_series"
     )
     stages: tuple[Stage, ...] = Field(min_length=1)
     optimizer: OptimizerName = Field(

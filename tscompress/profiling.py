@@ -26,8 +26,8 @@ from tscompress.calibration import (
     calibration_batches,
     collect_moments,
 )
-from tscompress.corpus import FloatArray
-from tscompress.data import read_series
+from tscompress.data.series import read_series
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.linalg import (
     angle_matrix,

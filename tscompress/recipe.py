@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from tscompress.calibration import CalibrationConfig
+from tscompress.data.suites import LongFormat
 from tscompress.errors import RecipeError
 from tscompress.folding import FoldConfig
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
@@ -32,7 +33,6 @@ from tscompress.planning import (
 )
 from tscompress.pretraining import PretrainRecipe
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.suites import LongFormat
 
 M = TypeVar("M", bound=BaseModel)
 _STRICT = ConfigDict(extra="forbid", frozen=True)

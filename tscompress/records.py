@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from tscompress.data import SUFFIXES
+from tscompress.data.series import SUFFIXES
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, PLAN_FILE, is_factored_config
 from tscompress.io.files import user_path

@@ -25,7 +25,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from tscompress.calibration import GROUP_SIZE
-from tscompress.corpus import FloatArray
+from tscompress.data.synthetic import FloatArray
 from tscompress.distillation import (
     Distillation,
     Lesson,

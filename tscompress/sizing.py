@@ -24,8 +24,8 @@ from tscompress.candidates import (
     latency_of,
     least_needed_layer,
 )
-from tscompress.corpus import FloatArray
 from tscompress.costs import CostModel, Measure
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
 from tscompress.folding import FoldConfig, fold_
 from tscompress.latency import Workload

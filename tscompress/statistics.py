@@ -29,6 +29,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation import (
     METRICS,
@@ -38,7 +39,6 @@ from tscompress.evaluation import (
     relative,
     seasonal_errors,
 )
-from tscompress.suites import EvaluationDataset
 
 Values = npt.NDArray[np.float64]
 

@@ -44,6 +44,7 @@ from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, sc
 from tscompress.architectures import family_of
 from tscompress.calibration import CalibrationConfig
 from tscompress.candidates import fill_randomly_
+from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 from tscompress.errors import (
     DataError,
     OutputExistsError,
@@ -99,7 +100,6 @@ from tscompress.score_cache import (
 )
 from tscompress.serialization import save
 from tscompress.statistics import ModelComparison, compare, pareto_front
-from tscompress.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -113,11 +113,11 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "architectures", "batching", "calibration", "candidates", "corpus", "costs",
-    "data", "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
+    "api", "plan", "architectures", "batching", "calibration", "candidates", "data", "costs",
+    "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
     "linalg", "loading", "low_rank", "optimizers", "planning", "rank_profile", "recipe",
-    "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "streams",
-    "suites", "surgery", "tables", "training", "wheels", "width",
+    "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "surgery",
+    "training", "width",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from tscompress.corpus import FloatArray
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import CorruptCheckpointError, RecipeError
 from tscompress.factored import save_tensors
 

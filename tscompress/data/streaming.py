@@ -16,13 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from tscompress.corpus import FloatArray, cut_window
-from tscompress.data import SUFFIXES, iterate_given, json_lines_targets, leaks, read_series
-from tscompress.errors import DataError, LeakError, OfflineError
-from tscompress.io.files import user_path
-from tscompress.io.untrusted import shown, single_line
-from tscompress.suites import evaluation_dataset_names
-from tscompress.tables import (
+from tscompress.data.series import SUFFIXES, iterate_given, json_lines_targets, leaks, read_series
+from tscompress.data.suites import evaluation_dataset_names
+from tscompress.data.synthetic import FloatArray, cut_window
+from tscompress.data.tables import (
     ID_COLUMNS,
     TARGET_COLUMNS,
     TIME_COLUMNS,
@@ -33,6 +30,9 @@ from tscompress.tables import (
     sort_by_time,
     whole,
 )
+from tscompress.errors import DataError, LeakError, OfflineError
+from tscompress.io.files import user_path
+from tscompress.io.untrusted import shown, single_line
 
 _ROWS = 65_536  # of a long table, read at once
 _LISTS = 256  # series of a table with one series a row, read at once

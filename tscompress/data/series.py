@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tscompress.corpus import FloatArray
-from tscompress.errors import DataError, LeakError, RecipeError
-from tscompress.io.files import user_path
-from tscompress.suites import Fingerprints, offline_fingerprints
-from tscompress.tables import (
+from tscompress.data.suites import Fingerprints, offline_fingerprints
+from tscompress.data.synthetic import FloatArray
+from tscompress.data.tables import (
     ID_COLUMNS,
     LONG_STEP,
     TABLE_SUFFIXES,
@@ -30,6 +28,8 @@ from tscompress.tables import (
     read_frame,
     sort_by_time,
 )
+from tscompress.errors import DataError, LeakError, RecipeError
+from tscompress.io.files import user_path
 
 #: Class of sampling frequency to the seconds of one step.
 FREQUENCIES: dict[str, float] = {

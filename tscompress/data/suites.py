@@ -21,11 +21,11 @@ import pandas as pd
 from gluonts.time_feature.seasonality import get_seasonality
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tscompress.data.bundled import COLLECTIONS, collection_series
+from tscompress.data.tables import TABLE_SUFFIXES, Columns, naming_file, read_frame, regular_series
 from tscompress.errors import DataError, OfflineError, RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, single_line
-from tscompress.tables import TABLE_SUFFIXES, Columns, naming_file, read_frame, regular_series
-from tscompress.wheels import COLLECTIONS, collection_series
 
 SeriesArray = npt.NDArray[np.float64]
 
@@ -327,7 +327,7 @@ def _find_suite_file(name_or_path: str | Path) -> Path:
     if path.suffix in {".yaml", ".yml"}:
         candidates = [path]
     else:
-        package = Path(__file__).resolve().parent  # a wheel carries the suites inside it
+        package = Path(__file__).resolve().parents[1]  # a wheel carries the suites inside it
         roots = [package.parent, package, Path.cwd()]
         candidates = [root / "eval" / f"{path}.yaml" for root in roots]
     for candidate in candidates:
