@@ -28,9 +28,9 @@ from rich.console import Console
 
 from tscompress.candidates import fill_randomly_
 from tscompress.latency import BenchResult, Workload, bench
+from tscompress.layers.shared_cross_attention import share_cross_attention
 from tscompress.loading import build_empty, wrap_pipeline
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
-from tscompress.sharing import share_cross_attention
 from tscompress.width import narrowed_config
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]

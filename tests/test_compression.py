@@ -32,9 +32,9 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
 from tscompress.loading import LoadedModel, load
-from tscompress.low_rank import LowRankLinear
 from tscompress.plan.plan import Plan, ProjectionPlan
 from tscompress.planning import (
     BudgetSchedule,

@@ -23,8 +23,8 @@ from tscompress.latency import (
     parameter_bytes,
     parameter_count,
 )
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.loading import build_empty, load, wrap_pipeline
-from tscompress.low_rank import LowRankLinear
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
 from tscompress.pretraining import build_model
 

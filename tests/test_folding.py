@@ -32,8 +32,8 @@ from tscompress.calibration import (
 )
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
 from tscompress.folding import FoldConfig, choose_frequencies, fold_
-from tscompress.heads import SizedT5Attention
 from tscompress.latency import parameter_count
+from tscompress.layers.resize import SizedT5Attention
 from tscompress.layerwise import record, record_entry, walk
 from tscompress.loading import LoadedModel, load
 from tscompress.plan.plan import Plan

@@ -16,7 +16,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tscompress.errors import PlanError
-from tscompress.heads import (
+from tscompress.layers.resize import (
     CACHE_NAMES,
     SizedChronos2Attention,
     SizedT5Attention,

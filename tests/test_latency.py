@@ -39,7 +39,7 @@ from tscompress.latency import (
     ratio_interval,
     synthetic_batch,
 )
-from tscompress.low_rank import LowRankLinear
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.pretraining import (
     QUANTILE_LEVELS,
     Architecture,

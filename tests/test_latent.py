@@ -23,7 +23,6 @@ from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.factored import apply_structure_, unique_tensors
 from tscompress.folding import FoldConfig
-from tscompress.heads import LatentCrossAttention, replace_heads_
 from tscompress.latency import (
     Workload,
     count_macs,
@@ -31,6 +30,7 @@ from tscompress.latency import (
     parameter_bytes,
     parameter_count,
 )
+from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.plan.plan import HeadPlan, Plan

@@ -25,10 +25,10 @@ from tscompress.calibration import (
 )
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.latency import Workload, parameter_count
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layerwise import small_batches
 from tscompress.linalg import truncated_svd
 from tscompress.loading import LoadedModel, load
-from tscompress.low_rank import LowRankLinear
 from tscompress.recipe import EvaluationConfig
 from tscompress.surgery import keep_layers_
 

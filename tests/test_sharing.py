@@ -15,14 +15,14 @@ from transformers.modeling_outputs import BaseModelOutput
 import tscompress
 from tscompress.batching import forecast_bytes
 from tscompress.errors import UnsupportedModelError
-from tscompress.heads import cache_name
 from tscompress.latency import Workload, bench, count_macs, kv_cache_bytes
-from tscompress.loading import load
-from tscompress.sharing import (
+from tscompress.layers.resize import cache_name
+from tscompress.layers.shared_cross_attention import (
     SharedCrossAttention,
     share_cross_attention,
     shares_cross_attention,
 )
+from tscompress.loading import load
 
 WORKLOAD = Workload(batch_size=2, context_length=8, horizon=3, num_samples=5, repeats=1, warmup=0)
 

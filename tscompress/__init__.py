@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tscompress.folding import FoldConfig
     from tscompress.hub import PushResult, push
     from tscompress.latency import BenchResult, Workload, bench
+    from tscompress.layers.low_rank import LowRankLinear
+    from tscompress.layers.shared_cross_attention import share_cross_attention
     from tscompress.loading import LoadedModel, load
-    from tscompress.low_rank import LowRankLinear
     from tscompress.measurements import CardScores
     from tscompress.plan.plan import Plan
     from tscompress.pretraining import PretrainRecipe, pretrain
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tscompress.recovery_config import RecoveryConfig
     from tscompress.sensitivity import Sensitivity
     from tscompress.serialization import CompressedModel, save
-    from tscompress.sharing import share_cross_attention
     from tscompress.sizing import sensitivities
     from tscompress.statistics import Comparison, compare
 
@@ -59,7 +59,7 @@ _HOME = {
     "bench": "latency",
     "LoadedModel": "loading",
     "load": "loading",
-    "LowRankLinear": "low_rank",
+    "LowRankLinear": "layers.low_rank",
     "Plan": "plan.plan",
     "PretrainRecipe": "pretraining",
     "pretrain": "pretraining",
@@ -72,7 +72,7 @@ _HOME = {
     "Sensitivity": "sensitivity",
     "CompressedModel": "serialization",
     "save": "serialization",
-    "share_cross_attention": "sharing",
+    "share_cross_attention": "layers.shared_cross_attention",
     "sensitivities": "sizing",
     "Comparison": "statistics",
     "compare": "statistics",

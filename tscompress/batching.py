@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from tscompress.errors import NotEnoughMemoryError, UsageError
 from tscompress.latency import Workload, kv_cache_bytes
-from tscompress.sharing import shares_cross_attention
+from tscompress.layers.shared_cross_attention import shares_cross_attention
 
 T = TypeVar("T")
 

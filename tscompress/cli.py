@@ -793,7 +793,7 @@ def bench(
 ) -> None:
     """Latency, memory, MACs and size; two models take turns in one process."""
     from tscompress import latency
-    from tscompress.sharing import share_cross_attention
+    from tscompress.layers.shared_cross_attention import share_cross_attention
 
     workload = latency.make_workload(
         {

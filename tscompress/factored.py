@@ -21,7 +21,6 @@ from torch import nn
 from transformers import T5ForConditionalGeneration
 
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
-from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.io.files import cannot_write, write_text_atomically
 from tscompress.io.untrusted import (
     StoredTensor,
@@ -30,7 +29,8 @@ from tscompress.io.untrusted import (
     shown,
     single_line,
 )
-from tscompress.low_rank import LowRankLinear
+from tscompress.layers.low_rank import LowRankLinear
+from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.plan.plan import Plan
 
 MODEL_TYPE = "tscompress"

@@ -22,8 +22,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
 from tscompress.errors import FactorizationError
-from tscompress.heads import replace_heads_, resize_hidden_
 from tscompress.io.freed_memory import return_memory, returning_memory
+from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.layerwise import (
     PassEnded,
     Step,

@@ -33,8 +33,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
-from tscompress.heads import LatentCrossAttention
-from tscompress.sharing import share_cross_attention, shares_cross_attention
+from tscompress.layers.resize import LatentCrossAttention
+from tscompress.layers.shared_cross_attention import share_cross_attention, shares_cross_attention
 
 _MEBI = 2**20
 _SHARED = "shared"

@@ -41,9 +41,9 @@ from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.growth import grow_
-from tscompress.heads import replace_heads_
 from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.io.untrusted import shown
+from tscompress.layers.resize import replace_heads_
 from tscompress.loading import build_empty, load
 from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
 from tscompress.plan.plan import Plan

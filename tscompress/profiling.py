@@ -29,6 +29,7 @@ from tscompress.calibration import (
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import (
     angle_matrix,
     break_even_rank,
@@ -36,7 +37,6 @@ from tscompress.linalg import (
     fit_power_law,
 )
 from tscompress.loading import LoadedModel
-from tscompress.low_rank import LowRankLinear
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 from tscompress.rank_profile import (
     EmbeddingGroup,

@@ -40,8 +40,8 @@ from tscompress.folding import (
     refit_,
     with_free_frequencies,
 )
-from tscompress.heads import replace_heads_
 from tscompress.io.files import cache_directory, write_text_atomically
+from tscompress.layers.resize import replace_heads_
 from tscompress.layerwise import Recording, Step, advance_, blocks_of, record, sublayers, walk
 from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import STACKS
@@ -53,7 +53,7 @@ from tscompress.width import projected, stream_bases
 SENSITIVITY_VERSION: Literal[1] = 1
 #: What folds and measures; in a development version it changes without a number.
 _CODE = (
-    "calibration", "folding", "heads", "layerwise", "linalg", "planning", "sensitivity", "width",
+    "calibration", "folding", "layers", "layerwise", "linalg", "planning", "sensitivity", "width",
 )  # fmt: skip
 
 PartKind = Literal["qk", "vo", "hidden", "layer", "width"]

@@ -114,10 +114,9 @@ _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
     "api", "plan", "architectures", "batching", "calibration", "candidates", "data", "costs",
-    "distillation", "evaluation", "factored", "folding", "heads", "latency", "layerwise",
-    "linalg", "loading", "low_rank", "optimizers", "planning", "rank_profile", "recipe",
-    "recovery", "recovery_config", "sensitivity", "serialization", "sharing", "sizing", "surgery",
-    "training", "width",
+    "distillation", "evaluation", "factored", "folding", "layers", "latency", "layerwise",
+    "linalg", "loading", "optimizers", "planning", "rank_profile", "recipe", "recovery",
+    "recovery_config", "sensitivity", "serialization", "sizing", "surgery", "training", "width",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 
