@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tscompress import candidates as candidates_module
-from tscompress.architectures import describe
 from tscompress.candidates import (
     Candidate,
     choose_factored,
@@ -28,6 +27,7 @@ from tscompress.candidates import (
 )
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.errors import PlanError, UsageError
+from tscompress.families.registry import describe
 from tscompress.latency import Workload, bench, count_macs, parameter_count
 from tscompress.loading import load
 from tscompress.plan.plan import Plan

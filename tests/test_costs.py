@@ -12,9 +12,9 @@ from chronos.chronos2 import Chronos2Model
 from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
-from tscompress.architectures import describe
 from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
+from tscompress.families.registry import describe
 from tscompress.latency import (
     Workload,
     bytes_on_disk,

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from tscompress.architectures import FAMILIES, describe
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.factored import has_own_head
+from tscompress.families.registry import FAMILIES, describe
 from tscompress.latency import Workload
 from tscompress.plan.architecture import Architecture, BlockKind
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan

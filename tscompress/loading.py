@@ -27,7 +27,6 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.architectures import FAMILIES, describe, family_of
 from tscompress.configs import check_config, check_generation
 from tscompress.errors import (
     CorruptCheckpointError,
@@ -53,6 +52,7 @@ from tscompress.factored import (
     read_plan,
     tie_weights_,
 )
+from tscompress.families.registry import FAMILIES, describe, family_of
 from tscompress.io.files import git_hash_of, sha256_of, user_path
 from tscompress.io.network import (
     bounded_requests,

@@ -34,12 +34,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from tscompress.architectures import describe
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.data.series import training_series
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.factored import CONFIG_FILE, unique_tensors, write_factored
+from tscompress.families.registry import describe
 from tscompress.growth import grow_
 from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.io.untrusted import shown

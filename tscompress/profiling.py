@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tscompress.architectures import FAMILIES
 from tscompress.calibration import (
     MIXED,
     OWN_SOURCES,
@@ -29,6 +28,7 @@ from tscompress.calibration import (
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
+from tscompress.families.registry import FAMILIES
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import (
     angle_matrix,

@@ -14,7 +14,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from tscompress.architectures import describe
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,
@@ -27,6 +26,7 @@ from tscompress.candidates import (
 from tscompress.costs import CostModel, Measure
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
+from tscompress.families.registry import describe
 from tscompress.folding import FoldConfig, fold_
 from tscompress.latency import Workload
 from tscompress.linalg import even_picks

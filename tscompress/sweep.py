@@ -41,7 +41,6 @@ from rich import box
 from rich.table import Table
 
 from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
-from tscompress.architectures import family_of
 from tscompress.calibration import CalibrationConfig
 from tscompress.candidates import fill_randomly_
 from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
@@ -60,6 +59,7 @@ from tscompress.factored import (
     is_factored_config,
     read_plan,
 )
+from tscompress.families.registry import family_of
 from tscompress.figures import (
     DPI,
     GREY,
@@ -113,7 +113,7 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "architectures", "batching", "calibration", "candidates", "data", "costs",
+    "api", "plan", "families", "batching", "calibration", "candidates", "data", "costs",
     "distillation", "evaluation", "factored", "folding", "layers", "latency", "layerwise",
     "linalg", "loading", "optimizers", "planning", "rank_profile", "recipe", "recovery",
     "recovery_config", "sensitivity", "serialization", "sizing", "surgery", "training", "width",
