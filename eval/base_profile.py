@@ -30,7 +30,7 @@ _CHILD = """
 import json, re, sys, time
 import torch
 torch.set_num_threads(int(sys.argv[2]))
-from tscompress.loading import load
+from tscompress.checkpoints.load import load
 from tscompress.profiling import profile
 started = time.perf_counter()
 loaded = load(sys.argv[1])

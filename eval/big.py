@@ -25,7 +25,7 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 
-from tscompress.loading import build_empty
+from tscompress.checkpoints.load import build_empty
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, design
 
 #: d_model, d_ff, layers of each stack, heads
@@ -131,7 +131,7 @@ def compress(job: dict[str, Any]) -> dict[str, Any]:
     """In the process that is measured: peaks of the resident set, in bytes, by phase."""
     from tscompress import api
     from tscompress.calibration import CalibrationConfig
-    from tscompress.loading import find, load
+    from tscompress.checkpoints.load import find, load
     from tscompress.memory import compression_memory_bytes
     from tscompress.recipe import Recipe
     from tscompress.serialization import save

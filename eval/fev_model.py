@@ -16,8 +16,8 @@ from typing import Any
 
 import fev
 
+from tscompress.checkpoints.load import load
 from tscompress.fev_tasks import predict_task
-from tscompress.loading import load
 
 
 class TSCompressModel(fev.ForecastingModel):

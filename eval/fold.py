@@ -46,12 +46,12 @@ from tscompress.calibration import (
     calibration_batches,
 )
 from tscompress.candidates import choose_factored
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.costs import CostModel
 from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation import METRICS, EvaluationResult
 from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
-from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.planning import fold_plan

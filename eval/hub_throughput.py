@@ -91,7 +91,8 @@ def run(content: dict[str, Any]) -> dict[str, Any]:
 
     from huggingface_hub import HfApi, snapshot_download
 
-    from tscompress import hub, loading
+    from tscompress import hub
+    from tscompress.checkpoints import load as loading
 
     directory = Path(content["directory"])
     if content["way"] == "make":

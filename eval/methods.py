@@ -27,10 +27,10 @@ from rich.console import Console
 import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.latency import Workload, bench
-from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache

@@ -19,13 +19,13 @@ from fold import mean_loss
 from torch import Tensor, nn
 
 from tscompress.calibration import CalibrationBatch
+from tscompress.checkpoints.format import replace_module_
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import FactorizationError, UsageError
-from tscompress.factored import replace_module_
 from tscompress.latency import parameter_count
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layerwise import Step, record, walk
 from tscompress.linalg import truncated_svd
-from tscompress.loading import LoadedModel
 from tscompress.surgery import keep_layers_
 
 Factors = tuple[Tensor, Tensor]

@@ -69,11 +69,11 @@ from tscompress.calibration import (
     calibration_batches,
     drawn_continuations,
 )
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.latency import Workload, bench, forecast, synthetic_batch
 from tscompress.layerwise import small_batches
-from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache

@@ -37,11 +37,11 @@ from rich.console import Console
 import tscompress
 from tscompress.api import score
 from tscompress.calibration import CalibrationConfig, calibration_batches
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
 from tscompress.evaluation import EvaluationResult
 from tscompress.io.files import write_text_atomically
-from tscompress.loading import LoadedModel, load
 from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig

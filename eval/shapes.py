@@ -27,9 +27,9 @@ from output import write_tables
 from rich.console import Console
 
 from tscompress.candidates import fill_randomly_
+from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.latency import BenchResult, Workload, bench
 from tscompress.layers.shared_cross_attention import share_cross_attention
-from tscompress.loading import build_empty, wrap_pipeline
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 from tscompress.width import narrowed_config
 

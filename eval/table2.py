@@ -28,10 +28,10 @@ from rich.console import Console
 from torch import Tensor
 
 from tscompress.api import score
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.bundled import collection_series
 from tscompress.data.suites import load_suite
 from tscompress.linalg import epsilon_rank, singular_values, truncated_svd
-from tscompress.loading import LoadedModel, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 

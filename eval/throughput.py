@@ -36,9 +36,9 @@ from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
 from output import write_tables
 from rich.console import Console
 
+from tscompress.checkpoints.load import load
 from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation import QUANTILE_LEVELS, evaluate
-from tscompress.loading import load
 from tscompress.score_cache import ScoreCache
 
 _BATCH_SIZE = 32

@@ -25,11 +25,11 @@ from tscompress.candidates import (
     folded_candidates,
     latency_of,
 )
+from tscompress.checkpoints.load import load
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
 from tscompress.latency import Workload, bench, count_macs, parameter_count
-from tscompress.loading import load
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, parse_budget
 from tscompress.planning import fold_plan

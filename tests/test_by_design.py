@@ -20,7 +20,8 @@ from conftest import tiny_recipe
 from safetensors.torch import load_file
 from torch import nn
 
-from tscompress import loading, pretraining
+from tscompress import pretraining
+from tscompress.checkpoints import load as loading
 from tscompress.cli import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
 from tscompress.plan.plan import Plan

@@ -24,6 +24,7 @@ from tscompress.calibration import (
     drawn_continuations,
     run_teacher_forced,
 )
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
@@ -32,7 +33,6 @@ from tscompress.data.series import (
 )
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, UnsupportedModelError
-from tscompress.loading import LoadedModel, load
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
 CONFIG = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)

@@ -20,6 +20,7 @@ import tscompress
 from tscompress.api import run
 from tscompress.calibration import CalibrationConfig
 from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
+from tscompress.checkpoints.load import load
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -29,7 +30,6 @@ from tscompress.errors import (
 )
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.latency import Workload, parameter_count
-from tscompress.loading import load
 from tscompress.measurements import (
     CardScores,
     about_measurements,

@@ -23,6 +23,7 @@ from tscompress.calibration import (
     collect_moments,
     run_teacher_forced,
 )
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import (
     CorruptCheckpointError,
     FactorizationError,
@@ -34,7 +35,6 @@ from tscompress.errors import (
 )
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
-from tscompress.loading import LoadedModel, load
 from tscompress.plan.plan import Plan, ProjectionPlan
 from tscompress.planning import (
     BudgetSchedule,
@@ -554,7 +554,7 @@ def test_a_save_that_does_not_verify_leaves_nothing(
         first = next(name for name in tensors if name.endswith("left.weight"))
         return tensors | {first: tensors[first] + 1}
 
-    factored = import_module("tscompress.factored")
+    factored = import_module("tscompress.checkpoints.format")
     original = factored.unique_tensors
     monkeypatch.setattr(factored, "unique_tensors", garble)
     with pytest.raises(VerificationError, match=r"left\.weight"):

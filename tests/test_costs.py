@@ -12,6 +12,7 @@ from chronos.chronos2 import Chronos2Model
 from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
+from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
 from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import describe
@@ -24,7 +25,6 @@ from tscompress.latency import (
     parameter_count,
 )
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.loading import build_empty, load, wrap_pipeline
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
 from tscompress.pretraining import build_model
 

@@ -29,11 +29,12 @@ import torch
 from hub_server import HubServer
 from test_cli import Command, assert_refused, command  # noqa: F401
 
-from tscompress import cli, factored
+from tscompress import cli
 from tscompress.api import compress
+from tscompress.checkpoints import format as factored
+from tscompress.checkpoints.load import load
 from tscompress.errors import OutputError
 from tscompress.io.files import check_output, new_directory, write_text_atomically
-from tscompress.loading import load
 from tscompress.serialization import save
 from tscompress.training import TrainingState, save_training_state
 
@@ -254,7 +255,10 @@ def test_killed_at_random_times(works: dict[str, Work], name: str) -> None:
 #: Imports once, then a process for each push: its id, and how it ended.
 FORKER = """
 import os, sys
-from tscompress import card, cli, hub, loading
+from tscompress import card
+from tscompress import cli
+from tscompress import hub
+from tscompress.checkpoints import load
 for line in sys.stdin:
     pid = os.fork()
     if not pid:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tscompress.calibration import CalibrationConfig, calibration_batches
+from tscompress.checkpoints.load import load
 from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
@@ -23,7 +24,6 @@ from tscompress.data.series import (
 from tscompress.data.suites import evaluation_dataset_names, find_suite, load_suite
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.errors import DataError, LeakError, RecipeError
-from tscompress.loading import load
 
 OFFLINE = [config.name for config in find_suite("offline").datasets]
 

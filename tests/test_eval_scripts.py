@@ -18,10 +18,10 @@ import torch
 from rich.console import Console
 
 from tscompress import recovery_config
+from tscompress.checkpoints.load import load
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.loading import load
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
 

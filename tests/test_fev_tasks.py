@@ -14,6 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tscompress.checkpoints.load import load
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS, forecast
 from tscompress.fev_tasks import (
@@ -23,7 +24,6 @@ from tscompress.fev_tasks import (
     summaries_csv,
     summaries_table,
 )
-from tscompress.loading import load
 
 fev = pytest.importorskip("fev")
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,12 +30,12 @@ from tscompress.calibration import (
     calibration_batches,
     run_teacher_forced,
 )
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
 from tscompress.folding import FoldConfig, choose_frequencies, fold_
 from tscompress.latency import parameter_count
 from tscompress.layers.resize import SizedT5Attention
 from tscompress.layerwise import record, record_entry, walk
-from tscompress.loading import LoadedModel, load
 from tscompress.plan.plan import Plan
 from tscompress.planning import fold_plan, settle_fold_plan
 from tscompress.pretraining import build_model, save_pretrained

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from tscompress.checkpoints.load import load
 from tscompress.errors import UsageError
 from tscompress.evaluation import evaluate
 from tscompress.gift_eval import GiftEvalResults
-from tscompress.loading import load
 
 DATASETS = ["monash_m3_yearly", "monash_tourism_quarterly"]
 #: As published, in this order.

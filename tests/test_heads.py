@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.errors import PlanError
 from tscompress.layers.resize import (
     CACHE_NAMES,
@@ -23,7 +24,6 @@ from tscompress.layers.resize import (
     replace_heads_,
     resize_hidden_,
 )
-from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.plan.plan import HeadPlan, HiddenPlan
 
 D_MODEL, HEADS, SIZE, D_FF = 24, 4, 8, 40  # of the checkpoints in conftest

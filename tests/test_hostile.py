@@ -29,7 +29,8 @@ from test_cli import Command, command  # noqa: F401
 
 from tscompress.api import compress
 from tscompress.calibration import CalibrationConfig
-from tscompress.configs import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
+from tscompress.checkpoints.config_checks import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
+from tscompress.checkpoints.load import load
 from tscompress.data import series as data
 from tscompress.data.streaming import iterate_series
 from tscompress.data.suites import find_suite
@@ -41,7 +42,6 @@ from tscompress.errors import (
     TscompressError,
     UnsupportedModelError,
 )
-from tscompress.loading import load
 from tscompress.plan.plan import Plan
 from tscompress.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
 from tscompress.serialization import save
@@ -636,7 +636,7 @@ def test_declared_sizes_take_no_memory(
     code = (
         "import resource, sys, torch\n"
         "from tscompress.errors import TscompressError\n"
-        "from tscompress.loading import load\n"
+        "from tscompress.checkpoints.load import load\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
         "try: load(sys.argv[1])\n"

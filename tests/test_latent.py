@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 import tscompress
 from tscompress.calibration import CalibrationConfig, calibration_batches
+from tscompress.checkpoints.format import apply_structure_, unique_tensors
+from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.cli import app
 from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.factored import apply_structure_, unique_tensors
 from tscompress.folding import FoldConfig
 from tscompress.latency import (
     Workload,
@@ -32,7 +33,6 @@ from tscompress.latency import (
 )
 from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent
-from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.plan.plan import HeadPlan, Plan
 from tscompress.planning import RankSchedule, fold_plan, fold_plan_of
 from tscompress.surgery import apply_fold_, keep_layers_

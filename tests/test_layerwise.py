@@ -19,6 +19,7 @@ from tscompress.calibration import (
     calibration_batches,
     run_teacher_forced,
 )
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.folding import FoldConfig
 from tscompress.layerwise import (
     Recording,
@@ -31,7 +32,6 @@ from tscompress.layerwise import (
     sublayer_of,
     walk,
 )
-from tscompress.loading import LoadedModel, load
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
 

@@ -23,12 +23,12 @@ from tscompress.calibration import (
     collect_moments,
     run_teacher_forced,
 )
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.latency import Workload, parameter_count
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layerwise import small_batches
 from tscompress.linalg import truncated_svd
-from tscompress.loading import LoadedModel, load
 from tscompress.recipe import EvaluationConfig
 from tscompress.surgery import keep_layers_
 

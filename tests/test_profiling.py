@@ -15,9 +15,9 @@ from rich.console import Console
 from transformers import BertConfig, BertModel, T5Config, T5Model
 
 from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import UsageError
 from tscompress.figures import ComparisonRow, comparison_figure
-from tscompress.loading import LoadedModel, load
 from tscompress.planning import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.profile_figures import (
     embedding_figure,

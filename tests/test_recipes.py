@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tscompress.checkpoints.load import REFERENCE_PREFIX
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
-from tscompress.loading import REFERENCE_PREFIX
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.sweep import load_sweep_recipe, points_of

@@ -34,6 +34,7 @@ import tscompress
 from tscompress import recovery
 from tscompress.api import finish_recovery
 from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
 from tscompress.data.synthetic import CorpusConfig
@@ -55,7 +56,6 @@ from tscompress.errors import (
     RecipeError,
     UsageError,
 )
-from tscompress.loading import LoadedModel, cast_parameters_, load
 from tscompress.plan.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
@@ -421,7 +421,7 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
-from tscompress.loading import load
+from tscompress.checkpoints.load import load
 from tscompress.recovery import recover_
 from tscompress.recovery_config import RecoveryConfig
 

@@ -15,11 +15,11 @@ import pytest
 from tscompress import api, calibration, recovery_config
 from tscompress.api import compress_loaded_, labels_of, run
 from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints.load import load
 from tscompress.data.series import guarded, training_series
 from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.latency import Workload
-from tscompress.loading import load
 from tscompress.plan.plan import Plan
 from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe

@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tscompress import cli, evaluation, score_cache
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.suites import EvaluationDataset
 from tscompress.evaluation import (
     DatasetScore,
@@ -26,7 +27,6 @@ from tscompress.evaluation import (
     evaluate,
     evaluation_table,
 )
-from tscompress.loading import LoadedModel, load
 from tscompress.score_cache import ScoreCache, model_digest
 
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from tscompress import sensitivity
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.folding import FoldConfig, fold_, refit_
 from tscompress.layerwise import Step
-from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.planning import fold_plan
 from tscompress.sensitivity import (
     Part,

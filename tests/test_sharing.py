@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import tscompress
 from tscompress.batching import forecast_bytes
+from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
 from tscompress.latency import Workload, bench, count_macs, kv_cache_bytes
 from tscompress.layers.resize import cache_name
@@ -22,7 +23,6 @@ from tscompress.layers.shared_cross_attention import (
     share_cross_attention,
     shares_cross_attention,
 )
-from tscompress.loading import load
 
 WORKLOAD = Workload(batch_size=2, context_length=8, horizon=3, num_samples=5, repeats=1, warmup=0)
 

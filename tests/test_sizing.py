@@ -17,6 +17,7 @@ import tscompress
 from tscompress import sizing
 from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import Candidate
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import DataError, PlanError
 from tscompress.folding import FoldConfig
 from tscompress.latency import (
@@ -27,7 +28,6 @@ from tscompress.latency import (
     parameter_bytes,
     parameter_count,
 )
-from tscompress.loading import LoadedModel, load
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.pretraining import build_model, save_pretrained

@@ -30,8 +30,8 @@ from transformers import AutoConfig
 
 from tscompress.api import compress, run
 from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints.load import load, stored_dtype
 from tscompress.errors import UnsupportedModelError
-from tscompress.loading import load, stored_dtype
 from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe
 from tscompress.serialization import save

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 import tscompress
 from tscompress.calibration import CalibrationBatch, calibration_batches
+from tscompress.checkpoints.format import has_own_head
+from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
 from tscompress.cli import app
 from tscompress.distillation import check_comparable
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.factored import has_own_head
 from tscompress.folding import FoldConfig
 from tscompress.latency import parameter_count
 from tscompress.layerwise import reading
-from tscompress.loading import LoadedModel, _check_own_head, load
 from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.planning import fold_plan
 from tscompress.report_content import plan_label

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
     from tscompress.calibration import CalibrationConfig
     from tscompress.card import write_card
+    from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation import EvaluationResult, evaluate, relative
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tscompress.latency import BenchResult, Workload, bench
     from tscompress.layers.low_rank import LowRankLinear
     from tscompress.layers.shared_cross_attention import share_cross_attention
-    from tscompress.loading import LoadedModel, load
     from tscompress.measurements import CardScores
     from tscompress.plan.plan import Plan
     from tscompress.pretraining import PretrainRecipe, pretrain
@@ -57,8 +57,8 @@ _HOME = {
     "BenchResult": "latency",
     "Workload": "latency",
     "bench": "latency",
-    "LoadedModel": "loading",
-    "load": "loading",
+    "LoadedModel": "checkpoints.load",
+    "load": "checkpoints.load",
     "LowRankLinear": "layers.low_rank",
     "Plan": "plan.plan",
     "PretrainRecipe": "pretraining",

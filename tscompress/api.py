@@ -23,6 +23,15 @@ from tscompress.calibration import (
     calibration_batches,
     collect_moments,
 )
+from tscompress.checkpoints.format import PLAN_FILE
+from tscompress.checkpoints.load import (
+    PROVENANCE_FILE,
+    LoadedModel,
+    cast_parameters_,
+    load,
+    model_name,
+    wrap_pipeline,
+)
 from tscompress.data.series import guarded
 from tscompress.data.suites import (
     FREQUENCIES_SUITE,
@@ -37,20 +46,11 @@ from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
 from tscompress.examples import ForecastExample, typical_example
-from tscompress.factored import PLAN_FILE
 from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
 from tscompress.folding import FoldConfig
 from tscompress.io.files import check_output, user_path
 from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
-from tscompress.loading import (
-    PROVENANCE_FILE,
-    LoadedModel,
-    cast_parameters_,
-    load,
-    model_name,
-    wrap_pipeline,
-)
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.planning import (

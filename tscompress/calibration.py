@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
@@ -24,7 +25,6 @@ from tscompress.data.series import (
 )
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
 from tscompress.errors import DataError, UnsupportedModelError
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import Architecture
 
 SYNTHETIC = "synthetic"

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tscompress.checkpoints.format import apply_structure_, tie_weights_
+from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
-from tscompress.factored import apply_structure_, tie_weights_
 from tscompress.families.registry import describe
 from tscompress.latency import Workload, bench
-from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.plan.plan import stock_frequencies
 from tscompress.plan.schedules import Budget
 from tscompress.planning import fold_plan

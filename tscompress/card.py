@@ -24,6 +24,10 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 
+from tscompress.checkpoints.load import (
+    REFERENCE_PREFIX,
+    weight_files,
+)
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
@@ -36,10 +40,6 @@ from tscompress.io.untrusted import (
     UnreadableFileError,
     regular_file,
     single_line,
-)
-from tscompress.loading import (
-    REFERENCE_PREFIX,
-    weight_files,
 )
 from tscompress.measurements import (
     Bench,

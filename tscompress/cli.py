@@ -36,9 +36,9 @@ from tscompress.interrupts import STOPPED, STOPPED_MESSAGE, arrived
 from tscompress.io.network import check_endpoint
 
 if TYPE_CHECKING:
+    from tscompress.checkpoints.load import Checkpoint, LoadedModel
     from tscompress.evaluation import EvaluationResult
     from tscompress.fidelity import Fidelity
-    from tscompress.loading import Checkpoint, LoadedModel
 
 app = typer.Typer(
     name="tscompress",
@@ -113,7 +113,7 @@ def _options(
 def _load(
     model: str | Checkpoint, device: str, dtype: str, revision: str | None = None
 ) -> LoadedModel:
-    from tscompress.loading import load
+    from tscompress.checkpoints.load import load
 
     return load(model, device=device, dtype=None if dtype == "stored" else dtype, revision=revision)
 
@@ -314,10 +314,10 @@ def compress(
     """Make the layers of a model smaller and save a verified checkpoint."""
     from tscompress import api
     from tscompress.calibration import MIXED, CalibrationConfig
+    from tscompress.checkpoints.format import shard_bytes
+    from tscompress.checkpoints.load import find
     from tscompress.data.series import read_series
-    from tscompress.factored import shard_bytes
     from tscompress.io.files import check_output
-    from tscompress.loading import find
     from tscompress.memory import compression_memory_bytes
     from tscompress.plan.plan import Plan
     from tscompress.recipe import Recipe, load_recipe, validate
@@ -1169,7 +1169,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show which layers two plans treat differently."""
-    from tscompress.factored import PLAN_FILE
+    from tscompress.checkpoints.format import PLAN_FILE
     from tscompress.plan.plan import Plan
 
     first, second = (Plan.load(p / PLAN_FILE if p.is_dir() else p) for p in (old, new))

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from tscompress.checkpoints.format import has_own_head
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.factored import has_own_head
 from tscompress.families.registry import FAMILIES, describe
 from tscompress.latency import Workload
 from tscompress.plan.architecture import Architecture, BlockKind
@@ -86,8 +86,8 @@ class CostModel:
     Parameters
     ----------
     family, model
-        The original, dense; of a :class:`~tscompress.loading.LoadedModel`. Only shapes are read,
-        so the model may live on the meta device.
+        The original, dense; of a :class:`~tscompress.checkpoints.load.LoadedModel`. Only shapes are
+        read, so the model may live on the meta device.
     workload
         The ``predict`` call whose ``macs`` and ``kv_cache_bytes`` count.
     bytes_per_number

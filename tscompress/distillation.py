@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import UsageError
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import STACKS
 
 

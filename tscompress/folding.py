@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import FactorizationError
 from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.layers.resize import replace_heads_, resize_hidden_
@@ -47,7 +48,6 @@ from tscompress.linalg import (
     shared_latent,
     symmetric_roots,
 )
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan

@@ -20,6 +20,8 @@ from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
 from yaml import YAMLError
 
 from tscompress.card import CARD_FILE, card_by_hand, card_of, licence_of, measured_of
+from tscompress.checkpoints.format import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
+from tscompress.checkpoints.load import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
@@ -27,7 +29,6 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.factored import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
 from tscompress.io.files import sha256_of, user_path, write_text_atomically
 from tscompress.io.network import (
     bounded_requests,
@@ -44,7 +45,6 @@ from tscompress.io.network import (
     with_retries,
 )
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
-from tscompress.loading import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
 from tscompress.measurements import CardScores, about_measurements
 from tscompress.pretraining import PRETRAIN_FILE
 from tscompress.records import Made, read_made

@@ -320,7 +320,7 @@ def _measure_this_process(
     directory: Path, dtype: str, workload: Workload, *, shared: bool
 ) -> MemoryUse:
     """Load the checkpoint and forecast twice (the second call runs with warm pools)."""
-    from tscompress.loading import load
+    from tscompress.checkpoints.load import load
 
     _forget_peak()
     before = psutil.Process().memory_info().rss

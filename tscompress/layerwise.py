@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.layers.resize import CACHE_NAMES
 from tscompress.linalg import least_squares
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import STACKS, AttentionBlock, FeedForward
 
 Block = AttentionBlock | FeedForward

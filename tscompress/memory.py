@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import psutil
 
-from tscompress.configs import check_config
-from tscompress.factored import base_config_of
-from tscompress.loading import Checkpoint
+from tscompress.checkpoints.config_checks import check_config
+from tscompress.checkpoints.format import base_config_of
+from tscompress.checkpoints.load import Checkpoint
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.recipe import Recipe
 

@@ -25,6 +25,7 @@ from tscompress.calibration import (
     calibration_batches,
     collect_moments,
 )
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
@@ -36,7 +37,6 @@ from tscompress.linalg import (
     even_picks,
     fit_power_law,
 )
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 from tscompress.rank_profile import (
     EmbeddingGroup,

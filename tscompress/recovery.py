@@ -25,6 +25,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from tscompress.calibration import GROUP_SIZE
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.data.synthetic import FloatArray
 from tscompress.distillation import (
     Distillation,
@@ -34,7 +35,6 @@ from tscompress.distillation import (
     recomputed_layers,
 )
 from tscompress.errors import DivergenceError, RecipeError, UsageError
-from tscompress.loading import LoadedModel, cast_parameters_
 from tscompress.optimizers import is_layer_matrix, make_optimizer
 from tscompress.recovery_config import Batches, RecoveryConfig
 from tscompress.score_cache import model_digest

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from tscompress.calibration import GROUP_SIZE, in_groups
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.distillation import TrainingBatch
 from tscompress.errors import UsageError
-from tscompress.loading import LoadedModel
 from tscompress.optimizers import OptimizerName
 from tscompress.removed import without_removed
 from tscompress.training import Bucket, draw_bucket, split_windows

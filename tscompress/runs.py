@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tscompress.api import RunResult
+from tscompress.checkpoints.format import PLAN_FILE
+from tscompress.checkpoints.load import PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
 from tscompress.evaluation import (
     SCORES_FILE,
@@ -26,12 +28,10 @@ from tscompress.evaluation import (
     results_json,
 )
 from tscompress.examples import ForecastExample
-from tscompress.factored import PLAN_FILE
 from tscompress.fidelity import Fidelity
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.latency import BenchResult
-from tscompress.loading import PROVENANCE_FILE
 from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe, validate

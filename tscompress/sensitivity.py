@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor, nn
 
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.folding import (
     FoldConfig,
@@ -43,7 +44,6 @@ from tscompress.folding import (
 from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layers.resize import replace_heads_
 from tscompress.layerwise import Recording, Step, advance_, blocks_of, record, sublayers, walk
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 from tscompress.planning import PATCH_EMBEDDINGS, check_heads, fold_plan

@@ -11,14 +11,19 @@ from typing import Any
 import torch
 
 from tscompress.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.checkpoints.format import (
+    MAX_SHARD_SIZE,
+    unique_tensors,
+    write_factored,
+    write_folded,
+)
+from tscompress.checkpoints.load import GENERATION_FILE, LoadedModel, load, source_files
+from tscompress.checkpoints.provenance import hashes, write_provenance
 from tscompress.errors import PlanError, VerificationError
-from tscompress.factored import MAX_SHARD_SIZE, unique_tensors, write_factored, write_folded
 from tscompress.figures import DPI, loss_figure
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
-from tscompress.loading import GENERATION_FILE, LoadedModel, load, source_files
 from tscompress.plan.plan import Plan
-from tscompress.provenance import hashes, write_provenance
 from tscompress.recipe import Recipe
 from tscompress.recovery import RecoveryResult
 

@@ -23,6 +23,7 @@ from tscompress.candidates import (
     latency_of,
     least_needed_layer,
 )
+from tscompress.checkpoints.load import LoadedModel, build_empty, load
 from tscompress.costs import CostModel, Measure
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
@@ -30,7 +31,6 @@ from tscompress.families.registry import describe
 from tscompress.folding import FoldConfig, fold_
 from tscompress.latency import Workload
 from tscompress.linalg import even_picks
-from tscompress.loading import LoadedModel, build_empty, load
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule

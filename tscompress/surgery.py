@@ -14,12 +14,17 @@ import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.calibration import CalibrationBatch, Moment
+from tscompress.checkpoints.format import (
+    apply_structure_,
+    projection_,
+    replace_module_,
+    tie_weights_,
+)
+from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
 from tscompress.errors import FactorizationError, PlanError
-from tscompress.factored import apply_structure_, projection_, replace_module_, tie_weights_
 from tscompress.folding import FoldConfig, fold_
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd, whitened_svd
-from tscompress.loading import LoadedModel, build_empty, wrap_pipeline
 from tscompress.plan.plan import Plan
 from tscompress.planning import check_width, settle_fold_plan
 from tscompress.width import narrowed_config, narrowed_weights, stream_bases, turn_

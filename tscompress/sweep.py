@@ -43,6 +43,21 @@ from rich.table import Table
 from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
 from tscompress.calibration import CalibrationConfig
 from tscompress.candidates import fill_randomly_
+from tscompress.checkpoints.format import (
+    CONFIG_FILE,
+    PLAN_FILE,
+    apply_structure_,
+    is_factored_config,
+    read_plan,
+)
+from tscompress.checkpoints.load import (
+    LoadedModel,
+    build_empty,
+    load,
+    model_name,
+    read_config,
+    wrap_pipeline,
+)
 from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 from tscompress.errors import (
     DataError,
@@ -52,13 +67,6 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.evaluation import METRICS, EvaluationResult
-from tscompress.factored import (
-    CONFIG_FILE,
-    PLAN_FILE,
-    apply_structure_,
-    is_factored_config,
-    read_plan,
-)
 from tscompress.families.registry import family_of
 from tscompress.figures import (
     DPI,
@@ -73,14 +81,6 @@ from tscompress.figures import (
 from tscompress.folding import FoldConfig
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.latency import BenchResult, Workload, bench, bytes_on_disk, process_memory
-from tscompress.loading import (
-    LoadedModel,
-    build_empty,
-    load,
-    model_name,
-    read_config,
-    wrap_pipeline,
-)
 from tscompress.planning import Method
 from tscompress.recipe import (
     SIZES_BESIDE_HEADS,
@@ -114,9 +114,9 @@ _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
     "api", "plan", "families", "batching", "calibration", "candidates", "data", "costs",
-    "distillation", "evaluation", "factored", "folding", "layers", "latency", "layerwise",
-    "linalg", "loading", "optimizers", "planning", "rank_profile", "recipe", "recovery",
-    "recovery_config", "sensitivity", "serialization", "sizing", "surgery", "training", "width",
+    "distillation", "evaluation", "checkpoints", "folding", "layers", "latency", "layerwise",
+    "linalg", "optimizers", "planning", "rank_profile", "recipe", "recovery", "recovery_config",
+    "sensitivity", "serialization", "sizing", "surgery", "training", "width",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

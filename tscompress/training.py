@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from tscompress.checkpoints.format import save_tensors
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import CorruptCheckpointError, RecipeError
-from tscompress.factored import save_tensors
 
 STATE_FILE = "state.safetensors"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.checkpoints.format import UNTIED, has_own_head
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import FactorizationError
-from tscompress.factored import UNTIED, has_own_head
 from tscompress.layerwise import small_batches, sublayer_of, sublayers
-from tscompress.loading import LoadedModel
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import INPUT_PATCHES, OUTPUT_PATCHES
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tscompress._version import __version__
+from tscompress.checkpoints.load import PROVENANCE_FILE, weight_files
 from tscompress.io.files import sha256_of, write_text_atomically
-from tscompress.loading import PROVENANCE_FILE, weight_files
 
 _RECORDED_LIBRARIES = (
     "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",

@@ -27,17 +27,8 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.configs import check_config, check_generation
-from tscompress.errors import (
-    CorruptCheckpointError,
-    GatedModelError,
-    ModelLoadError,
-    ModelNotFoundError,
-    OfflineError,
-    UnsupportedModelError,
-    UsageError,
-)
-from tscompress.factored import (
+from tscompress.checkpoints.config_checks import check_config, check_generation
+from tscompress.checkpoints.format import (
     CONFIG_FILE,
     INDEX_FILE,
     PLAN_FILE,
@@ -51,6 +42,15 @@ from tscompress.factored import (
     load_weights_strictly_,
     read_plan,
     tie_weights_,
+)
+from tscompress.errors import (
+    CorruptCheckpointError,
+    GatedModelError,
+    ModelLoadError,
+    ModelNotFoundError,
+    OfflineError,
+    UnsupportedModelError,
+    UsageError,
 )
 from tscompress.families.registry import FAMILIES, describe, family_of
 from tscompress.io.files import git_hash_of, sha256_of, user_path
