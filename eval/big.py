@@ -130,8 +130,8 @@ def draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 def compress(job: dict[str, Any]) -> dict[str, Any]:
     """In the process that is measured: peaks of the resident set, in bytes, by phase."""
     from tscompress import api
-    from tscompress.calibration import CalibrationConfig
     from tscompress.checkpoints.load import find, load
+    from tscompress.compression.calibration import CalibrationConfig
     from tscompress.memory import compression_memory_bytes
     from tscompress.recipe import Recipe
     from tscompress.serialization import save

@@ -37,7 +37,9 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.calibration import (
+from tscompress.candidates import choose_factored
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
@@ -45,16 +47,14 @@ from tscompress.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.candidates import choose_factored
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import fold_plan
 from tscompress.costs import CostModel
 from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation import METRICS, EvaluationResult
-from tscompress.folding import FoldConfig
 from tscompress.latency import Workload
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
-from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.sensitivity import forecast_loss, measure_sensitivity

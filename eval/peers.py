@@ -62,22 +62,22 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.apply import keep_layers_
+from tscompress.compression.calibration import (
     SYNTHETIC,
     CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     drawn_continuations,
 )
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.layer_walk import small_batches
 from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.latency import Workload, bench, forecast, synthetic_batch
-from tscompress.layerwise import small_batches
-from tscompress.planning import fold_plan
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
-from tscompress.surgery import keep_layers_
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
 PAPER = ((5, 0.35), (3, 0.27))

@@ -36,8 +36,8 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
-from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
 from tscompress.evaluation import EvaluationResult

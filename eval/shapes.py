@@ -28,10 +28,10 @@ from rich.console import Console
 
 from tscompress.candidates import fill_randomly_
 from tscompress.checkpoints.load import build_empty, wrap_pipeline
+from tscompress.compression.residual_stream import narrowed_config
 from tscompress.latency import BenchResult, Workload, bench
 from tscompress.layers.shared_cross_attention import share_cross_attention
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
-from tscompress.width import narrowed_config
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]
 DENSE_D_KV = 64

@@ -19,9 +19,9 @@ from test_cli import Command, command  # noqa: F401
 
 import tscompress
 from tscompress import hub
-from tscompress.calibration import CalibrationConfig
 from tscompress.checkpoints import format as factored
 from tscompress.checkpoints.load import LoadedModel, find, load, source_files, weight_files
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.io.files import sha256_of
 from tscompress.memory import compression_memory_bytes

@@ -26,13 +26,13 @@ from tscompress.candidates import (
     latency_of,
 )
 from tscompress.checkpoints.load import load
+from tscompress.compression.fold_plans import fold_plan
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
 from tscompress.latency import Workload, bench, count_macs, parameter_count
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, parse_budget
-from tscompress.planning import fold_plan
 from tscompress.pretraining import build_model
 from tscompress.sensitivity import Part, Sensitivity
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from test_heads import cache_of
 
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     _related,
@@ -24,7 +25,6 @@ from tscompress.calibration import (
     drawn_continuations,
     run_teacher_forced,
 )
-from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,

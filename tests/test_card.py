@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.api import run
-from tscompress.calibration import CalibrationConfig
 from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -38,7 +39,6 @@ from tscompress.measurements import (
     read_scores,
     scores_of_run,
 )
-from tscompress.planning import RankSchedule
 from tscompress.pretraining import pretrain
 from tscompress.recipe import EvaluationConfig, Recipe
 from tscompress.records import read_made

@@ -16,14 +16,24 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.api import compress_loaded_, plan_loaded
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import apply_plan_
+from tscompress.compression.calibration import (
     CalibrationConfig,
     Moment,
     calibration_batches,
     collect_moments,
     run_teacher_forced,
 )
-from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.fold_plans import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+    make_plan,
+)
 from tscompress.errors import (
     CorruptCheckpointError,
     FactorizationError,
@@ -36,17 +46,7 @@ from tscompress.errors import (
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
 from tscompress.plan.plan import Plan, ProjectionPlan
-from tscompress.planning import (
-    BudgetSchedule,
-    EnergySchedule,
-    EpsilonSchedule,
-    Method,
-    PowerLawSchedule,
-    RankSchedule,
-    make_plan,
-)
 from tscompress.recipe import Recipe, load_recipe
-from tscompress.surgery import apply_plan_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 METHODS = get_args(Method)

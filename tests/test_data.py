@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,

@@ -28,9 +28,9 @@ from safetensors.torch import load_file, save_file
 from test_cli import Command, command  # noqa: F401
 
 from tscompress.api import compress
-from tscompress.calibration import CalibrationConfig
 from tscompress.checkpoints.config_checks import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
 from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data import series as data
 from tscompress.data.streaming import iterate_series
 from tscompress.data.suites import find_suite

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.calibration import CalibrationConfig, calibration_batches
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
 from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.cli import app
+from tscompress.compression.apply import apply_fold_, keep_layers_
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
 from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.folding import FoldConfig
 from tscompress.latency import (
     Workload,
     count_macs,
@@ -34,8 +36,6 @@ from tscompress.latency import (
 from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.plan.plan import HeadPlan, Plan
-from tscompress.planning import RankSchedule, fold_plan, fold_plan_of
-from tscompress.surgery import apply_fold_, keep_layers_
 
 D_MODEL, HEADS, SIZE = 24, 4, 8  # of the checkpoints in conftest
 FAMILIES = ("chronos-t5", "chronos-bolt")

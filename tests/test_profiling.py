@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import BertConfig, BertModel, T5Config, T5Model
 
-from tscompress.calibration import CalibrationConfig
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import apply_plan_
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.errors import UsageError
 from tscompress.figures import ComparisonRow, comparison_figure
-from tscompress.planning import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.profile_figures import (
     embedding_figure,
     flow_of_ranks_figure,
@@ -36,7 +37,6 @@ from tscompress.profiling import (
     profile_weights,
 )
 from tscompress.rank_profile import RankProfile
-from tscompress.surgery import apply_plan_
 
 LANGUAGE_MODELS = ("t5", "bert")
 QUICK = CalibrationConfig(num_series=16, context_length=48, batch_size=8)

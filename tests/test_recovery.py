@@ -33,8 +33,9 @@ from torch import Tensor
 import tscompress
 from tscompress import recovery
 from tscompress.api import finish_recovery
-from tscompress.calibration import CalibrationConfig
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
 from tscompress.data.synthetic import CorpusConfig
@@ -57,7 +58,6 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.plan.plan import Plan
-from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.recovery import (
     CHECKPOINT,

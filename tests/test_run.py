@@ -12,16 +12,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress import api, calibration, recovery_config
+from tscompress import api, recovery_config
 from tscompress.api import compress_loaded_, labels_of, run
-from tscompress.calibration import CalibrationConfig
 from tscompress.checkpoints.load import load
+from tscompress.compression import calibration
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.series import guarded, training_series
 from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.latency import Workload
 from tscompress.plan.plan import Plan
-from tscompress.planning import RankSchedule
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import headline, report_tables, write_report

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from tscompress import sensitivity
-from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.fold import FoldConfig, fold_, refit_
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.layer_walk import Step
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.folding import FoldConfig, fold_, refit_
-from tscompress.layerwise import Step
-from tscompress.planning import fold_plan
 from tscompress.sensitivity import (
     Part,
     PartKind,

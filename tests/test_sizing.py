@@ -15,11 +15,16 @@ from conftest import FAMILIES, tiny_recipe
 
 import tscompress
 from tscompress import sizing
-from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import Candidate
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import apply_fold_, fold_planned_
+from tscompress.compression.calibration import (
+    CalibrationBatch,
+    CalibrationConfig,
+    calibration_batches,
+)
+from tscompress.compression.fold import FoldConfig
 from tscompress.errors import DataError, PlanError
-from tscompress.folding import FoldConfig
 from tscompress.latency import (
     Workload,
     bytes_on_disk,
@@ -32,7 +37,6 @@ from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.pretraining import build_model, save_pretrained
 from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
-from tscompress.surgery import apply_fold_, fold_planned_
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig()

@@ -29,10 +29,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from tscompress.api import compress, run
-from tscompress.calibration import CalibrationConfig
 from tscompress.checkpoints.load import load, stored_dtype
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import UnsupportedModelError
-from tscompress.planning import RankSchedule
 from tscompress.recipe import Recipe
 from tscompress.serialization import save
 

@@ -12,14 +12,14 @@ from tscompress._version import __version__
 
 if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
-    from tscompress.calibration import CalibrationConfig
     from tscompress.card import write_card
     from tscompress.checkpoints.load import LoadedModel, load
+    from tscompress.compression.calibration import CalibrationConfig
+    from tscompress.compression.fold import FoldConfig
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation import EvaluationResult, evaluate, relative
     from tscompress.fidelity import Fidelity
-    from tscompress.folding import FoldConfig
     from tscompress.hub import PushResult, push
     from tscompress.latency import BenchResult, Workload, bench
     from tscompress.layers.low_rank import LowRankLinear
@@ -42,7 +42,7 @@ _HOME = {
     "compress": "api",
     "recover": "api",
     "run": "api",
-    "CalibrationConfig": "calibration",
+    "CalibrationConfig": "compression.calibration",
     "CardScores": "measurements",
     "write_card": "card",
     "read_series": "data.series",
@@ -51,7 +51,7 @@ _HOME = {
     "evaluate": "evaluation",
     "relative": "evaluation",
     "Fidelity": "fidelity",
-    "FoldConfig": "folding",
+    "FoldConfig": "compression.fold",
     "PushResult": "hub",
     "push": "hub",
     "BenchResult": "latency",

@@ -15,14 +15,6 @@ from typing import Any, Literal
 import torch
 
 from tscompress import latency
-from tscompress.calibration import (
-    OWN_SOURCES,
-    CalibrationBatch,
-    CalibrationConfig,
-    Moment,
-    calibration_batches,
-    collect_moments,
-)
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import (
     PROVENANCE_FILE,
@@ -31,6 +23,28 @@ from tscompress.checkpoints.load import (
     load,
     model_name,
     wrap_pipeline,
+)
+from tscompress.compression.apply import apply_plan_, fold_planned_, keep_layers_
+from tscompress.compression.calibration import (
+    OWN_SOURCES,
+    CalibrationBatch,
+    CalibrationConfig,
+    Moment,
+    calibration_batches,
+    collect_moments,
+)
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    FitSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+    Schedule,
+    fold_plan_of,
+    make_plan,
 )
 from tscompress.data.series import guarded
 from tscompress.data.suites import (
@@ -47,24 +61,11 @@ from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
 from tscompress.examples import ForecastExample, typical_example
 from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
-from tscompress.folding import FoldConfig
 from tscompress.io.files import check_output, user_path
 from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
-from tscompress.planning import (
-    BudgetSchedule,
-    EnergySchedule,
-    EpsilonSchedule,
-    FitSchedule,
-    Method,
-    PowerLawSchedule,
-    RankSchedule,
-    Schedule,
-    fold_plan_of,
-    make_plan,
-)
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load_recipe, validate
@@ -73,7 +74,6 @@ from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import layers_that_stay, plan_within_budget
-from tscompress.surgery import apply_plan_, fold_planned_, keep_layers_
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]

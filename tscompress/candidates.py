@@ -20,6 +20,9 @@ from torch import nn
 
 from tscompress.checkpoints.format import apply_structure_, tie_weights_
 from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
+from tscompress.compression.apply import config_of_layers
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.residual_stream import narrowed_config
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
@@ -27,10 +30,7 @@ from tscompress.families.registry import describe
 from tscompress.latency import Workload, bench
 from tscompress.plan.plan import stock_frequencies
 from tscompress.plan.schedules import Budget
-from tscompress.planning import fold_plan
 from tscompress.sensitivity import Part, Sensitivity
-from tscompress.surgery import config_of_layers
-from tscompress.width import narrowed_config
 
 _HEADS: tuple[SizeKind, ...] = ("qk", "vo")
 _HIDDEN: tuple[SizeKind, ...] = ("hidden",)
@@ -38,7 +38,7 @@ _HIDDEN: tuple[SizeKind, ...] = ("hidden",)
 
 @dataclass(frozen=True)
 class Candidate:
-    """Sizes for a whole model, as :func:`~tscompress.planning.fold_plan` takes them.
+    """Sizes for a whole model, as :func:`~tscompress.compression.fold_plans.fold_plan` takes them.
 
     Attributes
     ----------

@@ -144,7 +144,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
-    from tscompress.calibration import CalibrationConfig
+    from tscompress.compression.calibration import CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output, new_directory
     from tscompress.profile_figures import save_profile_figures
@@ -195,7 +195,7 @@ def sensitivity(
 
     What --budget plans with: measured once for a model and its series, then read from a cache.
     """
-    from tscompress.calibration import MIXED, CalibrationConfig
+    from tscompress.compression.calibration import MIXED, CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output
     from tscompress.sizing import sensitivities, sensitivity_tables
@@ -313,9 +313,9 @@ def compress(
 ) -> None:
     """Make the layers of a model smaller and save a verified checkpoint."""
     from tscompress import api
-    from tscompress.calibration import MIXED, CalibrationConfig
     from tscompress.checkpoints.format import shard_bytes
     from tscompress.checkpoints.load import find
+    from tscompress.compression.calibration import MIXED, CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output
     from tscompress.memory import compression_memory_bytes

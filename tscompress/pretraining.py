@@ -34,10 +34,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.checkpoints.format import CONFIG_FILE, unique_tensors, write_factored
 from tscompress.checkpoints.load import build_empty, load
 from tscompress.checkpoints.provenance import write_provenance
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.fold_plans import PowerLawSchedule, fold_plan_of
 from tscompress.data.series import training_series
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
@@ -48,7 +49,6 @@ from tscompress.io.untrusted import shown
 from tscompress.layers.resize import replace_heads_
 from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
 from tscompress.plan.plan import Plan
-from tscompress.planning import PowerLawSchedule, fold_plan_of
 from tscompress.training import (
     STATE_FILE,
     Bucket,

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
@@ -25,7 +26,6 @@ from tscompress.calibration import (
     calibration_batches,
     collect_moments,
 )
-from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
@@ -93,7 +93,8 @@ def profile(
     FactorizationError
         A spectrum could not be computed; names the matrix.
     DataError, LeakError
-        The series cannot be used; see :func:`tscompress.calibration.calibration_batches`.
+        The series cannot be used; see
+        :func:`tscompress.compression.calibration.calibration_batches`.
     """
     tolerances = _check_epsilons(epsilons)
     corpus = None if calibration is None else _corpus_name(calibration, series)

@@ -15,14 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from tscompress.calibration import CalibrationConfig
-from tscompress.data.suites import LongFormat
-from tscompress.errors import RecipeError
-from tscompress.folding import FoldConfig
-from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
-from tscompress.latency import Workload
-from tscompress.plan.schedules import PlannedSchedule
-from tscompress.planning import (
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import (
     BudgetSchedule,
     EnergySchedule,
     EpsilonSchedule,
@@ -31,6 +26,11 @@ from tscompress.planning import (
     PowerLawSchedule,
     RankSchedule,
 )
+from tscompress.data.suites import LongFormat
+from tscompress.errors import RecipeError
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
+from tscompress.latency import Workload
+from tscompress.plan.schedules import PlannedSchedule
 from tscompress.pretraining import PretrainRecipe
 from tscompress.recovery_config import RecoveryConfig
 

@@ -24,8 +24,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from tscompress.calibration import GROUP_SIZE
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
+from tscompress.compression.calibration import GROUP_SIZE
 from tscompress.data.synthetic import FloatArray
 from tscompress.distillation import (
     Distillation,

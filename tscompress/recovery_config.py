@@ -14,8 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
-from tscompress.calibration import GROUP_SIZE, in_groups
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import GROUP_SIZE, in_groups
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus

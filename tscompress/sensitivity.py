@@ -25,10 +25,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.folding import (
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.fold import (
     FoldConfig,
     attention_moments,
     fill_,
@@ -41,20 +40,27 @@ from tscompress.folding import (
     refit_,
     with_free_frequencies,
 )
+from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fold_plan
+from tscompress.compression.layer_walk import (
+    Recording,
+    Step,
+    advance_,
+    blocks_of,
+    record,
+    sublayers,
+    walk,
+)
+from tscompress.compression.residual_stream import projected, stream_bases
+from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layers.resize import replace_heads_
-from tscompress.layerwise import Recording, Step, advance_, blocks_of, record, sublayers, walk
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
-from tscompress.planning import PATCH_EMBEDDINGS, check_heads, fold_plan
 from tscompress.score_cache import code_digest, versions
-from tscompress.width import projected, stream_bases
 
 SENSITIVITY_VERSION: Literal[1] = 1
 #: What folds and measures; in a development version it changes without a number.
-_CODE = (
-    "calibration", "folding", "layers", "layerwise", "linalg", "planning", "sensitivity", "width",
-)  # fmt: skip
+_CODE = ("compression", "layers", "linalg", "sensitivity")
 
 PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
 #: The part whose size is ``d_model``.

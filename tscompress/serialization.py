@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tscompress.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.checkpoints.format import (
     MAX_SHARD_SIZE,
     unique_tensors,
@@ -19,6 +18,7 @@ from tscompress.checkpoints.format import (
 )
 from tscompress.checkpoints.load import GENERATION_FILE, LoadedModel, load, source_files
 from tscompress.checkpoints.provenance import hashes, write_provenance
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
 from tscompress.figures import DPI, loss_figure
 from tscompress.io.files import new_directory, user_path, write_text_atomically

@@ -14,7 +14,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
 from tscompress.candidates import (
     Candidate,
     choose_factored,
@@ -24,25 +23,30 @@ from tscompress.candidates import (
     least_needed_layer,
 )
 from tscompress.checkpoints.load import LoadedModel, build_empty, load
+from tscompress.compression.apply import config_of_layers, fold_planned_, keep_layers_
+from tscompress.compression.calibration import (
+    CalibrationBatch,
+    CalibrationConfig,
+    calibration_batches,
+)
+from tscompress.compression.fold import FoldConfig, fold_
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.residual_stream import narrowed_config
 from tscompress.costs import CostModel, Measure
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
 from tscompress.families.registry import describe
-from tscompress.folding import FoldConfig, fold_
 from tscompress.latency import Workload
 from tscompress.linalg import even_picks
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.planning import fold_plan
 from tscompress.sensitivity import (
     DEFAULT_WIDTHS,
     PartKind,
     Sensitivity,
     measure_sensitivity,
 )
-from tscompress.surgery import config_of_layers, fold_planned_, keep_layers_
-from tscompress.width import narrowed_config
 
 OnProgress = Callable[[str, int, int], None]
 

@@ -41,7 +41,6 @@ from rich import box
 from rich.table import Table
 
 from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
-from tscompress.calibration import CalibrationConfig
 from tscompress.candidates import fill_randomly_
 from tscompress.checkpoints.format import (
     CONFIG_FILE,
@@ -58,6 +57,9 @@ from tscompress.checkpoints.load import (
     read_config,
     wrap_pipeline,
 )
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import Method
 from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 from tscompress.errors import (
     DataError,
@@ -78,10 +80,8 @@ from tscompress.figures import (
     new_figure,
     style_axes,
 )
-from tscompress.folding import FoldConfig
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.latency import BenchResult, Workload, bench, bytes_on_disk, process_memory
-from tscompress.planning import Method
 from tscompress.recipe import (
     SIZES_BESIDE_HEADS,
     EvaluationConfig,
@@ -113,10 +113,10 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "families", "batching", "calibration", "candidates", "data", "costs",
-    "distillation", "evaluation", "checkpoints", "folding", "layers", "latency", "layerwise",
-    "linalg", "optimizers", "planning", "rank_profile", "recipe", "recovery", "recovery_config",
-    "sensitivity", "serialization", "sizing", "surgery", "training", "width",
+    "api", "plan", "families", "batching", "compression", "candidates", "data", "costs",
+    "distillation", "evaluation", "checkpoints", "layers", "latency", "linalg", "optimizers",
+    "rank_profile", "recipe", "recovery", "recovery_config", "sensitivity", "serialization",
+    "sizing", "training",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.layers.resize import CACHE_NAMES
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import STACKS, AttentionBlock, FeedForward

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.calibration import CalibrationBatch, Moment
 from tscompress.checkpoints.format import (
     apply_structure_,
     projection_,
@@ -21,13 +20,19 @@ from tscompress.checkpoints.format import (
     tie_weights_,
 )
 from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
+from tscompress.compression.calibration import CalibrationBatch, Moment
+from tscompress.compression.fold import FoldConfig, fold_
+from tscompress.compression.fold_plans import check_width, settle_fold_plan
+from tscompress.compression.residual_stream import (
+    narrowed_config,
+    narrowed_weights,
+    stream_bases,
+    turn_,
+)
 from tscompress.errors import FactorizationError, PlanError
-from tscompress.folding import FoldConfig, fold_
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd, whitened_svd
 from tscompress.plan.plan import Plan
-from tscompress.planning import check_width, settle_fold_plan
-from tscompress.width import narrowed_config, narrowed_weights, stream_bases, turn_
 
 
 def apply_plan_(
@@ -130,8 +135,8 @@ def apply_fold_(
     """Fold ``loaded`` as planned, on what it sees in ``batches``, and note the plan on it.
 
     Layers that are to go have gone already (:func:`keep_layers_`); ``original`` still has them, see
-    :func:`~tscompress.folding.fold_`, and its streams are turned if the plan narrows them. If all
-    sizes are alike, ``loaded`` is a stock model of a plain config afterwards.
+    :func:`~tscompress.compression.fold.fold_`, and its streams are turned if the plan narrows them.
+    If all sizes are alike, ``loaded`` is a stock model of a plain config afterwards.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.calibration import Moment
+from tscompress.compression.calibration import Moment
 from tscompress.errors import FactorizationError, PlanError
 from tscompress.linalg import (
     break_even_rank,

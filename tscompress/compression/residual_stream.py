@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.calibration import CalibrationBatch, fed_positions, run_teacher_forced
 from tscompress.checkpoints.format import UNTIED, has_own_head
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.compression.layer_walk import small_batches, sublayer_of, sublayers
 from tscompress.errors import FactorizationError
-from tscompress.layerwise import small_batches, sublayer_of, sublayers
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import INPUT_PATCHES, OUTPUT_PATCHES
 

@@ -20,12 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.calibration import CalibrationBatch, drawn_continuations, run_teacher_forced
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.errors import FactorizationError
-from tscompress.io.freed_memory import return_memory, returning_memory
-from tscompress.layers.resize import replace_heads_, resize_hidden_
-from tscompress.layerwise import (
+from tscompress.compression.calibration import (
+    CalibrationBatch,
+    drawn_continuations,
+    run_teacher_forced,
+)
+from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, settle_fold_plan
+from tscompress.compression.layer_walk import (
     PassEnded,
     Step,
     leave_layers_out_,
@@ -37,6 +39,10 @@ from tscompress.layerwise import (
     small_batches,
     walk,
 )
+from tscompress.compression.residual_stream import cut_embeddings_, cut_rows_, readers_of_end
+from tscompress.errors import FactorizationError
+from tscompress.io.freed_memory import return_memory, returning_memory
+from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.linalg import (
     Roots,
     even_picks,
@@ -50,9 +56,7 @@ from tscompress.linalg import (
 )
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
-from tscompress.planning import PATCH_EMBEDDINGS, settle_fold_plan
 from tscompress.removed import without_removed
-from tscompress.width import cut_embeddings_, cut_rows_, readers_of_end
 
 #: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
 #: same, and the product of all of them would take longer than everything else.
@@ -177,7 +181,8 @@ def fold_(
         ``loaded`` is now.
 
     With ``plan.width`` the streams of ``loaded`` have been turned
-    (:func:`~tscompress.width.turn_`); nothing is written beyond the first so many numbers then.
+    (:func:`~tscompress.compression.residual_stream.turn_`); nothing is written beyond the first so
+    many numbers then.
 
     Raises
     ------
