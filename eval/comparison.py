@@ -41,12 +41,12 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import SYNTHETIC, CalibrationConfig
 from tscompress.data.suites import load_suite
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
-from tscompress.latency import bench
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.score_cache import ScoreCache

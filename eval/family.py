@@ -27,9 +27,9 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import cast_parameters_, load
 from tscompress.data.suites import load_suite
-from tscompress.latency import bench
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 

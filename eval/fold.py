@@ -37,6 +37,7 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.benchmark.bench import Workload
 from tscompress.candidates import choose_factored
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (
@@ -52,7 +53,6 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.costs import CostModel
 from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation import METRICS, EvaluationResult
-from tscompress.latency import Workload
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.recipe import EvaluationConfig

@@ -26,12 +26,12 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.benchmark.bench import Workload, bench
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
-from tscompress.latency import Workload, bench
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 

@@ -18,13 +18,13 @@ import torch
 from fold import mean_loss
 from torch import Tensor, nn
 
+from tscompress.benchmark.bench import parameter_count
 from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import CalibrationBatch
 from tscompress.compression.layer_walk import Step, record, walk
 from tscompress.errors import FactorizationError, UsageError
-from tscompress.latency import parameter_count
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
 

@@ -62,6 +62,7 @@ from rich.console import Console
 
 import tscompress
 from tscompress.api import score
+from tscompress.benchmark.bench import Workload, bench, forecast, synthetic_batch
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
@@ -75,7 +76,6 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import small_batches
 from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
-from tscompress.latency import Workload, bench, forecast, synthetic_batch
 from tscompress.recipe import EvaluationConfig
 from tscompress.score_cache import ScoreCache
 

@@ -26,10 +26,10 @@ from chronos import BaseChronosPipeline
 from output import write_tables
 from rich.console import Console
 
+from tscompress.benchmark.bench import BenchResult, Workload, bench
 from tscompress.candidates import fill_randomly_
 from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
-from tscompress.latency import BenchResult, Workload, bench
 from tscompress.layers.shared_cross_attention import share_cross_attention
 from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 

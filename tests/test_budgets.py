@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tscompress import candidates as candidates_module
+from tscompress.benchmark.bench import Workload, bench, count_macs, parameter_count
 from tscompress.candidates import (
     Candidate,
     choose_factored,
@@ -30,7 +31,6 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.costs import CostModel, Costs, Measure
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
-from tscompress.latency import Workload, bench, count_macs, parameter_count
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, parse_budget
 from tscompress.pretraining import build_model

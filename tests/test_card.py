@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.api import run
+from tscompress.benchmark.bench import Workload, parameter_count
 from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
@@ -30,7 +31,6 @@ from tscompress.errors import (
     VerificationError,
 )
 from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.latency import Workload, parameter_count
 from tscompress.measurements import (
     CardScores,
     about_measurements,

@@ -25,12 +25,12 @@ from safetensors import safe_open
 
 from tscompress import api, cli
 from tscompress._version import __version__
+from tscompress.benchmark.bench import parameter_count
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
 from tscompress.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
-from tscompress.latency import parameter_count
 from tscompress.plan.plan import Plan
 from tscompress.pretraining import Bucket, Stage
 from tscompress.recipe import load_recipe

@@ -12,11 +12,7 @@ from chronos.chronos2 import Chronos2Model
 from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
-from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
-from tscompress.costs import CostModel, Costs
-from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.families.registry import describe
-from tscompress.latency import (
+from tscompress.benchmark.bench import (
     Workload,
     bytes_on_disk,
     count_macs,
@@ -24,6 +20,10 @@ from tscompress.latency import (
     parameter_bytes,
     parameter_count,
 )
+from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
+from tscompress.costs import CostModel, Costs
+from tscompress.errors import PlanError, UnsupportedModelError, UsageError
+from tscompress.families.registry import describe
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
 from tscompress.pretraining import build_model

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import tscompress
+from tscompress.benchmark.bench import parameter_count
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression import fold as folding
 from tscompress.compression.apply import apply_fold_, keep_layers_
@@ -36,7 +37,6 @@ from tscompress.compression.fold import FoldConfig, choose_frequencies, fold_
 from tscompress.compression.fold_plans import fold_plan, settle_fold_plan
 from tscompress.compression.layer_walk import record, record_entry, walk
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
-from tscompress.latency import parameter_count
 from tscompress.layers.resize import SizedT5Attention
 from tscompress.plan.plan import Plan
 from tscompress.pretraining import build_model, save_pretrained

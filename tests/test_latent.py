@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
+from tscompress.benchmark.bench import (
+    Workload,
+    count_macs,
+    kv_cache_bytes,
+    parameter_bytes,
+    parameter_count,
+)
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
 from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.cli import app
@@ -26,13 +33,6 @@ from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
 from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.latency import (
-    Workload,
-    count_macs,
-    kv_cache_bytes,
-    parameter_bytes,
-    parameter_count,
-)
 from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.plan.plan import HeadPlan, Plan

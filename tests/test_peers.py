@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 import tscompress
+from tscompress.benchmark.bench import Workload, parameter_count
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
@@ -27,7 +28,6 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.layer_walk import small_batches
 from tscompress.errors import FactorizationError, UsageError
-from tscompress.latency import Workload, parameter_count
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
 from tscompress.recipe import EvaluationConfig

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from tscompress import cli
 from tscompress.api import RunResult, run
+from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS
 from tscompress.examples import ForecastExample, typical_example
-from tscompress.latency import BenchResult, MemoryUse, ModelBench, Workload
 from tscompress.measurements import read_scores
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.report import rewrite_report, write_report

@@ -14,6 +14,7 @@ import pytest
 
 from tscompress import api, recovery_config
 from tscompress.api import compress_loaded_, labels_of, run
+from tscompress.benchmark.bench import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig
@@ -21,7 +22,6 @@ from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.series import guarded, training_series
 from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
-from tscompress.latency import Workload
 from tscompress.plan.plan import Plan
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
 from tscompress.recovery_config import RecoveryConfig

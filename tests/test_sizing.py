@@ -15,6 +15,14 @@ from conftest import FAMILIES, tiny_recipe
 
 import tscompress
 from tscompress import sizing
+from tscompress.benchmark.bench import (
+    Workload,
+    bytes_on_disk,
+    count_macs,
+    kv_cache_bytes,
+    parameter_bytes,
+    parameter_count,
+)
 from tscompress.candidates import Candidate
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
@@ -25,14 +33,6 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.fold import FoldConfig
 from tscompress.errors import DataError, PlanError
-from tscompress.latency import (
-    Workload,
-    bytes_on_disk,
-    count_macs,
-    kv_cache_bytes,
-    parameter_bytes,
-    parameter_count,
-)
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.pretraining import build_model, save_pretrained

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from tscompress import cli
 from tscompress import sweep as sweeping
+from tscompress.benchmark.bench import MemoryUse, bytes_on_disk, parameter_count
 from tscompress.checkpoints.load import load
 from tscompress.errors import (
     DataError,
@@ -31,7 +32,6 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
 )
-from tscompress.latency import MemoryUse, bytes_on_disk, parameter_count
 from tscompress.statistics import pareto_front
 from tscompress.sweep import (
     Measured,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
+from tscompress.benchmark.bench import parameter_count
 from tscompress.checkpoints.format import has_own_head
 from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
 from tscompress.cli import app
@@ -25,7 +26,6 @@ from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
 from tscompress.distillation import check_comparable
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.latency import parameter_count
 from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.report_content import plan_label
 from tscompress.sweep import Grid, _label

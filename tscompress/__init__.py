@@ -12,6 +12,7 @@ from tscompress._version import __version__
 
 if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
+    from tscompress.benchmark.bench import BenchResult, Workload, bench
     from tscompress.card import write_card
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tscompress.evaluation import EvaluationResult, evaluate, relative
     from tscompress.fidelity import Fidelity
     from tscompress.hub import PushResult, push
-    from tscompress.latency import BenchResult, Workload, bench
     from tscompress.layers.low_rank import LowRankLinear
     from tscompress.layers.shared_cross_attention import share_cross_attention
     from tscompress.measurements import CardScores
@@ -54,9 +54,9 @@ _HOME = {
     "FoldConfig": "compression.fold",
     "PushResult": "hub",
     "push": "hub",
-    "BenchResult": "latency",
-    "Workload": "latency",
-    "bench": "latency",
+    "BenchResult": "benchmark.bench",
+    "Workload": "benchmark.bench",
+    "bench": "benchmark.bench",
     "LoadedModel": "checkpoints.load",
     "load": "checkpoints.load",
     "LowRankLinear": "layers.low_rank",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from tscompress import latency
+from tscompress.benchmark import bench as latency
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import (
     PROVENANCE_FILE,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tscompress.benchmark.bench import Workload, bench
 from tscompress.checkpoints.format import apply_structure_, tie_weights_
 from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
 from tscompress.compression.apply import config_of_layers
@@ -27,7 +28,6 @@ from tscompress.costs import CostModel, Costs, Measure
 from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
-from tscompress.latency import Workload, bench
 from tscompress.plan.plan import stock_frequencies
 from tscompress.plan.schedules import Budget
 from tscompress.sensitivity import Part, Sensitivity

@@ -792,7 +792,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Latency, memory, MACs and size; two models take turns in one process."""
-    from tscompress import latency
+    from tscompress.benchmark import bench as latency
     from tscompress.layers.shared_cross_attention import share_cross_attention
 
     workload = latency.make_workload(

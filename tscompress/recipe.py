@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from tscompress.benchmark.bench import Workload
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import (
@@ -29,7 +30,6 @@ from tscompress.compression.fold_plans import (
 from tscompress.data.suites import LongFormat
 from tscompress.errors import RecipeError
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
-from tscompress.latency import Workload
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.pretraining import PretrainRecipe
 from tscompress.recovery_config import RecoveryConfig

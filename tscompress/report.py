@@ -10,10 +10,10 @@ from typing import Any
 import jinja2
 
 from tscompress.api import RunResult
+from tscompress.benchmark.bench import bench_table
 from tscompress.evaluation import evaluation_table
 from tscompress.figures import DPI, ComparisonRow, comparison_figure
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
-from tscompress.latency import bench_table
 from tscompress.profile_figures import save_profile_figures
 from tscompress.profile_tables import profile_table
 from tscompress.recipe import Recipe

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from matplotlib.ticker import EngFormatter
 
 from tscompress.api import RunResult
+from tscompress.benchmark.bench import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation import METRICS, EvaluationResult, relative
-from tscompress.latency import BenchResult
 from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe

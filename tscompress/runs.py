@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tscompress.api import RunResult
+from tscompress.benchmark.bench import BenchResult
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
@@ -31,7 +32,6 @@ from tscompress.examples import ForecastExample
 from tscompress.fidelity import Fidelity
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
-from tscompress.latency import BenchResult
 from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe, validate

@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
+from tscompress.benchmark.bench import Workload
 from tscompress.candidates import (
     Candidate,
     choose_factored,
@@ -36,7 +37,6 @@ from tscompress.costs import CostModel, Measure
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
 from tscompress.families.registry import describe
-from tscompress.latency import Workload
 from tscompress.linalg import even_picks
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan

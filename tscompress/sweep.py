@@ -41,6 +41,7 @@ from rich import box
 from rich.table import Table
 
 from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
+from tscompress.benchmark.bench import BenchResult, Workload, bench, bytes_on_disk, process_memory
 from tscompress.candidates import fill_randomly_
 from tscompress.checkpoints.format import (
     CONFIG_FILE,
@@ -81,7 +82,6 @@ from tscompress.figures import (
     style_axes,
 )
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
-from tscompress.latency import BenchResult, Workload, bench, bytes_on_disk, process_memory
 from tscompress.recipe import (
     SIZES_BESIDE_HEADS,
     EvaluationConfig,
@@ -114,7 +114,7 @@ _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
     "api", "plan", "families", "batching", "compression", "candidates", "data", "costs",
-    "distillation", "evaluation", "checkpoints", "layers", "latency", "linalg", "optimizers",
+    "distillation", "evaluation", "checkpoints", "layers", "benchmark", "linalg", "optimizers",
     "rank_profile", "recipe", "recovery", "recovery_config", "sensitivity", "serialization",
     "sizing", "training",
 )  # fmt: skip

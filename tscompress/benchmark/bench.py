@@ -4,8 +4,8 @@ Every figure comes from ``pipeline.predict``, the call that users make. Models a
 within one process, because absolute seconds on a shared machine drift: the ratio of two models
 that ran seconds apart is what holds up, so it is reported with an interval.
 
-``python -m tscompress.latency DIRECTORY DTYPE WORKLOAD_JSON [shared]`` prints the memory that
-one checkpoint takes; :func:`process_memory` runs it.
+``python -m tscompress.benchmark.bench DIRECTORY DTYPE WORKLOAD_JSON [shared]`` prints the memory
+that one checkpoint takes; :func:`process_memory` runs it.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def process_memory(
     arguments = [str(directory), str(dtype).removeprefix("torch."), workload.model_dump_json()]
     arguments += [_SHARED] if shared else []
     done = subprocess.run(
-        [sys.executable, "-m", "tscompress.latency", *arguments],
+        [sys.executable, "-m", "tscompress.benchmark.bench", *arguments],
         capture_output=True,
         text=True,
         check=False,
