@@ -45,11 +45,11 @@ from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import SYNTHETIC, CalibrationConfig
 from tscompress.data.suites import load_suite
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.score_cache import ScoreCache
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)

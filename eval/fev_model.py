@@ -17,7 +17,7 @@ from typing import Any
 import fev
 
 from tscompress.checkpoints.load import load
-from tscompress.fev_tasks import predict_task
+from tscompress.evaluation.fev_tasks import predict_task
 
 
 class TSCompressModel(fev.ForecastingModel):

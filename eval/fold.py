@@ -52,13 +52,13 @@ from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.costs import CostModel
 from tscompress.data.suites import EvaluationDataset, load_suite
-from tscompress.evaluation import METRICS, EvaluationResult
+from tscompress.evaluation.comparison import compare, scaled_quantile_losses
+from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
 from tscompress.sensitivity import forecast_loss, measure_sensitivity
-from tscompress.statistics import compare, scaled_quantile_losses
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: What :func:`quality` gives, in the order of the tables.

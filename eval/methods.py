@@ -30,10 +30,10 @@ from tscompress.benchmark.bench import Workload, bench
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import fold_plan
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
 BY_BLOCK = "fold by block"

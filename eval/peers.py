@@ -74,10 +74,10 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import small_batches
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
 PAPER = ((5, 0.35), (3, 0.27))

@@ -40,13 +40,13 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
-from tscompress.evaluation import EvaluationResult
+from tscompress.evaluation.comparison import mean_of_runs
+from tscompress.evaluation.evaluate import EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.pretraining import Batch, loss_function
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import Batches, RecoveryConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.statistics import mean_of_runs
 from tscompress.training import attention_for_training
 
 _TIMED_STEPS = 20

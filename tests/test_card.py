@@ -30,7 +30,7 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.measurements import (
     CardScores,
     about_measurements,

@@ -21,7 +21,7 @@ from tscompress import recovery_config
 from tscompress.checkpoints.load import load
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
-from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.recipe import EvaluationConfig
 from tscompress.recovery_config import RecoveryConfig
 

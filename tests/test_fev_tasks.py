@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from tscompress.checkpoints.load import load
 from tscompress.errors import DataError, RecipeError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS, forecast
-from tscompress.fev_tasks import (
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, forecast
+from tscompress.evaluation.fev_tasks import (
     evaluate_tasks,
     load_tasks,
     predict_task,

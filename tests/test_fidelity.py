@@ -14,8 +14,8 @@ from rich.console import Console
 
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS, seasonal_errors, series_contributions
-from tscompress.fidelity import (
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, seasonal_errors, series_contributions
+from tscompress.evaluation.fidelity import (
     Fidelity,
     PairedForecasts,
     calibration,

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from tscompress.checkpoints.load import load
 from tscompress.errors import UsageError
-from tscompress.evaluation import evaluate
-from tscompress.gift_eval import GiftEvalResults
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.gift_eval import GiftEvalResults
 
 DATASETS = ["monash_m3_yearly", "monash_tourism_quarterly"]
 #: As published, in this order.

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import tscompress
-from tscompress import score_cache, sensitivity, sweep
+from tscompress import sensitivity, sweep
+from tscompress.evaluation import score_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"

@@ -26,8 +26,9 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS
-from tscompress.examples import ForecastExample, typical_example
+from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS
+from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.measurements import read_scores
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.report import rewrite_report, write_report
@@ -36,7 +37,6 @@ from tscompress.report_content import make_report
 from tscompress.report_html import render_page
 from tscompress.report_points import Point, front, table_points
 from tscompress.runs import load_run, save_run
-from tscompress.statistics import Ratio
 
 DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"

@@ -17,17 +17,19 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tscompress import cli, evaluation, score_cache
+from tscompress import cli
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation import (
+from tscompress.evaluation import evaluate as evaluation
+from tscompress.evaluation import score_cache
+from tscompress.evaluation.evaluate import (
     DatasetScore,
     EvaluationResult,
     Quantiles,
     evaluate,
     evaluation_table,
 )
-from tscompress.score_cache import ScoreCache, model_digest
+from tscompress.evaluation.score_cache import ScoreCache, model_digest
 
 
 def toy(name: str = "toy", count: int = 3, freq: str = "M") -> EvaluationDataset:
@@ -264,7 +266,7 @@ def test_other_code_is_missed(bolt: Bench, monkeypatch: pytest.MonkeyPatch, tmp_
     shutil.copytree(score_cache._PACKAGE, package, ignore=lambda *_: {"reference"})
     monkeypatch.setattr(score_cache, "_PACKAGE", package)
     assert bolt.forecasts_of() == 0
-    with (package / "evaluation.py").open("a") as stream:
+    with (package / "evaluation" / "evaluate.py").open("a") as stream:
         stream.write("# another metric\n")
     assert bolt.forecasts_of() == 1
 

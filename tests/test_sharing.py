@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 import tscompress
-from tscompress.batching import forecast_bytes
 from tscompress.benchmark.bench import Workload, bench, count_macs, kv_cache_bytes
 from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
+from tscompress.evaluation.batching import forecast_bytes
 from tscompress.layers.resize import cache_name
 from tscompress.layers.shared_cross_attention import (
     SharedCrossAttention,

@@ -32,7 +32,7 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
 )
-from tscompress.statistics import pareto_front
+from tscompress.evaluation.comparison import pareto_front
 from tscompress.sweep import (
     Measured,
     SweepRecipe,

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from tscompress.compression.fold import FoldConfig
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
-    from tscompress.evaluation import EvaluationResult, evaluate, relative
-    from tscompress.fidelity import Fidelity
+    from tscompress.evaluation.comparison import Comparison, compare
+    from tscompress.evaluation.evaluate import EvaluationResult, evaluate, relative
+    from tscompress.evaluation.fidelity import Fidelity
     from tscompress.hub import PushResult, push
     from tscompress.layers.low_rank import LowRankLinear
     from tscompress.layers.shared_cross_attention import share_cross_attention
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from tscompress.sensitivity import Sensitivity
     from tscompress.serialization import CompressedModel, save
     from tscompress.sizing import sensitivities
-    from tscompress.statistics import Comparison, compare
 
 _HOME = {
     "RunResult": "api",
@@ -47,10 +47,10 @@ _HOME = {
     "write_card": "card",
     "read_series": "data.series",
     "TscompressError": "errors",
-    "EvaluationResult": "evaluation",
-    "evaluate": "evaluation",
-    "relative": "evaluation",
-    "Fidelity": "fidelity",
+    "EvaluationResult": "evaluation.evaluate",
+    "evaluate": "evaluation.evaluate",
+    "relative": "evaluation.evaluate",
+    "Fidelity": "evaluation.fidelity",
     "FoldConfig": "compression.fold",
     "PushResult": "hub",
     "push": "hub",
@@ -74,8 +74,8 @@ _HOME = {
     "save": "serialization",
     "share_cross_attention": "layers.shared_cross_attention",
     "sensitivities": "sizing",
-    "Comparison": "statistics",
-    "compare": "statistics",
+    "Comparison": "evaluation.comparison",
+    "compare": "evaluation.comparison",
 }
 
 __all__ = [

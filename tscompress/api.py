@@ -58,9 +58,10 @@ from tscompress.data.suites import (
 )
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
-from tscompress.evaluation import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
-from tscompress.examples import ForecastExample, typical_example
-from tscompress.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
+from tscompress.evaluation.evaluate import SEASONAL_NAIVE, EvaluationResult, Quantiles, evaluate
+from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.io.files import check_output, user_path
 from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
@@ -71,7 +72,6 @@ from tscompress.rank_profile import RankProfile
 from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load_recipe, validate
 from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.score_cache import ScoreCache
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
 from tscompress.sizing import layers_that_stay, plan_within_budget
 
@@ -841,7 +841,7 @@ def score(
 ) -> EvaluationResult:
     """Evaluate a pipeline or ``"seasonal-naive"`` as ``config`` says.
 
-    The other parameters are those of :func:`tscompress.evaluation.evaluate`.
+    The other parameters are those of :func:`tscompress.evaluation.evaluate.evaluate`.
     """
     done = 0
 

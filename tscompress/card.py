@@ -33,7 +33,7 @@ from tscompress.errors import (
     HubError,
     OutputExistsError,
 )
-from tscompress.evaluation import METRICS
+from tscompress.evaluation.evaluate import METRICS
 from tscompress.io.files import sha256_of, user_path, write_text_atomically
 from tscompress.io.network import bounded_requests, network_errors
 from tscompress.io.untrusted import (

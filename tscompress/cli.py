@@ -37,8 +37,8 @@ from tscompress.io.network import check_endpoint
 
 if TYPE_CHECKING:
     from tscompress.checkpoints.load import Checkpoint, LoadedModel
-    from tscompress.evaluation import EvaluationResult
-    from tscompress.fidelity import Fidelity
+    from tscompress.evaluation.evaluate import EvaluationResult
+    from tscompress.evaluation.fidelity import Fidelity
 
 app = typer.Typer(
     name="tscompress",
@@ -487,15 +487,15 @@ def evaluate(
     processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
     from tscompress.api import score
-    from tscompress.batching import Processes, parse_batch_size
     from tscompress.data.suites import LongFormat, find_suite
-    from tscompress.evaluation import SEASONAL_NAIVE, evaluation_table, relative
-    from tscompress.fidelity import PairedForecasts, fidelity_tables
-    from tscompress.gift_eval import GiftEvalResults
+    from tscompress.evaluation.batching import Processes, parse_batch_size
+    from tscompress.evaluation.comparison import compare, comparison_tables
+    from tscompress.evaluation.evaluate import SEASONAL_NAIVE, evaluation_table, relative
+    from tscompress.evaluation.fidelity import PairedForecasts, fidelity_tables
+    from tscompress.evaluation.gift_eval import GiftEvalResults
+    from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.io.files import check_output
     from tscompress.recipe import EvaluationConfig
-    from tscompress.score_cache import ScoreCache
-    from tscompress.statistics import compare, comparison_tables
 
     if suite.startswith("fev:"):
         refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
@@ -621,8 +621,8 @@ def _evaluate_fev(
     as_json: bool,
 ) -> None:
     """Of each model and of seasonal naive the summaries that fev makes of its tasks."""
-    from tscompress import fev_tasks
-    from tscompress.evaluation import SEASONAL_NAIVE
+    from tscompress.evaluation import fev_tasks
+    from tscompress.evaluation.evaluate import SEASONAL_NAIVE
     from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = path, *(name for name, _ in models)
@@ -690,7 +690,7 @@ def _write_scores(
 
     ``also`` writes more into the directory.
     """
-    from tscompress.evaluation import SCORES_FILE, aggregate, results_json
+    from tscompress.evaluation.evaluate import SCORES_FILE, aggregate, results_json
     from tscompress.figures import DPI, forecast_figure
     from tscompress.io.files import new_directory, write_text_atomically
 
@@ -733,10 +733,10 @@ def compare(
 
     A single result is compared with the one of --against in the same file.
     """
-    from tscompress.evaluation import SCORES_FILE, load_results
+    from tscompress.evaluation.comparison import compare as compare_results
+    from tscompress.evaluation.comparison import comparison_tables, series_frame
+    from tscompress.evaluation.evaluate import SCORES_FILE, load_results
     from tscompress.io.files import check_output, new_directory, write_text_atomically
-    from tscompress.statistics import compare as compare_results
-    from tscompress.statistics import comparison_tables, series_frame
 
     inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
     if output is not None:
@@ -1029,8 +1029,8 @@ def recover(
     from accelerate import PartialState
 
     from tscompress import api
-    from tscompress.batching import Processes
     from tscompress.errors import OutputExistsError
+    from tscompress.evaluation.batching import Processes
     from tscompress.io.files import check_output
     from tscompress.recipe import load_recovery_config, validate
     from tscompress.recovery import has_checkpoint

@@ -11,11 +11,17 @@ import pandas as pd
 import pydantic
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import METRICS, SCORES_FILE, EvaluationResult, load_results, relative
+from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.evaluate import (
+    METRICS,
+    SCORES_FILE,
+    EvaluationResult,
+    load_results,
+    relative,
+)
 from tscompress.io.untrusted import first_problem
 from tscompress.plan.plan import Plan
 from tscompress.records import Made, read_record
-from tscompress.statistics import compare
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from tscompress.distillation import (
     recomputed_layers,
 )
 from tscompress.errors import DivergenceError, RecipeError, UsageError
+from tscompress.evaluation.score_cache import model_digest
 from tscompress.optimizers import is_layer_matrix, make_optimizer
 from tscompress.recovery_config import Batches, RecoveryConfig
-from tscompress.score_cache import model_digest
 from tscompress.training import (
     STATE_FILE,
     StopRequest,

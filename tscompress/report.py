@@ -11,7 +11,8 @@ import jinja2
 
 from tscompress.api import RunResult
 from tscompress.benchmark.bench import bench_table
-from tscompress.evaluation import evaluation_table
+from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.evaluate import evaluation_table
 from tscompress.figures import DPI, ComparisonRow, comparison_figure
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
 from tscompress.profile_figures import save_profile_figures
@@ -20,7 +21,6 @@ from tscompress.recipe import Recipe
 from tscompress.report_content import Report, headline, make_report, plan_label
 from tscompress.report_html import write_page
 from tscompress.runs import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
-from tscompress.statistics import Ratio
 
 PAGE_FILE = "report.html"
 MARKDOWN_FILE = "report.md"

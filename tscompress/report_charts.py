@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tscompress.evaluation import QUANTILE_LEVELS
-from tscompress.examples import ForecastExample
-from tscompress.fidelity import DatasetFidelity, Fidelity, WorstSeries
+from tscompress.evaluation.comparison import ModelComparison, Ratio
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS
+from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, WorstSeries
+from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.report_content import cost_label
 from tscompress.report_points import Point, front
-from tscompress.statistics import ModelComparison, Ratio
 
 WIDTH, HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 12, 36

@@ -12,13 +12,13 @@ from matplotlib.ticker import EngFormatter
 from tscompress.api import RunResult
 from tscompress.benchmark.bench import BenchResult
 from tscompress.errors import UsageError
-from tscompress.evaluation import METRICS, EvaluationResult, relative
+from tscompress.evaluation.comparison import Comparison, Ratio, compare
+from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
 from tscompress.plan.plan import Plan
 from tscompress.rank_profile import RankProfile
 from tscompress.recipe import Recipe
 from tscompress.report_points import TABLE_SUFFIX, Point, table_points
 from tscompress.runs import load_run, read_provenance
-from tscompress.statistics import Comparison, Ratio, compare
 
 
 class Cost(NamedTuple):

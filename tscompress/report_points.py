@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import METRICS
+from tscompress.evaluation.comparison import Ratio, pareto_front
+from tscompress.evaluation.evaluate import METRICS
 from tscompress.io.untrusted import single_line
-from tscompress.statistics import Ratio, pareto_front
 
 TABLE_SUFFIX = ".csv"
 #: Cost to the names that its column may have.

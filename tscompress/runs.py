@@ -21,15 +21,15 @@ from tscompress.benchmark.bench import BenchResult
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
-from tscompress.evaluation import (
+from tscompress.evaluation.evaluate import (
     SCORES_FILE,
     EvaluationResult,
     load_results,
     relative,
     results_json,
 )
-from tscompress.examples import ForecastExample
-from tscompress.fidelity import Fidelity
+from tscompress.evaluation.fidelity import Fidelity
+from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.plan.plan import Plan

@@ -52,11 +52,11 @@ from tscompress.compression.layer_walk import (
 )
 from tscompress.compression.residual_stream import projected, stream_bases
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
+from tscompress.evaluation.score_cache import code_digest, versions
 from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
-from tscompress.score_cache import code_digest, versions
 
 SENSITIVITY_VERSION: Literal[1] = 1
 #: What folds and measures; in a development version it changes without a number.

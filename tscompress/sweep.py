@@ -69,7 +69,16 @@ from tscompress.errors import (
     TscompressError,
     UsageError,
 )
-from tscompress.evaluation import METRICS, EvaluationResult
+from tscompress.evaluation.comparison import ModelComparison, compare, pareto_front
+from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.evaluation.score_cache import (
+    ScoreCache,
+    code_digest,
+    dataset_digest,
+    hardware,
+    model_digest,
+    versions,
+)
 from tscompress.families.registry import family_of
 from tscompress.figures import (
     DPI,
@@ -90,16 +99,7 @@ from tscompress.recipe import (
     validate,
 )
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.score_cache import (
-    ScoreCache,
-    code_digest,
-    dataset_digest,
-    hardware,
-    model_digest,
-    versions,
-)
 from tscompress.serialization import save
-from tscompress.statistics import ModelComparison, compare, pareto_front
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -113,10 +113,9 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "families", "batching", "compression", "candidates", "data", "costs",
-    "distillation", "evaluation", "checkpoints", "layers", "benchmark", "linalg", "optimizers",
-    "rank_profile", "recipe", "recovery", "recovery_config", "sensitivity", "serialization",
-    "sizing", "training",
+    "api", "plan", "families", "evaluation", "compression", "candidates", "data", "costs",
+    "distillation", "checkpoints", "layers", "benchmark", "linalg", "optimizers", "rank_profile",
+    "recipe", "recovery", "recovery_config", "sensitivity", "serialization", "sizing", "training",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

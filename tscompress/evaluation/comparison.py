@@ -31,7 +31,7 @@ from rich.table import Table
 
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import (
+from tscompress.evaluation.evaluate import (
     METRICS,
     EvaluationResult,
     SeriesContributions,

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from tscompress.data.suites import EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import (
+from tscompress.evaluation.evaluate import (
     QUANTILE_LEVELS,
     Quantiles,
     quantile_losses,
@@ -194,7 +194,8 @@ def dataset_fidelity(
     Parameters
     ----------
     original, compressed
-        ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see :func:`tscompress.evaluation.quantile_array`.
+        ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
+        :func:`tscompress.evaluation.evaluate.quantile_array`.
 
     Raises
     ------
@@ -350,8 +351,9 @@ def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
 class PairedForecasts:
     """Collects the forecasts of two models, one after the other, and compares them.
 
-    :meth:`original` and then :meth:`compressed` are what :func:`tscompress.evaluation.evaluate`
-    calls as ``on_forecasts``. The quantiles of a dataset are kept until both are there.
+    :meth:`original` and then :meth:`compressed` are what
+    :func:`tscompress.evaluation.evaluate.evaluate` calls as ``on_forecasts``. The quantiles of a
+    dataset are kept until both are there.
     """
 
     def __init__(self) -> None:

@@ -22,16 +22,16 @@ from chronos import BaseChronosPipeline
 from torch import nn
 
 from tscompress._version import __version__
-from tscompress.batching import model_device
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import OutputError
+from tscompress.evaluation.batching import model_device
 from tscompress.io.files import cache_directory, write_text_atomically
 
 _FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 #: What forecasts and scores; in a development version it changes without a number.
-_CODE = ("batching", "evaluation", "layers", "data")
+_CODE = ("evaluation", "layers", "data")
 #: Where a model was read from or written by, not what it says.
 _NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
 _PLAIN = (int, float, str, bool, list, tuple, type(None))

@@ -29,7 +29,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rich import box
 from rich.table import Table
 
-from tscompress.batching import (
+from tscompress.data.suites import EvaluationDataset, Suite, find_suite, load_suite
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation.batching import (
     AUTO,
     DEFAULT_BATCH_SIZE,
     BatchSize,
@@ -42,11 +44,9 @@ from tscompress.batching import (
     common_random_numbers,
     part_of_batch,
 )
-from tscompress.data.suites import EvaluationDataset, Suite, find_suite, load_suite
-from tscompress.errors import DataError, UsageError
+from tscompress.evaluation.score_cache import ScoreCache, model_digest, score_key
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, regular_file
-from tscompress.score_cache import ScoreCache, model_digest, score_key
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.

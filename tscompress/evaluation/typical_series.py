@@ -11,8 +11,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation import QUANTILE_LEVELS, Quantiles, series_contributions
-from tscompress.fidelity import check_quantiles
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, series_contributions
+from tscompress.evaluation.fidelity import check_quantiles
 
 Vector = tuple[float, ...]
 #: Missing values are None: JSON has no NaN.
@@ -53,7 +53,8 @@ def typical_example(
     Parameters
     ----------
     original, compressed
-        ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see :func:`tscompress.evaluation.quantile_array`.
+        ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
+        :func:`tscompress.evaluation.evaluate.quantile_array`.
 
     Raises
     ------

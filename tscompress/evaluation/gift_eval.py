@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation import (
+from tscompress.evaluation.evaluate import (
     QUANTILE_LEVELS,
     SEASONAL_NAIVE,
     EvaluationResult,
