@@ -31,7 +31,7 @@ import json, re, sys, time
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 from tscompress.checkpoints.load import load
-from tscompress.profiling import profile
+from tscompress.profiling.measure import profile
 started = time.perf_counter()
 loaded = load(sys.argv[1])
 between = time.perf_counter()

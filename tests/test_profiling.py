@@ -20,7 +20,7 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.errors import UsageError
 from tscompress.figures import ComparisonRow, comparison_figure
-from tscompress.profile_figures import (
+from tscompress.profiling.figures import (
     embedding_figure,
     flow_of_ranks_figure,
     per_head_figure,
@@ -28,15 +28,15 @@ from tscompress.profile_figures import (
     spectrum_figure,
     weight_rank_figure,
 )
-from tscompress.profile_tables import profile_table
-from tscompress.profiling import (
+from tscompress.profiling.measure import (
     head_slices,
     profile,
     profile_embedding,
     profile_inputs,
     profile_weights,
 )
-from tscompress.rank_profile import RankProfile
+from tscompress.profiling.rank_profile import RankProfile
+from tscompress.profiling.tables import profile_table
 
 LANGUAGE_MODELS = ("t5", "bert")
 QUICK = CalibrationConfig(num_series=16, context_length=48, batch_size=8)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tscompress.measurements import CardScores
     from tscompress.plan.plan import Plan
     from tscompress.pretraining import PretrainRecipe, pretrain
-    from tscompress.profiling import profile
-    from tscompress.rank_profile import RankProfile
+    from tscompress.profiling.measure import profile
+    from tscompress.profiling.rank_profile import RankProfile
     from tscompress.recipe import Recipe, load_recipe
     from tscompress.recovery import RecoveryResult
     from tscompress.recovery_config import RecoveryConfig
@@ -63,8 +63,8 @@ _HOME = {
     "Plan": "plan.plan",
     "PretrainRecipe": "pretraining",
     "pretrain": "pretraining",
-    "RankProfile": "rank_profile",
-    "profile": "profiling",
+    "RankProfile": "profiling.rank_profile",
+    "profile": "profiling.measure",
     "Recipe": "recipe",
     "load_recipe": "recipe",
     "RecoveryResult": "recovery",

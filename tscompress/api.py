@@ -67,8 +67,8 @@ from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
-from tscompress.profiling import profile
-from tscompress.rank_profile import RankProfile
+from tscompress.profiling.measure import profile
+from tscompress.profiling.rank_profile import RankProfile
 from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load_recipe, validate
 from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig

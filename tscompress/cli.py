@@ -147,10 +147,10 @@ def profile(
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output, new_directory
-    from tscompress.profile_figures import save_profile_figures
-    from tscompress.profile_tables import profile_table
-    from tscompress.profiling import DEFAULT_EPSILONS
-    from tscompress.profiling import profile as measure
+    from tscompress.profiling.figures import save_profile_figures
+    from tscompress.profiling.measure import DEFAULT_EPSILONS
+    from tscompress.profiling.measure import profile as measure
+    from tscompress.profiling.tables import profile_table
 
     if output is not None:
         check_output(output, force=force, inputs=(model, series), keep=True)

@@ -15,8 +15,8 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import evaluation_table
 from tscompress.figures import DPI, ComparisonRow, comparison_figure
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
-from tscompress.profile_figures import save_profile_figures
-from tscompress.profile_tables import profile_table
+from tscompress.profiling.figures import save_profile_figures
+from tscompress.profiling.tables import profile_table
 from tscompress.recipe import Recipe
 from tscompress.report_content import Report, headline, make_report, plan_label
 from tscompress.report_html import write_page

@@ -18,7 +18,7 @@ from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, WorstSeries
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.plan.plan import Plan
-from tscompress.rank_profile import RankProfile
+from tscompress.profiling.rank_profile import RankProfile
 from tscompress.report_content import cost_label
 from tscompress.report_points import Point, front
 

@@ -15,7 +15,7 @@ from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
 from tscompress.plan.plan import Plan
-from tscompress.rank_profile import RankProfile
+from tscompress.profiling.rank_profile import RankProfile
 from tscompress.recipe import Recipe
 from tscompress.report_points import TABLE_SUFFIX, Point, table_points
 from tscompress.runs import load_run, read_provenance

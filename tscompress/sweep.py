@@ -114,7 +114,7 @@ _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
     "api", "plan", "families", "evaluation", "compression", "candidates", "data", "costs",
-    "distillation", "checkpoints", "layers", "benchmark", "linalg", "optimizers", "rank_profile",
+    "distillation", "checkpoints", "layers", "benchmark", "linalg", "optimizers", "profiling",
     "recipe", "recovery", "recovery_config", "sensitivity", "serialization", "sizing", "training",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)

@@ -26,7 +26,7 @@ from tscompress.figures import (
     new_figure,
     style_axes,
 )
-from tscompress.rank_profile import (
+from tscompress.profiling.rank_profile import (
     EmbeddingGroup,
     InputProfile,
     RankProfile,

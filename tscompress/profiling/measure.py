@@ -38,7 +38,7 @@ from tscompress.linalg import (
     fit_power_law,
 )
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
-from tscompress.rank_profile import (
+from tscompress.profiling.rank_profile import (
     EmbeddingGroup,
     InputProfile,
     Part,

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tscompress.linalg import even_picks
-from tscompress.rank_profile import RankProfile, Spectrum
+from tscompress.profiling.rank_profile import RankProfile, Spectrum
 
 MAX_TABLE_ROWS = 12
 MAX_TABLE_EPSILONS = 3
