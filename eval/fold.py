@@ -38,7 +38,9 @@ from rich.console import Console
 import tscompress
 from tscompress.api import score
 from tscompress.benchmark.bench import Workload
-from tscompress.candidates import choose_factored
+from tscompress.budget.costs import CostModel
+from tscompress.budget.measure_sensitivity import forecast_loss, measure_sensitivity
+from tscompress.budget.search import choose_factored
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (
     MIXED,
@@ -50,7 +52,6 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.costs import CostModel
 from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation.comparison import compare, scaled_quantile_losses
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult
@@ -58,7 +59,6 @@ from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.recipe import EvaluationConfig
-from tscompress.sensitivity import forecast_loss, measure_sensitivity
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: What :func:`quality` gives, in the order of the tables.

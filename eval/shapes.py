@@ -27,7 +27,7 @@ from output import write_tables
 from rich.console import Console
 
 from tscompress.benchmark.bench import BenchResult, Workload, bench
-from tscompress.candidates import fill_randomly_
+from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
 from tscompress.layers.shared_cross_attention import share_cross_attention

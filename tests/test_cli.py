@@ -26,6 +26,7 @@ from safetensors import safe_open
 from tscompress import api, cli
 from tscompress._version import __version__
 from tscompress.benchmark.bench import parameter_count
+from tscompress.budget.measure_sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
 from tscompress.console import duration, training_progress
@@ -36,7 +37,6 @@ from tscompress.pretraining import Bucket, Stage
 from tscompress.recipe import load_recipe
 from tscompress.recovery import RecoveryProgress
 from tscompress.recovery_config import RecoveryConfig
-from tscompress.sensitivity import Sensitivity
 from tscompress.serialization import save
 
 CALIBRATE = ("--calibration-series", "6")

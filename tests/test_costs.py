@@ -20,8 +20,8 @@ from tscompress.benchmark.bench import (
     parameter_bytes,
     parameter_count,
 )
+from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
-from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import describe
 from tscompress.layers.low_rank import LowRankLinear

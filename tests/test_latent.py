@@ -24,6 +24,7 @@ from tscompress.benchmark.bench import (
     parameter_bytes,
     parameter_count,
 )
+from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
 from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.cli import app
@@ -31,7 +32,6 @@ from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
-from tscompress.costs import CostModel, Costs
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent

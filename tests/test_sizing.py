@@ -14,7 +14,6 @@ import torch
 from conftest import FAMILIES, tiny_recipe
 
 import tscompress
-from tscompress import sizing
 from tscompress.benchmark.bench import (
     Workload,
     bytes_on_disk,
@@ -23,7 +22,9 @@ from tscompress.benchmark.bench import (
     parameter_bytes,
     parameter_count,
 )
-from tscompress.candidates import Candidate
+from tscompress.budget import plan_within_budget as sizing
+from tscompress.budget.measure_sensitivity import Part, Sensitivity, measure_sensitivity
+from tscompress.budget.search import Candidate
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
 from tscompress.compression.calibration import (
@@ -36,7 +37,6 @@ from tscompress.errors import DataError, PlanError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.pretraining import build_model, save_pretrained
-from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig()

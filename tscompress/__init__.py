@@ -13,6 +13,8 @@ from tscompress._version import __version__
 if TYPE_CHECKING:
     from tscompress.api import RunResult, compress, recover, run
     from tscompress.benchmark.bench import BenchResult, Workload, bench
+    from tscompress.budget.measure_sensitivity import Sensitivity
+    from tscompress.budget.plan_within_budget import sensitivities
     from tscompress.card import write_card
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from tscompress.recipe import Recipe, load_recipe
     from tscompress.recovery import RecoveryResult
     from tscompress.recovery_config import RecoveryConfig
-    from tscompress.sensitivity import Sensitivity
     from tscompress.serialization import CompressedModel, save
-    from tscompress.sizing import sensitivities
 
 _HOME = {
     "RunResult": "api",
@@ -69,11 +69,11 @@ _HOME = {
     "load_recipe": "recipe",
     "RecoveryResult": "recovery",
     "RecoveryConfig": "recovery_config",
-    "Sensitivity": "sensitivity",
+    "Sensitivity": "budget.measure_sensitivity",
     "CompressedModel": "serialization",
     "save": "serialization",
     "share_cross_attention": "layers.shared_cross_attention",
-    "sensitivities": "sizing",
+    "sensitivities": "budget.plan_within_budget",
     "Comparison": "evaluation.comparison",
     "compare": "evaluation.comparison",
 }

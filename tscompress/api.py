@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from tscompress.benchmark import bench as latency
+from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import (
     PROVENANCE_FILE,
@@ -73,7 +74,6 @@ from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load
 from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
-from tscompress.sizing import layers_that_stay, plan_within_budget
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]

@@ -195,10 +195,10 @@ def sensitivity(
 
     What --budget plans with: measured once for a model and its series, then read from a cache.
     """
+    from tscompress.budget.plan_within_budget import sensitivities, sensitivity_tables
     from tscompress.compression.calibration import MIXED, CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output
-    from tscompress.sizing import sensitivities, sensitivity_tables
 
     if output is not None:
         check_output(output, force=force, inputs=(model, series))

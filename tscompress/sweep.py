@@ -42,7 +42,7 @@ from rich.table import Table
 
 from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
 from tscompress.benchmark.bench import BenchResult, Workload, bench, bytes_on_disk, process_memory
-from tscompress.candidates import fill_randomly_
+from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.format import (
     CONFIG_FILE,
     PLAN_FILE,
@@ -113,9 +113,9 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "families", "evaluation", "compression", "candidates", "data", "costs",
-    "distillation", "checkpoints", "layers", "benchmark", "linalg", "optimizers", "profiling",
-    "recipe", "recovery", "recovery_config", "sensitivity", "serialization", "sizing", "training",
+    "api", "plan", "families", "evaluation", "compression", "budget", "data", "distillation",
+    "checkpoints", "layers", "benchmark", "linalg", "optimizers", "profiling", "recipe",
+    "recovery", "recovery_config", "serialization", "training",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

@@ -60,7 +60,7 @@ from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequenc
 
 SENSITIVITY_VERSION: Literal[1] = 1
 #: What folds and measures; in a development version it changes without a number.
-_CODE = ("compression", "layers", "linalg", "sensitivity")
+_CODE = ("compression", "layers", "linalg", "budget")
 
 PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
 #: The part whose size is ``d_model``.

@@ -19,18 +19,18 @@ import torch
 from torch import nn
 
 from tscompress.benchmark.bench import Workload, bench
+from tscompress.budget.costs import CostModel, Costs, Measure
+from tscompress.budget.costs import PartKind as SizeKind
+from tscompress.budget.measure_sensitivity import Part, Sensitivity
 from tscompress.checkpoints.format import apply_structure_, tie_weights_
 from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
 from tscompress.compression.apply import config_of_layers
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
-from tscompress.costs import CostModel, Costs, Measure
-from tscompress.costs import PartKind as SizeKind
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
 from tscompress.plan.plan import stock_frequencies
 from tscompress.plan.schedules import Budget
-from tscompress.sensitivity import Part, Sensitivity
 
 _HEADS: tuple[SizeKind, ...] = ("qk", "vo")
 _HIDDEN: tuple[SizeKind, ...] = ("hidden",)

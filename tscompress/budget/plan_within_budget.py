@@ -15,7 +15,14 @@ from rich.table import Table
 from torch import Tensor
 
 from tscompress.benchmark.bench import Workload
-from tscompress.candidates import (
+from tscompress.budget.costs import CostModel, Measure
+from tscompress.budget.measure_sensitivity import (
+    DEFAULT_WIDTHS,
+    PartKind,
+    Sensitivity,
+    measure_sensitivity,
+)
+from tscompress.budget.search import (
     Candidate,
     choose_factored,
     choose_folded,
@@ -33,7 +40,6 @@ from tscompress.compression.calibration import (
 from tscompress.compression.fold import FoldConfig, fold_
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
-from tscompress.costs import CostModel, Measure
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
 from tscompress.families.registry import describe
@@ -41,12 +47,6 @@ from tscompress.linalg import even_picks
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.sensitivity import (
-    DEFAULT_WIDTHS,
-    PartKind,
-    Sensitivity,
-    measure_sensitivity,
-)
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -256,7 +256,8 @@ def sensitivities(
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; see :func:`tscompress.sensitivity.measure_sensitivity`.
+        A subclass says what was wrong; see
+        :func:`tscompress.budget.measure_sensitivity.measure_sensitivity`.
     """
     loaded = model if isinstance(model, LoadedModel) else load(model, dtype=torch.float32)
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
