@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     Architecture,
     Bucket,
     PretrainRecipe,

@@ -49,7 +49,7 @@ from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
 from tscompress.recipe import EvaluationConfig
-from tscompress.recovery_config import RecoveryConfig
+from tscompress.training.recovery_config import RecoveryConfig
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)

@@ -28,7 +28,7 @@ import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from output import write_tables
 
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     Architecture,
     Bucket,
     PretrainRecipe,

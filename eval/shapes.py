@@ -31,7 +31,7 @@ from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
 from tscompress.layers.shared_cross_attention import share_cross_attention
-from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]
 DENSE_D_KV = 64

@@ -39,11 +39,11 @@ from tscompress.measurements import (
     read_scores,
     scores_of_run,
 )
-from tscompress.pretraining import pretrain
 from tscompress.recipe import EvaluationConfig, Recipe
 from tscompress.records import read_made
-from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import write_report
+from tscompress.training.pretraining import pretrain
+from tscompress.training.recovery_config import RecoveryConfig
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=32, batch_size=4)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

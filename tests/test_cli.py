@@ -33,11 +33,11 @@ from tscompress.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
-from tscompress.pretraining import Bucket, Stage
 from tscompress.recipe import load_recipe
-from tscompress.recovery import RecoveryProgress
-from tscompress.recovery_config import RecoveryConfig
 from tscompress.serialization import save
+from tscompress.training.pretraining import Bucket, Stage
+from tscompress.training.recovery import RecoveryProgress
+from tscompress.training.recovery_config import RecoveryConfig
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
@@ -488,9 +488,11 @@ def test_no_input_is_lost(
 def test_what_a_walk_would_write_over_is_refused(
     command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("api", "sweep", "pretraining"):
+    for module in ("api", "sweep", "training.pretraining"):
         monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr("tscompress.pretraining.pretrain", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(
+        "tscompress.training.pretraining.pretrain", lambda *_, **__: pytest.fail("trained")
+    )
     run = {"model": str(precious / "model"), "output": str(precious)}
     shutil.copytree(precious / "model", precious / "recovery")
     shutil.copyfile(precious / "series.csv", precious / "scores.csv")

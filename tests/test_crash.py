@@ -36,7 +36,7 @@ from tscompress.checkpoints.load import load
 from tscompress.errors import OutputError
 from tscompress.io.files import check_output, new_directory, write_text_atomically
 from tscompress.serialization import save
-from tscompress.training import TrainingState, save_training_state
+from tscompress.training.loop import TrainingState, save_training_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")
 

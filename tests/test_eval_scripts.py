@@ -17,13 +17,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from tscompress import recovery_config
 from tscompress.checkpoints.load import load
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.recipe import EvaluationConfig
-from tscompress.recovery_config import RecoveryConfig
+from tscompress.training import recovery_config
+from tscompress.training.recovery_config import RecoveryConfig
 
 EVAL = Path(__file__).parents[1] / "eval"
 

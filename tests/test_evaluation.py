@@ -56,7 +56,7 @@ from tscompress.evaluation.evaluate import (
     seasonal_errors,
     series_contributions,
 )
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     Architecture,
     Bucket,
     PretrainRecipe,

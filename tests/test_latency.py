@@ -40,7 +40,7 @@ from tscompress.benchmark.bench import (
 )
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     QUANTILE_LEVELS,
     Architecture,
     Bucket,

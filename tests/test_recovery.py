@@ -31,7 +31,6 @@ from test_cli import Command, command  # noqa: F401
 from torch import Tensor
 
 import tscompress
-from tscompress import recovery
 from tscompress.api import finish_recovery
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
@@ -39,14 +38,6 @@ from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
 from tscompress.data.synthetic import CorpusConfig
-from tscompress.distillation import (
-    Distillation,
-    TrainingBatch,
-    _asked,
-    pinball_loss,
-    quantile_distance,
-    token_losses,
-)
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -59,7 +50,23 @@ from tscompress.errors import (
 )
 from tscompress.plan.plan import Plan
 from tscompress.recipe import Recipe, load_recipe, load_recovery_config
-from tscompress.recovery import (
+from tscompress.serialization import CompressedModel, save
+from tscompress.training import recovery
+from tscompress.training.distillation import (
+    Distillation,
+    TrainingBatch,
+    _asked,
+    pinball_loss,
+    quantile_distance,
+    token_losses,
+)
+from tscompress.training.loop import (
+    STATE_FILE,
+    Bucket,
+    attention_for_training,
+    read_training_record,
+)
+from tscompress.training.recovery import (
     CHECKPOINT,
     LOG_FILE,
     RecoveryProgress,
@@ -67,14 +74,7 @@ from tscompress.recovery import (
     recover_,
     what_differs,
 )
-from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
-from tscompress.serialization import CompressedModel, save
-from tscompress.training import (
-    STATE_FILE,
-    Bucket,
-    attention_for_training,
-    read_training_record,
-)
+from tscompress.training.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
@@ -422,8 +422,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tscompress.checkpoints.load import load
-from tscompress.recovery import recover_
-from tscompress.recovery_config import RecoveryConfig
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_config import RecoveryConfig
 
 
 def work(student, teacher, config, directory, kill_at, environment):

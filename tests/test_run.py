@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress import api, recovery_config
+from tscompress import api
 from tscompress.api import compress_loaded_, labels_of, run
 from tscompress.benchmark.bench import Workload
 from tscompress.checkpoints.load import load
@@ -24,9 +24,10 @@ from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerpr
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
 from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
-from tscompress.recovery_config import RecoveryConfig
 from tscompress.report import headline, report_tables, write_report
-from tscompress.training import Bucket
+from tscompress.training import recovery_config
+from tscompress.training.loop import Bucket
+from tscompress.training.recovery_config import RecoveryConfig
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:

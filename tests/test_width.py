@@ -24,11 +24,11 @@ from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
-from tscompress.distillation import check_comparable
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.report_content import plan_label
 from tscompress.sweep import Grid, _label
+from tscompress.training.distillation import check_comparable
 
 D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
 EPSILON = 0.05

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from tscompress.layers.shared_cross_attention import share_cross_attention
     from tscompress.measurements import CardScores
     from tscompress.plan.plan import Plan
-    from tscompress.pretraining import PretrainRecipe, pretrain
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
     from tscompress.recipe import Recipe, load_recipe
-    from tscompress.recovery import RecoveryResult
-    from tscompress.recovery_config import RecoveryConfig
     from tscompress.serialization import CompressedModel, save
+    from tscompress.training.pretraining import PretrainRecipe, pretrain
+    from tscompress.training.recovery import RecoveryResult
+    from tscompress.training.recovery_config import RecoveryConfig
 
 _HOME = {
     "RunResult": "api",
@@ -61,14 +61,14 @@ _HOME = {
     "load": "checkpoints.load",
     "LowRankLinear": "layers.low_rank",
     "Plan": "plan.plan",
-    "PretrainRecipe": "pretraining",
-    "pretrain": "pretraining",
+    "PretrainRecipe": "training.pretraining",
+    "pretrain": "training.pretraining",
     "RankProfile": "profiling.rank_profile",
     "profile": "profiling.measure",
     "Recipe": "recipe",
     "load_recipe": "recipe",
-    "RecoveryResult": "recovery",
-    "RecoveryConfig": "recovery_config",
+    "RecoveryResult": "training.recovery",
+    "RecoveryConfig": "training.recovery_config",
     "Sensitivity": "budget.measure_sensitivity",
     "CompressedModel": "serialization",
     "save": "serialization",

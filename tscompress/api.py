@@ -71,9 +71,9 @@ from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.recipe import SIZES_BESIDE_HEADS, EvaluationConfig, Recipe, load_recipe, validate
-from tscompress.recovery import OnRecovery, can_resume, recover_, what_differs
-from tscompress.recovery_config import RecoveryConfig
 from tscompress.serialization import RECIPE_FILE, CompressedModel, save
+from tscompress.training.recovery import OnRecovery, can_resume, recover_, what_differs
+from tscompress.training.recovery_config import RecoveryConfig
 
 #: Called with the name of a stage, steps done and steps in all.
 OnProgress = Callable[[str, int, int], None]
@@ -624,7 +624,7 @@ def recover(
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; see :func:`tscompress.recovery.recover_`.
+        A subclass says what was wrong; see :func:`tscompress.training.recovery.recover_`.
     """
     ours, theirs = (
         model if isinstance(model, LoadedModel) else load(model, device=device)

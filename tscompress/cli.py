@@ -1033,9 +1033,9 @@ def recover(
     from tscompress.evaluation.batching import Processes
     from tscompress.io.files import check_output
     from tscompress.recipe import load_recovery_config, validate
-    from tscompress.recovery import has_checkpoint
-    from tscompress.recovery_config import RecoveryConfig, memory_bytes
     from tscompress.serialization import save
+    from tscompress.training.recovery import has_checkpoint
+    from tscompress.training.recovery_config import RecoveryConfig, memory_bytes
 
     given = {
         name: tuple(value) if isinstance(value, list) else value
@@ -1127,9 +1127,9 @@ def pretrain(
     import torch
 
     from tscompress.io.files import check_output
-    from tscompress.pretraining import Progress as Trained
-    from tscompress.pretraining import pretrain as train
     from tscompress.recipe import load_pretrain_recipe
+    from tscompress.training.pretraining import Progress as Trained
+    from tscompress.training.pretraining import pretrain as train
 
     chosen = load_pretrain_recipe(recipe)
     inputs = recipe, chosen.embedding_from
@@ -1253,7 +1253,7 @@ class _StoppedAndSaved(Exception):
 @contextmanager
 def _keeping(work: Path | None) -> Iterator[None]:
     """Says of a recovery that Ctrl-C stopped, as a part of more, how it goes on."""
-    from tscompress.recovery import has_checkpoint
+    from tscompress.training.recovery import has_checkpoint
 
     try:
         yield

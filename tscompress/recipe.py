@@ -31,8 +31,8 @@ from tscompress.data.suites import LongFormat
 from tscompress.errors import RecipeError
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.pretraining import PretrainRecipe
-from tscompress.recovery_config import RecoveryConfig
+from tscompress.training.pretraining import PretrainRecipe
+from tscompress.training.recovery_config import RecoveryConfig
 
 M = TypeVar("M", bound=BaseModel)
 _STRICT = ConfigDict(extra="forbid", frozen=True)

@@ -25,7 +25,7 @@ from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
 from tscompress.recipe import Recipe
-from tscompress.recovery import RecoveryResult
+from tscompress.training.recovery import RecoveryResult
 
 RECIPE_FILE = "recipe.yaml"
 RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"

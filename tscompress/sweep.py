@@ -98,8 +98,8 @@ from tscompress.recipe import (
     parse_recipe,
     validate,
 )
-from tscompress.recovery_config import RecoveryConfig
 from tscompress.serialization import save
+from tscompress.training.recovery_config import RecoveryConfig
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -113,9 +113,8 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "families", "evaluation", "compression", "budget", "data", "distillation",
-    "checkpoints", "layers", "benchmark", "linalg", "optimizers", "profiling", "recipe",
-    "recovery", "recovery_config", "serialization", "training",
+    "api", "plan", "families", "evaluation", "compression", "budget", "data", "training",
+    "checkpoints", "layers", "benchmark", "linalg", "profiling", "recipe", "serialization",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

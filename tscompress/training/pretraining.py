@@ -43,13 +43,12 @@ from tscompress.data.series import training_series
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.families.registry import describe
-from tscompress.growth import grow_
 from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.io.untrusted import shown
 from tscompress.layers.resize import replace_heads_
-from tscompress.optimizers import OptimizerName, is_layer_matrix, make_optimizer
 from tscompress.plan.plan import Plan
-from tscompress.training import (
+from tscompress.training.growth import grow_
+from tscompress.training.loop import (
     STATE_FILE,
     Bucket,
     StopRequest,
@@ -61,6 +60,7 @@ from tscompress.training import (
     save_training_state,
     split_windows,
 )
+from tscompress.training.optimizers import OptimizerName, is_layer_matrix, make_optimizer
 
 PRETRAIN_FILE = "pretrain.yaml"
 _STRICT = ConfigDict(extra="forbid", frozen=True)

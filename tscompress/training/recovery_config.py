@@ -19,11 +19,11 @@ from tscompress.compression.calibration import GROUP_SIZE, in_groups
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
-from tscompress.distillation import TrainingBatch
 from tscompress.errors import UsageError
-from tscompress.optimizers import OptimizerName
 from tscompress.removed import without_removed
-from tscompress.training import Bucket, draw_bucket, split_windows
+from tscompress.training.distillation import TrainingBatch
+from tscompress.training.loop import Bucket, draw_bucket, split_windows
+from tscompress.training.optimizers import OptimizerName
 
 _SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
 _HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on

@@ -27,18 +27,16 @@ from torch import Tensor, nn
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.calibration import GROUP_SIZE
 from tscompress.data.synthetic import FloatArray
-from tscompress.distillation import (
+from tscompress.errors import DivergenceError, RecipeError, UsageError
+from tscompress.evaluation.score_cache import model_digest
+from tscompress.training.distillation import (
     Distillation,
     Lesson,
     TrainingBatch,
     check_comparable,
     recomputed_layers,
 )
-from tscompress.errors import DivergenceError, RecipeError, UsageError
-from tscompress.evaluation.score_cache import model_digest
-from tscompress.optimizers import is_layer_matrix, make_optimizer
-from tscompress.recovery_config import Batches, RecoveryConfig
-from tscompress.training import (
+from tscompress.training.loop import (
     STATE_FILE,
     StopRequest,
     TrainingState,
@@ -47,6 +45,8 @@ from tscompress.training import (
     read_training_record,
     save_training_state,
 )
+from tscompress.training.optimizers import is_layer_matrix, make_optimizer
+from tscompress.training.recovery_config import Batches, RecoveryConfig
 
 CHECKPOINT, LOG_FILE = "checkpoint", "log.jsonl"
 _LOG_EVERY = 10
