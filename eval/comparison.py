@@ -46,8 +46,8 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import SYNTHETIC, CalibrationConfig
 from tscompress.data.suites import load_suite
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
+from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.recipe import EvaluationConfig
 from tscompress.training.recovery_config import RecoveryConfig
 

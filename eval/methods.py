@@ -31,8 +31,8 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
+from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.recipe import EvaluationConfig
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)

@@ -75,8 +75,8 @@ from tscompress.compression.calibration import (
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import small_batches
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.io.files import write_text_atomically
+from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.recipe import EvaluationConfig
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.

@@ -49,7 +49,7 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", 
 # Libraries are imported once, in a server that the processes to be killed are forked from.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["tscompress.api", "tscompress.cli", "tscompress.figures", "tscompress.evaluation.evaluate"]
+    ["tscompress.api", "tscompress.cli", "tscompress.plotting", "tscompress.evaluation.evaluate"]
 )
 
 

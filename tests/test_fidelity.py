@@ -23,7 +23,7 @@ from tscompress.evaluation.fidelity import (
     fidelity_tables,
     summarize,
 )
-from tscompress.figures import forecast_figure
+from tscompress.plotting import forecast_figure
 
 HORIZON = 4
 OFFSETS = np.linspace(-1.28, 1.28, 9)

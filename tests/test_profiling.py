@@ -19,7 +19,7 @@ from tscompress.compression.apply import apply_plan_
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.errors import UsageError
-from tscompress.figures import ComparisonRow, comparison_figure
+from tscompress.plotting import ComparisonRow, comparison_figure
 from tscompress.profiling.figures import (
     embedding_figure,
     flow_of_ranks_figure,

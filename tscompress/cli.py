@@ -691,8 +691,8 @@ def _write_scores(
     ``also`` writes more into the directory.
     """
     from tscompress.evaluation.evaluate import SCORES_FILE, aggregate, results_json
-    from tscompress.figures import DPI, forecast_figure
     from tscompress.io.files import new_directory, write_text_atomically
+    from tscompress.plotting import DPI, forecast_figure
 
     if output.suffix == ".json" and not output.is_dir():
         write_text_atomically(output.resolve(), results_json(content))

@@ -13,8 +13,8 @@ from tscompress.api import RunResult
 from tscompress.benchmark.bench import bench_table
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import evaluation_table
-from tscompress.figures import DPI, ComparisonRow, comparison_figure
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
+from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
 from tscompress.recipe import Recipe

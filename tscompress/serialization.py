@@ -20,10 +20,10 @@ from tscompress.checkpoints.load import GENERATION_FILE, LoadedModel, load, sour
 from tscompress.checkpoints.provenance import hashes, write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
-from tscompress.figures import DPI, loss_figure
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
+from tscompress.plotting import DPI, loss_figure
 from tscompress.recipe import Recipe
 from tscompress.training.recovery import RecoveryResult
 

@@ -80,7 +80,8 @@ from tscompress.evaluation.score_cache import (
     versions,
 )
 from tscompress.families.registry import family_of
-from tscompress.figures import (
+from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
+from tscompress.plotting import (
     DPI,
     GREY,
     MARKERS,
@@ -90,7 +91,6 @@ from tscompress.figures import (
     new_figure,
     style_axes,
 )
-from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.recipe import (
     SIZES_BESIDE_HEADS,
     EvaluationConfig,

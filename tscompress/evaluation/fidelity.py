@@ -27,7 +27,7 @@ from tscompress.evaluation.evaluate import (
     quantile_losses,
     seasonal_errors,
 )
-from tscompress.figures import ForecastPanel
+from tscompress.plotting import ForecastPanel
 
 #: Upper ends of the buckets of context lengths, in steps.
 CONTEXT_BUCKETS = (32, 64, 128, 256, 512, 1024)
@@ -97,7 +97,7 @@ class WorstSeries(BaseModel):
     """Quantiles 0.1, 0.5 and 0.9, each ``[horizon]``."""
 
     def panel(self) -> ForecastPanel:
-        """For :func:`tscompress.figures.forecast_figure`."""
+        """For :func:`tscompress.plotting.forecast_figure`."""
         times = "" if self.ratio is None else f", loss × {self.ratio:.2f}"
         title = f"{self.dataset}, series {self.series}{times}"
         return ForecastPanel(title, self.context, self.label, self.original, self.compressed)

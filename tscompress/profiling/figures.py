@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tscompress.errors import UsageError
-from tscompress.figures import (
+from tscompress.plotting import (
     DPI,
     GREY,
     LABEL_SIZE,
