@@ -40,7 +40,6 @@ from pydantic import BaseModel
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
 from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import SYNTHETIC, CalibrationConfig
@@ -50,6 +49,7 @@ from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.recipe import EvaluationConfig
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.evaluate_models import score
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)

@@ -36,7 +36,6 @@ from output import write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
 from tscompress.benchmark.bench import Workload
 from tscompress.budget.costs import CostModel
 from tscompress.budget.measure_sensitivity import forecast_loss, measure_sensitivity
@@ -59,6 +58,7 @@ from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.recipe import EvaluationConfig
+from tscompress.workflows.evaluate_models import score
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: What :func:`quality` gives, in the order of the tables.

@@ -25,7 +25,6 @@ from fold import BlockPlanner, quality, with_interval
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
 from tscompress.benchmark.bench import Workload, bench
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
@@ -34,6 +33,7 @@ from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.recipe import EvaluationConfig
+from tscompress.workflows.evaluate_models import score
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
 BY_BLOCK = "fold by block"

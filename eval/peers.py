@@ -61,7 +61,6 @@ from peer_methods import (
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
 from tscompress.benchmark.bench import Workload, bench, forecast, synthetic_batch
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
@@ -78,6 +77,7 @@ from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.recipe import EvaluationConfig
+from tscompress.workflows.evaluate_models import score
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
 PAPER = ((5, 0.35), (3, 0.27))

@@ -35,7 +35,6 @@ from fold import HELD_OUT, RATIOS, REFERENCES, folded_parameters, mean_loss, qua
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
@@ -48,6 +47,7 @@ from tscompress.recipe import EvaluationConfig
 from tscompress.training.loop import attention_for_training
 from tscompress.training.pretraining import Batch, loss_function
 from tscompress.training.recovery_config import Batches, RecoveryConfig
+from tscompress.workflows.evaluate_models import score
 
 _TIMED_STEPS = 20
 #: What rows have in common that differ in their seed alone.

@@ -17,7 +17,6 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 import tscompress
-from tscompress.api import run
 from tscompress.benchmark.bench import Workload, parameter_count
 from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.checkpoints.load import load
@@ -44,6 +43,7 @@ from tscompress.records import read_made
 from tscompress.report import write_report
 from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.run import run
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=32, batch_size=4)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

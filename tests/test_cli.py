@@ -23,7 +23,8 @@ import yaml
 from conftest import tiny_recipe
 from safetensors import safe_open
 
-from tscompress import api, cli
+import tscompress
+from tscompress import cli
 from tscompress._version import __version__
 from tscompress.benchmark.bench import parameter_count
 from tscompress.budget.measure_sensitivity import Sensitivity
@@ -33,7 +34,7 @@ from tscompress.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
-from tscompress.recipe import load_recipe
+from tscompress.recipe import load_recipe, series_files
 from tscompress.serialization import save
 from tscompress.training.pretraining import Bucket, Stage
 from tscompress.training.recovery import RecoveryProgress
@@ -161,7 +162,7 @@ def test_what_happens_on_the_way(
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(api, "compress_loaded_", fail)
+    monkeypatch.setattr("tscompress.workflows.compress.compress_loaded_", fail)
     surprised = "unexpected" in line
     outcome = command(
         "compress", bolt, "--output", tmp_path / "out", "--rank", 3, surprised=surprised
@@ -378,7 +379,7 @@ def test_the_home_of_nobody(
 def test_series_of_nobody_and_those_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
     sources = (str(tmp_path), f"{NOBODY}/s", "owner/name")
-    found = api.series_files(RecoveryConfig(series=sources))
+    found = series_files(RecoveryConfig(series=sources))
     assert found == [str(tmp_path), tmp_path / "a.csv", *sources[1:]]
     with pytest.raises(DataError, match="no-such-user"):
         next(iter(iterate_series(f"{NOBODY}/s.csv")))
@@ -488,7 +489,7 @@ def test_no_input_is_lost(
 def test_what_a_walk_would_write_over_is_refused(
     command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("api", "sweep", "training.pretraining"):
+    for module in ("workflows.run", "sweep", "training.pretraining"):
         monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
     monkeypatch.setattr(
         "tscompress.training.pretraining.pretrain", lambda *_, **__: pytest.fail("trained")
@@ -517,7 +518,7 @@ def test_what_a_walk_would_write_over_is_refused(
 
 def test_the_library_replaces_no_model_by_what_was_made_from_it(precious: Path) -> None:
     before = snapshot(precious)
-    compressed = api.compress(precious / "model", method="svd", rank=3)
+    compressed = tscompress.compress(precious / "model", method="svd", rank=3)
     for output in (precious, precious / "model"):
         with pytest.raises(OutputExistsError, match=r"the input '.*model', which would be lost"):
             save(compressed, output, force=True)
@@ -1204,7 +1205,7 @@ def test_ctrl_c_during_the_recovery_of_a_run_says_how_it_goes_on(
             (work / "checkpoint" / "state.safetensors").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "run", stopped)
+    monkeypatch.setattr("tscompress.workflows.run.run", stopped)
     recipe = {
         "model": str(bolt),
         "output": str(work.parent),

@@ -15,7 +15,6 @@ from chronos import BaseChronosPipeline
 from safetensors.torch import load_file, save_file
 
 import tscompress
-from tscompress.api import compress_loaded_, plan_loaded
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_plan_
 from tscompress.compression.calibration import (
@@ -47,6 +46,7 @@ from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
 from tscompress.plan.plan import Plan, ProjectionPlan
 from tscompress.recipe import Recipe, load_recipe
+from tscompress.workflows.compress import compress_loaded_, plan_loaded
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 METHODS = get_args(Method)

@@ -31,7 +31,6 @@ from test_cli import Command, command  # noqa: F401
 from torch import Tensor
 
 import tscompress
-from tscompress.api import finish_recovery
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
@@ -75,6 +74,7 @@ from tscompress.training.recovery import (
     what_differs,
 )
 from tscompress.training.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
+from tscompress.workflows.compress import finish_recovery
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)

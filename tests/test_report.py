@@ -20,7 +20,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tscompress import cli
-from tscompress.api import RunResult, run
 from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
@@ -37,6 +36,7 @@ from tscompress.report_content import make_report
 from tscompress.report_html import render_page
 from tscompress.report_points import Point, front, table_points
 from tscompress.runs import load_run, save_run
+from tscompress.workflows.run import RunResult, run
 
 DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"

@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress import api
-from tscompress.api import compress_loaded_, labels_of, run
 from tscompress.benchmark.bench import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
@@ -23,11 +21,13 @@ from tscompress.data.series import guarded, training_series
 from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
-from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
+from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, labels_of, load_recipe
 from tscompress.report import headline, report_tables, write_report
 from tscompress.training import recovery_config
 from tscompress.training.loop import Bucket
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.run import run
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
@@ -172,7 +172,7 @@ def test_series_given_besides_a_recipe_are_held_against_suites_that_have_names(
     rng = np.random.default_rng(0)
     walks = rng.normal(size=(6, 90)).cumsum(axis=1).astype(np.float32)
     dataset = replace(some_dataset(), series=tuple(walks), horizon=7)
-    monkeypatch.setattr(api, "load_suite", lambda *_, **__: [dataset])
+    monkeypatch.setattr("tscompress.recipe.load_suite", lambda *_, **__: [dataset])
     recipe = small_recipe(
         checkpoints["chronos-bolt"], tmp_path, evaluation=EvaluationConfig(suite="zero-shot")
     )

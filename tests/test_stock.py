@@ -28,13 +28,14 @@ from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tscompress.api import compress, run
+from tscompress.api import compress
 from tscompress.checkpoints.load import load, stored_dtype
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import UnsupportedModelError
 from tscompress.recipe import Recipe
 from tscompress.serialization import save
+from tscompress.workflows.run import run
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=64)
 STOCK_CLASSES = {

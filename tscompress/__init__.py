@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tscompress._version import __version__
 
 if TYPE_CHECKING:
-    from tscompress.api import RunResult, compress, recover, run
+    from tscompress.api import compress, recover
     from tscompress.benchmark.bench import BenchResult, Workload, bench
     from tscompress.budget.measure_sensitivity import Sensitivity
     from tscompress.budget.plan_within_budget import sensitivities
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from tscompress.training.pretraining import PretrainRecipe, pretrain
     from tscompress.training.recovery import RecoveryResult
     from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.workflows.run import RunResult, run
 
 _HOME = {
-    "RunResult": "api",
+    "RunResult": "workflows.run",
     "compress": "api",
     "recover": "api",
-    "run": "api",
+    "run": "workflows.run",
     "CalibrationConfig": "compression.calibration",
     "CardScores": "measurements",
     "write_card": "card",

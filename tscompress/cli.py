@@ -312,7 +312,6 @@ def compress(
     as_json: AsJson = False,
 ) -> None:
     """Make the layers of a model smaller and save a verified checkpoint."""
-    from tscompress import api
     from tscompress.checkpoints.format import shard_bytes
     from tscompress.checkpoints.load import find
     from tscompress.compression.calibration import MIXED, CalibrationConfig
@@ -320,8 +319,10 @@ def compress(
     from tscompress.io.files import check_output
     from tscompress.memory import compression_memory_bytes
     from tscompress.plan.plan import Plan
-    from tscompress.recipe import Recipe, load_recipe, validate
+    from tscompress.recipe import Recipe, inputs_of, load_recipe, validate
     from tscompress.serialization import save
+    from tscompress.workflows.compress import compress_loaded_, finish_recovery, plan_loaded
+    from tscompress.workflows.options import choose_schedule, needs_schedule, unplanned
 
     largest = shard_bytes(max_shard_size)
     edited = None if plan is None else Plan.load(plan)
@@ -351,9 +352,9 @@ def compress(
             ).model_dump(),
         }
         if edited is not None:
-            fields |= api.unplanned(edited.method)
+            fields |= unplanned(edited.method)
         else:
-            asked = api.choose_schedule(
+            asked = choose_schedule(
                 method=method,  # type: ignore[arg-type]
                 rank=rank,
                 epsilon=epsilon,
@@ -366,11 +367,11 @@ def compress(
                 multiple=multiple,
                 depth=depth,
                 keep_width=keep_width,
-                required=api.needs_schedule(method, fields),
+                required=needs_schedule(method, fields),
             )
             fields["schedule"] = None if asked is None else asked.model_dump()
         chosen = validate(Recipe, fields, source="the options")
-    inputs = model, recipe, plan, series, *api.inputs_of(chosen)
+    inputs = model, recipe, plan, series, *inputs_of(chosen)
     work = None
     if not dry_run:
         check_output(output, force=force, inputs=inputs)
@@ -386,11 +387,11 @@ def compress(
     )
     if work is None and edited is None:
         with progress_bars() as advance:
-            planned = api.plan_loaded(loaded, chosen, series=given, on_progress=advance)
+            planned = plan_loaded(loaded, chosen, series=given, on_progress=advance)
         show(as_json, planned.model_dump(mode="json"), planned.summary())
         return
     with _keeping(work), progress_bars() as advance:
-        compressed = api.compress_loaded_(
+        compressed = compress_loaded_(
             loaded,
             chosen,
             plan=edited,
@@ -405,7 +406,7 @@ def compress(
         show(as_json, compressed.plan.model_dump(mode="json"), summary)
         return
     save(compressed, output, force=force, max_shard_size=largest)
-    api.finish_recovery(compressed, work)
+    finish_recovery(compressed, work)
     show(
         as_json,
         {"output": str(output), "plan": compressed.plan.model_dump(mode="json")},
@@ -486,7 +487,6 @@ def evaluate(
     Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
     processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
-    from tscompress.api import score
     from tscompress.data.suites import LongFormat, find_suite
     from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.comparison import compare, comparison_tables
@@ -496,6 +496,7 @@ def evaluate(
     from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.io.files import check_output
     from tscompress.recipe import EvaluationConfig
+    from tscompress.workflows.evaluate_models import score
 
     if suite.startswith("fev:"):
         refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
@@ -844,11 +845,12 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
-    from tscompress import api
     from tscompress.io.files import check_output, user_path
-    from tscompress.recipe import load_recipe
+    from tscompress.recipe import inputs_of, load_recipe
     from tscompress.report import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
     from tscompress.runs import FILES, RUN_FILE
+    from tscompress.workflows.run import WORK
+    from tscompress.workflows.run import run as run_recipe
 
     chosen = load_recipe(recipe)
     if output is not None:
@@ -857,10 +859,10 @@ def run(
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
     for name in (RUN_FILE, *FILES, PAGE_FILE, MARKDOWN_FILE):
-        inputs = recipe, *api.inputs_of(chosen)
+        inputs = recipe, *inputs_of(chosen)
         check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
-    with _keeping(user_path(chosen.output) / api.WORK), progress_bars() as advance:
-        result = api.run(chosen, force=force, device=device, on_progress=advance)
+    with _keeping(user_path(chosen.output) / WORK), progress_bars() as advance:
+        result = run_recipe(chosen, force=force, device=device, on_progress=advance)
     written = write_report(result, chosen)
     show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
     if not as_json:
@@ -1028,14 +1030,15 @@ def recover(
     import torch
     from accelerate import PartialState
 
-    from tscompress import api
+    from tscompress.api import recover as run_recovery
     from tscompress.errors import OutputExistsError
     from tscompress.evaluation.batching import Processes
     from tscompress.io.files import check_output
-    from tscompress.recipe import load_recovery_config, validate
+    from tscompress.recipe import load_recovery_config, series_files, validate
     from tscompress.serialization import save
     from tscompress.training.recovery import has_checkpoint
     from tscompress.training.recovery_config import RecoveryConfig, memory_bytes
+    from tscompress.workflows.compress import finish_recovery
 
     given = {
         name: tuple(value) if isinstance(value, list) else value
@@ -1049,7 +1052,7 @@ def recover(
         chosen = validate(RecoveryConfig, given, source="the options")
     if synthetic_share is not None and not series:
         raise UsageError("--synthetic-share says how much is not of --series; give series with it.")
-    inputs = student, teacher, config, *api.series_files(chosen)
+    inputs = student, teacher, config, *series_files(chosen)
     check_output(output, force=force, inputs=inputs)
     work = _recovery_directory(output)
     check_output(work, force=True, inputs=inputs, in_place=True)
@@ -1068,7 +1071,7 @@ def recover(
     if main:
         say_memory(needed, processes)
     with training_progress(main) as report:
-        recovered = api.recover(
+        recovered = run_recovery(
             ours,
             theirs,
             chosen,
@@ -1086,7 +1089,7 @@ def recover(
         )
     elif main:
         save(recovered, output, force=force)
-        api.finish_recovery(recovered, work)
+        finish_recovery(recovered, work)
         show(
             as_json,
             {"output": str(output), **result.record()},

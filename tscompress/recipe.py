@@ -6,17 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from tscompress.benchmark.bench import Workload
-from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import (
     BudgetSchedule,
@@ -27,8 +20,17 @@ from tscompress.compression.fold_plans import (
     PowerLawSchedule,
     RankSchedule,
 )
-from tscompress.data.suites import LongFormat
+from tscompress.data.suites import (
+    FREQUENCIES_SUITE,
+    OFFLINE_SUITE,
+    Fingerprints,
+    LongFormat,
+    find_suite,
+    label_fingerprints,
+    load_suite,
+)
 from tscompress.errors import RecipeError
+from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.training.pretraining import PretrainRecipe
@@ -226,3 +228,37 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
                 f"{source}: unknown key {where!r}; allowed here: {allowed}."
             ) from None
         raise RecipeError(f"{source}: {where}: {reason} (got {shown(first['input'])}).") from None
+
+
+def inputs_of(recipe: Recipe) -> list[str | Path | None]:
+    """What a recipe reads: paths, and names of other things, such as Hub ids and suites."""
+    found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
+    if recipe.evaluation is not None:
+        found += [recipe.evaluation.suite, recipe.evaluation.root]
+    return found
+
+
+def series_files(config: RecoveryConfig | None) -> list[str | Path | None]:
+    """The sources of series of a recovery, and all that lies in those that are directories."""
+    found: list[str | Path | None] = []
+    for source in () if config is None else config.series:
+        directory = user_path(source)
+        found += [source, *(directory.rglob("*") if directory.is_dir() else ())]
+    return found
+
+
+def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:
+    """What a recipe is scored on, where it may learn from that; the offline suites are known.
+
+    Of the suites that have names, what wheels have in common with them is not offered anyway.
+    ``given``: it learns from series besides its own.
+    """
+    config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
+    if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+        return []
+    from_files = given or trained or recipe.calibration.source not in OWN_SOURCES
+    if not from_files and not Path(config.suite).suffix:
+        return []
+    suite = find_suite(config.suite, config.long_format)
+    datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)
+    return [label_fingerprints(dataset) for dataset in datasets]

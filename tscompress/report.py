@@ -9,7 +9,6 @@ from typing import Any
 
 import jinja2
 
-from tscompress.api import RunResult
 from tscompress.benchmark.bench import bench_table
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import evaluation_table
@@ -21,6 +20,7 @@ from tscompress.recipe import Recipe
 from tscompress.report_content import Report, headline, make_report, plan_label
 from tscompress.report_html import write_page
 from tscompress.runs import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
+from tscompress.workflows.run import RunResult
 
 PAGE_FILE = "report.html"
 MARKDOWN_FILE = "report.md"

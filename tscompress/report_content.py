@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import EngFormatter
 
-from tscompress.api import RunResult
 from tscompress.benchmark.bench import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare
@@ -19,6 +18,7 @@ from tscompress.profiling.rank_profile import RankProfile
 from tscompress.recipe import Recipe
 from tscompress.report_points import TABLE_SUFFIX, Point, table_points
 from tscompress.runs import load_run, read_provenance
+from tscompress.workflows.run import RunResult
 
 
 class Cost(NamedTuple):

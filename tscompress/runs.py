@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tscompress.api import RunResult
 from tscompress.benchmark.bench import BenchResult
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import PROVENANCE_FILE
@@ -35,6 +34,7 @@ from tscompress.io.untrusted import UnreadableFileError, first_problem, read_jso
 from tscompress.plan.plan import Plan
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.recipe import Recipe, validate
+from tscompress.workflows.run import RunResult
 
 RUN_FILE = "report.json"
 BASELINE_FILE = "scores-seasonal-naive.json"

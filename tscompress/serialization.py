@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,27 @@ import torch
 
 from tscompress.checkpoints.format import (
     MAX_SHARD_SIZE,
+    PLAN_FILE,
     unique_tensors,
     write_factored,
     write_folded,
 )
-from tscompress.checkpoints.load import GENERATION_FILE, LoadedModel, load, source_files
+from tscompress.checkpoints.load import (
+    GENERATION_FILE,
+    PROVENANCE_FILE,
+    LoadedModel,
+    load,
+    source_files,
+)
 from tscompress.checkpoints.provenance import hashes, write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import PlanError, VerificationError
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
+from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plotting import DPI, loss_figure
-from tscompress.recipe import Recipe
+from tscompress.recipe import Recipe, load_recipe
 from tscompress.training.recovery import RecoveryResult
 
 RECIPE_FILE = "recipe.yaml"
@@ -167,3 +175,31 @@ def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
         calibration=compressed.calibration,
         recovery=None if compressed.recovery is None else compressed.recovery.record(),
     )
+
+
+def as_compressed(loaded: LoadedModel) -> CompressedModel:
+    """With the plan and the recipe that lie beside a compressed checkpoint.
+
+    Raises
+    ------
+    PlanError
+        There is no plan: it is not what ``compress`` wrote.
+    """
+    if isinstance(loaded, CompressedModel):
+        return loaded
+    known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    known["plan"] = loaded.plan or Plan.load(loaded.directory / PLAN_FILE)
+    path = loaded.directory / RECIPE_FILE
+    recipe = load_recipe(path) if path.is_file() else None
+    known["revision"] = loaded.revision if recipe is None else recipe.revision
+    return CompressedModel(**known, recipe=recipe, calibration=_calibration_of(loaded.directory))
+
+
+def _calibration_of(directory: Path) -> dict[str, Any]:
+    """What a checkpoint says of the series that it was calibrated on; empty if nothing."""
+    try:
+        provenance = read_json(directory / PROVENANCE_FILE)
+    except (FileNotFoundError, UnreadableFileError):
+        return {}
+    found = provenance.get("calibration") if isinstance(provenance, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -40,7 +40,6 @@ from pydantic import (
 from rich import box
 from rich.table import Table
 
-from tscompress.api import choose_schedule, compress_loaded_, needs_schedule, score, series_files
 from tscompress.benchmark.bench import BenchResult, Workload, bench, bytes_on_disk, process_memory
 from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.format import (
@@ -96,10 +95,14 @@ from tscompress.recipe import (
     EvaluationConfig,
     Recipe,
     parse_recipe,
+    series_files,
     validate,
 )
 from tscompress.serialization import save
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.options import choose_schedule, needs_schedule
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -113,7 +116,7 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
-    "api", "plan", "families", "evaluation", "compression", "budget", "data", "training",
+    "workflows", "plan", "families", "evaluation", "compression", "budget", "data", "training",
     "checkpoints", "layers", "benchmark", "linalg", "profiling", "recipe", "serialization",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
