@@ -131,11 +131,11 @@ def compress(job: dict[str, Any]) -> dict[str, Any]:
     """In the process that is measured: peaks of the resident set, in bytes, by phase."""
     from tscompress.checkpoints.load import find, load
     from tscompress.compression.calibration import CalibrationConfig
-    from tscompress.memory import compression_memory_bytes
-    from tscompress.recipe import Recipe
-    from tscompress.serialization import save
     from tscompress.workflows.compress import compress_loaded_
+    from tscompress.workflows.memory import compression_memory_bytes
     from tscompress.workflows.options import choose_schedule
+    from tscompress.workflows.recipe import Recipe
+    from tscompress.workflows.save import save
 
     torch.set_num_threads(job["threads"])
     if job["limit"] is not None:

@@ -47,9 +47,9 @@ from tscompress.data.suites import load_suite
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.recipe import EvaluationConfig
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)

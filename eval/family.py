@@ -30,8 +30,8 @@ from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import cast_parameters_, load
 from tscompress.data.suites import load_suite
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.recipe import EvaluationConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Sizes of heads, and shares of hidden units.
 FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))

@@ -57,8 +57,8 @@ from tscompress.evaluation.evaluate import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
-from tscompress.recipe import EvaluationConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: What :func:`quality` gives, in the order of the tables.

@@ -31,7 +31,7 @@ except ImportError:
 _INSTRUMENTED = [
     "tscompress.io.untrusted",
     "tscompress.plan.plan",
-    "tscompress.recipe",
+    "tscompress.workflows.recipe",
     "yaml",
     "json",
 ]
@@ -39,7 +39,7 @@ with atheris.instrument_imports(include=_INSTRUMENTED) if atheris else contextli
     from tscompress.errors import TscompressError
     from tscompress.io.untrusted import UnreadableFileError, read_header
     from tscompress.plan.plan import Plan
-    from tscompress.recipe import load_recipe
+    from tscompress.workflows.recipe import load_recipe
 
 _LONGEST_INPUT = 4096
 _LONGEST_LINE = 1000

@@ -32,8 +32,8 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.recipe import EvaluationConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
 BY_BLOCK = "fold by block"

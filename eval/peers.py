@@ -76,8 +76,8 @@ from tscompress.compression.layer_walk import small_batches
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.recipe import EvaluationConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
 PAPER = ((5, 0.35), (3, 0.27))

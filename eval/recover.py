@@ -43,11 +43,11 @@ from tscompress.evaluation.comparison import mean_of_runs
 from tscompress.evaluation.evaluate import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
-from tscompress.recipe import EvaluationConfig
 from tscompress.training.loop import attention_for_training
 from tscompress.training.pretraining import Batch, loss_function
 from tscompress.training.recovery_config import Batches, RecoveryConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 _TIMED_STEPS = 20
 #: What rows have in common that differ in their seed alone.

@@ -32,8 +32,8 @@ from tscompress.data.bundled import collection_series
 from tscompress.data.suites import load_suite
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.linalg import epsilon_rank, singular_values, truncated_svd
-from tscompress.recipe import EvaluationConfig
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Table 2, Chronos: exponent of ε = 10^x, ratio, overlap, and of the zero-shot datasets WQL, MASE.
 PUBLISHED = (

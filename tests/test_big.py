@@ -24,9 +24,9 @@ from tscompress.checkpoints.load import LoadedModel, find, load, source_files, w
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.io.files import sha256_of
-from tscompress.memory import compression_memory_bytes
-from tscompress.recipe import Recipe
-from tscompress.serialization import CompressedModel
+from tscompress.workflows.memory import compression_memory_bytes
+from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.save import CompressedModel
 
 # ruff: noqa: F811  (a fixture of another file)
 

@@ -24,7 +24,6 @@ from tscompress.checkpoints import load as loading
 from tscompress.cli import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
 from tscompress.plan.plan import Plan
-from tscompress.recipe import load_pretrain_recipe
 from tscompress.training import pretraining
 from tscompress.training.pretraining import (
     Bucket,
@@ -36,6 +35,7 @@ from tscompress.training.pretraining import (
     pretrain,
     save_pretrained,
 )
+from tscompress.workflows.recipe import load_pretrain_recipe
 
 TRAINED = ["chronos-bolt", "chronos-t5"]
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "pretrain"

@@ -38,11 +38,11 @@ from tscompress.measurements import (
     read_scores,
     scores_of_run,
 )
-from tscompress.recipe import EvaluationConfig, Recipe
 from tscompress.records import read_made
 from tscompress.report import write_report
 from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import EvaluationConfig, Recipe
 from tscompress.workflows.run import run
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=32, batch_size=4)

@@ -34,11 +34,11 @@ from tscompress.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
-from tscompress.recipe import load_recipe, series_files
-from tscompress.serialization import save
 from tscompress.training.pretraining import Bucket, Stage
 from tscompress.training.recovery import RecoveryProgress
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import load_recipe, series_files
+from tscompress.workflows.save import save
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
@@ -489,7 +489,7 @@ def test_no_input_is_lost(
 def test_what_a_walk_would_write_over_is_refused(
     command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("workflows.run", "sweep", "training.pretraining"):
+    for module in ("workflows.run", "workflows.sweep", "training.pretraining"):
         monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
     monkeypatch.setattr(
         "tscompress.training.pretraining.pretrain", lambda *_, **__: pytest.fail("trained")

@@ -45,8 +45,8 @@ from tscompress.errors import (
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
 from tscompress.plan.plan import Plan, ProjectionPlan
-from tscompress.recipe import Recipe, load_recipe
 from tscompress.workflows.compress import compress_loaded_, plan_loaded
+from tscompress.workflows.recipe import Recipe, load_recipe
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 METHODS = get_args(Method)

@@ -35,8 +35,8 @@ from tscompress.checkpoints import format as factored
 from tscompress.checkpoints.load import load
 from tscompress.errors import OutputError
 from tscompress.io.files import check_output, new_directory, write_text_atomically
-from tscompress.serialization import save
 from tscompress.training.loop import TrainingState, save_training_state
+from tscompress.workflows.save import save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")
 

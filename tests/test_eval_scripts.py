@@ -21,9 +21,9 @@ from tscompress.checkpoints.load import load
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.recipe import EvaluationConfig
 from tscompress.training import recovery_config
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import EvaluationConfig
 
 EVAL = Path(__file__).parents[1] / "eval"
 

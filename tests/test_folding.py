@@ -39,8 +39,8 @@ from tscompress.compression.layer_walk import record, record_entry, walk
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
 from tscompress.layers.resize import SizedT5Attention
 from tscompress.plan.plan import Plan
-from tscompress.recipe import load_recipe
 from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.workflows.recipe import load_recipe
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)

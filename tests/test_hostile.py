@@ -43,8 +43,8 @@ from tscompress.errors import (
     UnsupportedModelError,
 )
 from tscompress.plan.plan import Plan
-from tscompress.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
-from tscompress.serialization import save
+from tscompress.workflows.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
+from tscompress.workflows.save import save
 
 WEIGHTS = "model.safetensors"
 SECONDS = 60.0  # of a busy machine; what is meant is no end

@@ -24,8 +24,8 @@ from tscompress.compression.fold_plans import PowerLawSchedule
 from tscompress.errors import HubError
 from tscompress.io.files import sha256_of
 from tscompress.io.network import bounded_requests, is_branch_name, is_timeout
-from tscompress.recipe import load_pretrain_recipe
 from tscompress.training.pretraining import pretrain
+from tscompress.workflows.recipe import load_pretrain_recipe
 
 TOKEN = "hf_" + "SecretOfAlice" * 2
 OTHER_TOKEN = "hf_" + "SecretOfBob" * 3

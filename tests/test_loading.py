@@ -35,7 +35,7 @@ from tscompress.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from tscompress.serialization import save
+from tscompress.workflows.save import save
 
 WEIGHTS = "model.safetensors"
 Change = Callable[[dict[str, Any]], object]

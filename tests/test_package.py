@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import tscompress
-from tscompress import sweep
 from tscompress.budget import measure_sensitivity as sensitivity
 from tscompress.evaluation import score_cache
+from tscompress.workflows import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"

@@ -30,7 +30,7 @@ from tscompress.compression.layer_walk import small_batches
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
-from tscompress.recipe import EvaluationConfig
+from tscompress.workflows.recipe import EvaluationConfig
 
 EVAL = Path(__file__).parents[1] / "eval"
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)

@@ -14,8 +14,8 @@ from tscompress.checkpoints.load import REFERENCE_PREFIX
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.sweep import load_sweep_recipe, points_of
+from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.workflows.sweep import load_sweep_recipe, points_of
 
 ROOT = Path(__file__).resolve().parent.parent / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")

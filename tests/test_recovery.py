@@ -48,8 +48,6 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.plan.plan import Plan
-from tscompress.recipe import Recipe, load_recipe, load_recovery_config
-from tscompress.serialization import CompressedModel, save
 from tscompress.training import recovery
 from tscompress.training.distillation import (
     Distillation,
@@ -75,6 +73,8 @@ from tscompress.training.recovery import (
 )
 from tscompress.training.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
 from tscompress.workflows.compress import finish_recovery
+from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
+from tscompress.workflows.save import CompressedModel, save
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)

@@ -29,14 +29,14 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.measurements import read_scores
-from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.report import rewrite_report, write_report
 from tscompress.report_charts import Chart, forecast_chart, ticks
 from tscompress.report_content import make_report
 from tscompress.report_html import render_page
 from tscompress.report_points import Point, front, table_points
-from tscompress.runs import load_run, save_run
+from tscompress.workflows.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.workflows.run import RunResult, run
+from tscompress.workflows.run_files import load_run, save_run
 
 DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"

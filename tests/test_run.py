@@ -21,12 +21,18 @@ from tscompress.data.series import guarded, training_series
 from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
-from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, labels_of, load_recipe
 from tscompress.report import headline, report_tables, write_report
 from tscompress.training import recovery_config
 from tscompress.training.loop import Bucket
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.recipe import (
+    EvaluationConfig,
+    ProfileConfig,
+    Recipe,
+    labels_of,
+    load_recipe,
+)
 from tscompress.workflows.run import run
 
 
@@ -172,7 +178,7 @@ def test_series_given_besides_a_recipe_are_held_against_suites_that_have_names(
     rng = np.random.default_rng(0)
     walks = rng.normal(size=(6, 90)).cumsum(axis=1).astype(np.float32)
     dataset = replace(some_dataset(), series=tuple(walks), horizon=7)
-    monkeypatch.setattr("tscompress.recipe.load_suite", lambda *_, **__: [dataset])
+    monkeypatch.setattr("tscompress.workflows.recipe.load_suite", lambda *_, **__: [dataset])
     recipe = small_recipe(
         checkpoints["chronos-bolt"], tmp_path, evaluation=EvaluationConfig(suite="zero-shot")
     )

@@ -22,7 +22,6 @@ from test_cli import hear_ctrl_c
 from typer.testing import CliRunner
 
 from tscompress import cli
-from tscompress import sweep as sweeping
 from tscompress.benchmark.bench import MemoryUse, bytes_on_disk, parameter_count
 from tscompress.checkpoints.load import load
 from tscompress.errors import (
@@ -33,7 +32,8 @@ from tscompress.errors import (
     TscompressError,
 )
 from tscompress.evaluation.comparison import pareto_front
-from tscompress.sweep import (
+from tscompress.workflows import sweep as sweeping
+from tscompress.workflows.sweep import (
     Measured,
     SweepRecipe,
     SweepResult,

@@ -27,8 +27,8 @@ from tscompress.compression.residual_stream import stream_bases, streams_of, tur
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.report_content import plan_label
-from tscompress.sweep import Grid, _label
 from tscompress.training.distillation import check_comparable
+from tscompress.workflows.sweep import Grid, _label
 
 D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
 EPSILON = 0.05

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tscompress.plan.plan import Plan
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
-    from tscompress.recipe import Recipe, load_recipe
-    from tscompress.serialization import CompressedModel, save
     from tscompress.training.pretraining import PretrainRecipe, pretrain
     from tscompress.training.recovery import RecoveryResult
     from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.workflows.recipe import Recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
+    from tscompress.workflows.save import CompressedModel, save
 
 _HOME = {
     "RunResult": "workflows.run",
@@ -66,13 +66,13 @@ _HOME = {
     "pretrain": "training.pretraining",
     "RankProfile": "profiling.rank_profile",
     "profile": "profiling.measure",
-    "Recipe": "recipe",
-    "load_recipe": "recipe",
+    "Recipe": "workflows.recipe",
+    "load_recipe": "workflows.recipe",
     "RecoveryResult": "training.recovery",
     "RecoveryConfig": "training.recovery_config",
     "Sensitivity": "budget.measure_sensitivity",
-    "CompressedModel": "serialization",
-    "save": "serialization",
+    "CompressedModel": "workflows.save",
+    "save": "workflows.save",
     "share_cross_attention": "layers.shared_cross_attention",
     "sensitivities": "budget.plan_within_budget",
     "Comparison": "evaluation.comparison",

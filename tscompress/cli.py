@@ -317,12 +317,12 @@ def compress(
     from tscompress.compression.calibration import MIXED, CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output
-    from tscompress.memory import compression_memory_bytes
     from tscompress.plan.plan import Plan
-    from tscompress.recipe import Recipe, inputs_of, load_recipe, validate
-    from tscompress.serialization import save
     from tscompress.workflows.compress import compress_loaded_, finish_recovery, plan_loaded
+    from tscompress.workflows.memory import compression_memory_bytes
     from tscompress.workflows.options import choose_schedule, needs_schedule, unplanned
+    from tscompress.workflows.recipe import Recipe, inputs_of, load_recipe, validate
+    from tscompress.workflows.save import save
 
     largest = shard_bytes(max_shard_size)
     edited = None if plan is None else Plan.load(plan)
@@ -495,8 +495,8 @@ def evaluate(
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.io.files import check_output
-    from tscompress.recipe import EvaluationConfig
     from tscompress.workflows.evaluate_models import score
+    from tscompress.workflows.recipe import EvaluationConfig
 
     if suite.startswith("fev:"):
         refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
@@ -846,11 +846,11 @@ def run(
 ) -> None:
     """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
     from tscompress.io.files import check_output, user_path
-    from tscompress.recipe import inputs_of, load_recipe
     from tscompress.report import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
-    from tscompress.runs import FILES, RUN_FILE
+    from tscompress.workflows.recipe import inputs_of, load_recipe
     from tscompress.workflows.run import WORK
     from tscompress.workflows.run import run as run_recipe
+    from tscompress.workflows.run_files import FILES, RUN_FILE
 
     chosen = load_recipe(recipe)
     if output is not None:
@@ -890,7 +890,7 @@ def sweep(
     A sweep that was stopped goes on with the same command.
     """
     from tscompress.io.files import check_output, user_path
-    from tscompress.sweep import (
+    from tscompress.workflows.sweep import (
         FIGURE_FILE,
         LATENCY_FILE,
         RECIPE_FILE,
@@ -899,7 +899,7 @@ def sweep(
         load_sweep_recipe,
         sweep_table,
     )
-    from tscompress.sweep import sweep as measure
+    from tscompress.workflows.sweep import sweep as measure
 
     chosen = load_sweep_recipe(recipe)
     if output is not None:
@@ -1034,11 +1034,11 @@ def recover(
     from tscompress.errors import OutputExistsError
     from tscompress.evaluation.batching import Processes
     from tscompress.io.files import check_output
-    from tscompress.recipe import load_recovery_config, series_files, validate
-    from tscompress.serialization import save
     from tscompress.training.recovery import has_checkpoint
     from tscompress.training.recovery_config import RecoveryConfig, memory_bytes
     from tscompress.workflows.compress import finish_recovery
+    from tscompress.workflows.recipe import load_recovery_config, series_files, validate
+    from tscompress.workflows.save import save
 
     given = {
         name: tuple(value) if isinstance(value, list) else value
@@ -1130,9 +1130,9 @@ def pretrain(
     import torch
 
     from tscompress.io.files import check_output
-    from tscompress.recipe import load_pretrain_recipe
     from tscompress.training.pretraining import Progress as Trained
     from tscompress.training.pretraining import pretrain as train
+    from tscompress.workflows.recipe import load_pretrain_recipe
 
     chosen = load_pretrain_recipe(recipe)
     inputs = recipe, chosen.embedding_from

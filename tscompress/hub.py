@@ -47,8 +47,8 @@ from tscompress.io.network import (
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 from tscompress.measurements import CardScores, about_measurements
 from tscompress.records import Made, read_made
-from tscompress.serialization import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 from tscompress.training.pretraining import PRETRAIN_FILE
+from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 
 #: What may go up besides the weights; anything else in the directory stays at home.
 _RECORDS = (

@@ -30,9 +30,9 @@ from tscompress.io.files import user_path
 from tscompress.io.network import is_repo_id
 from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.plan.plan import Plan
-from tscompress.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.serialization import RECIPE_FILE
 from tscompress.training.pretraining import PRETRAIN_FILE, PretrainRecipe
+from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.workflows.save import RECIPE_FILE
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 #: Of recipes and of provenance.json, whose values may be paths of the machine they were made on.

@@ -16,11 +16,11 @@ from tscompress.io.files import cannot_write, check_output, write_text_atomicall
 from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
-from tscompress.recipe import Recipe
 from tscompress.report_content import Report, headline, make_report, plan_label
 from tscompress.report_html import write_page
-from tscompress.runs import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
+from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
+from tscompress.workflows.run_files import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
 
 PAGE_FILE = "report.html"
 MARKDOWN_FILE = "report.md"

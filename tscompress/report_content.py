@@ -15,10 +15,10 @@ from tscompress.evaluation.comparison import Comparison, Ratio, compare
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
 from tscompress.plan.plan import Plan
 from tscompress.profiling.rank_profile import RankProfile
-from tscompress.recipe import Recipe
 from tscompress.report_points import TABLE_SUFFIX, Point, table_points
-from tscompress.runs import load_run, read_provenance
+from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
+from tscompress.workflows.run_files import load_run, read_provenance
 
 
 class Cost(NamedTuple):

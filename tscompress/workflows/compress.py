@@ -27,9 +27,9 @@ from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.progress import OnProgress, silent
-from tscompress.recipe import Recipe, labels_of
-from tscompress.serialization import CompressedModel
 from tscompress.training.recovery import can_resume, recover_, what_differs
+from tscompress.workflows.recipe import Recipe, labels_of
+from tscompress.workflows.save import CompressedModel
 
 
 def compress_loaded_(

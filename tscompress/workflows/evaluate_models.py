@@ -9,7 +9,7 @@ from tscompress.data.suites import EvaluationDataset, find_suite
 from tscompress.evaluation.evaluate import EvaluationResult, Quantiles, evaluate
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.progress import OnProgress, silent
-from tscompress.recipe import EvaluationConfig
+from tscompress.workflows.recipe import EvaluationConfig
 
 
 def score(

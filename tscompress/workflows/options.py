@@ -17,7 +17,7 @@ from tscompress.compression.fold_plans import (
 )
 from tscompress.errors import UsageError
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
-from tscompress.recipe import SIZES_BESIDE_HEADS
+from tscompress.workflows.recipe import SIZES_BESIDE_HEADS
 
 
 def choose_schedule(

@@ -21,10 +21,10 @@ from tscompress.plan.plan import Plan
 from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
-from tscompress.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
-from tscompress.serialization import save
 from tscompress.workflows.compress import compress_loaded_, finish_recovery
 from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
+from tscompress.workflows.save import save
 
 #: Where a run keeps what an unfinished recovery is resumed from.
 WORK = "recovery"
@@ -32,7 +32,8 @@ WORK = "recovery"
 
 @dataclass
 class RunResult:
-    """What :func:`run` measured; :mod:`tscompress.runs` puts it on disk and reads it back.
+    """What :func:`run` measured; :mod:`tscompress.workflows.run_files` puts it on disk and reads it
+    back.
 
     Attributes
     ----------

@@ -90,7 +90,11 @@ from tscompress.plotting import (
     new_figure,
     style_axes,
 )
-from tscompress.recipe import (
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.options import choose_schedule, needs_schedule
+from tscompress.workflows.recipe import (
     SIZES_BESIDE_HEADS,
     EvaluationConfig,
     Recipe,
@@ -98,11 +102,7 @@ from tscompress.recipe import (
     series_files,
     validate,
 )
-from tscompress.serialization import save
-from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.workflows.compress import compress_loaded_
-from tscompress.workflows.evaluate_models import score
-from tscompress.workflows.options import choose_schedule, needs_schedule
+from tscompress.workflows.save import save
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
@@ -117,7 +117,7 @@ _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
 _CODE = (
     "workflows", "plan", "families", "evaluation", "compression", "budget", "data", "training",
-    "checkpoints", "layers", "benchmark", "linalg", "profiling", "recipe", "serialization",
+    "checkpoints", "layers", "benchmark", "linalg", "profiling",
 )  # fmt: skip
 _BENCH = TypeAdapter(BenchResult)
 

@@ -33,7 +33,7 @@ from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.plan.plan import Plan
 from tscompress.profiling.rank_profile import RankProfile
-from tscompress.recipe import Recipe, validate
+from tscompress.workflows.recipe import Recipe, validate
 from tscompress.workflows.run import RunResult
 
 RUN_FILE = "report.json"

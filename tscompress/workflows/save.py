@@ -32,8 +32,8 @@ from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plotting import DPI, loss_figure
-from tscompress.recipe import Recipe, load_recipe
 from tscompress.training.recovery import RecoveryResult
+from tscompress.workflows.recipe import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"
 RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"

@@ -16,7 +16,7 @@ from tscompress.checkpoints.config_checks import check_config
 from tscompress.checkpoints.format import base_config_of
 from tscompress.checkpoints.load import Checkpoint
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.recipe import Recipe
+from tscompress.workflows.recipe import Recipe
 
 _PROJECTION = re.compile(r"\.[qkvo]\.weight$")
 _FEED_FORWARD = re.compile(r"\.w[io]\.weight$")
