@@ -39,7 +39,7 @@ from tscompress.measurements import (
     scores_of_run,
 )
 from tscompress.records import read_made
-from tscompress.report import write_report
+from tscompress.reports.write import write_report
 from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.recipe import EvaluationConfig, Recipe

@@ -29,11 +29,11 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.measurements import read_scores
-from tscompress.report import rewrite_report, write_report
-from tscompress.report_charts import Chart, forecast_chart, ticks
-from tscompress.report_content import make_report
-from tscompress.report_html import render_page
-from tscompress.report_points import Point, front, table_points
+from tscompress.reports.charts import Chart, forecast_chart, ticks
+from tscompress.reports.content import make_report
+from tscompress.reports.page import render_page
+from tscompress.reports.points import Point, front, table_points
+from tscompress.reports.write import rewrite_report, write_report
 from tscompress.workflows.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.workflows.run import RunResult, run
 from tscompress.workflows.run_files import load_run, save_run

@@ -21,7 +21,7 @@ from tscompress.data.series import guarded, training_series
 from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
-from tscompress.report import headline, report_tables, write_report
+from tscompress.reports.write import headline, report_tables, write_report
 from tscompress.training import recovery_config
 from tscompress.training.loop import Bucket
 from tscompress.training.recovery_config import RecoveryConfig

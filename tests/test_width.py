@@ -26,7 +26,7 @@ from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.plan.plan import Plan, WidthPlan
-from tscompress.report_content import plan_label
+from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable
 from tscompress.workflows.sweep import Grid, _label
 

@@ -846,7 +846,7 @@ def run(
 ) -> None:
     """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
     from tscompress.io.files import check_output, user_path
-    from tscompress.report import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
+    from tscompress.reports.write import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
     from tscompress.workflows.recipe import inputs_of, load_recipe
     from tscompress.workflows.run import WORK
     from tscompress.workflows.run import run as run_recipe
@@ -960,7 +960,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """One page of HTML about a run, from its measurements; it needs no model and no network."""
-    from tscompress.report import rewrite_report
+    from tscompress.reports.write import rewrite_report
 
     page = rewrite_report(directory, output, compare=compare or (), force=force)
     show(as_json, {"page": str(page), "bytes": page.stat().st_size}, f"report: {page}")

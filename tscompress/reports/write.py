@@ -16,8 +16,8 @@ from tscompress.io.files import cannot_write, check_output, write_text_atomicall
 from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
-from tscompress.report_content import Report, headline, make_report, plan_label
-from tscompress.report_html import write_page
+from tscompress.reports.content import Report, headline, make_report, plan_label
+from tscompress.reports.page import write_page
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
@@ -96,7 +96,7 @@ def write_markdown(report: Report) -> Path:
     directory = report.result.directory
     drawn = [directory / FIGURE_FILE, *sorted((directory / PROFILE_DIRECTORY).glob("*.png"))]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tscompress"),
+        loader=jinja2.PackageLoader("tscompress.reports"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

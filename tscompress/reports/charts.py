@@ -19,8 +19,8 @@ from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, WorstSerie
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.plan.plan import Plan
 from tscompress.profiling.rank_profile import RankProfile
-from tscompress.report_content import cost_label
-from tscompress.report_points import Point, front
+from tscompress.reports.content import cost_label
+from tscompress.reports.points import Point, front
 
 WIDTH, HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 12, 36

@@ -14,7 +14,7 @@ from tscompress.evaluation.fidelity import WorstSeries
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks
-from tscompress.report_charts import (
+from tscompress.reports.charts import (
     FAR,
     calibration_chart,
     drift_chart,
@@ -27,7 +27,7 @@ from tscompress.report_charts import (
     pareto_chart,
     shift_chart,
 )
-from tscompress.report_content import Report, cost_label, rank_roles, rank_rows
+from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
 
 MAX_EXAMPLES = 9
 #: Cost axes of the Pareto figure, the first one shown first.
@@ -59,7 +59,7 @@ def write_page(report: Report, path: Path) -> None:
 def render_page(report: Report) -> str:
     """The page of a run. Parts that nothing was measured for are left out, and it says so."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tscompress"),
+        loader=jinja2.PackageLoader("tscompress.reports"),
         # Names of models and datasets are other people's text.
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -15,7 +15,7 @@ from tscompress.evaluation.comparison import Comparison, Ratio, compare
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
 from tscompress.plan.plan import Plan
 from tscompress.profiling.rank_profile import RankProfile
-from tscompress.report_points import TABLE_SUFFIX, Point, table_points
+from tscompress.reports.points import TABLE_SUFFIX, Point, table_points
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import load_run, read_provenance
