@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.benchmark.bench import Workload, parameter_count
-from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
@@ -30,7 +29,8 @@ from tscompress.errors import (
     VerificationError,
 )
 from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.measurements import (
+from tscompress.hub.card import card_by_hand, is_own_card, licence_of, make_card, write_card
+from tscompress.hub.card_scores import (
     CardScores,
     about_measurements,
     bench_of_run,
@@ -38,7 +38,7 @@ from tscompress.measurements import (
     read_scores,
     scores_of_run,
 )
-from tscompress.records import read_made
+from tscompress.hub.origin import read_made
 from tscompress.reports.write import write_report
 from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig

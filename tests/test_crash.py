@@ -255,9 +255,9 @@ def test_killed_at_random_times(works: dict[str, Work], name: str) -> None:
 #: Imports once, then a process for each push: its id, and how it ended.
 FORKER = """
 import os, sys
-from tscompress import card
+from tscompress.hub import card
 from tscompress import cli
-from tscompress import hub
+from tscompress.hub import push
 from tscompress.checkpoints import load
 for line in sys.stdin:
     pid = os.fork()

@@ -28,7 +28,7 @@ from tscompress.errors import DataError, OutputError, OutputExistsError, UsageEr
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
-from tscompress.measurements import read_scores
+from tscompress.hub.card_scores import read_scores
 from tscompress.reports.charts import Chart, forecast_chart, ticks
 from tscompress.reports.content import make_report
 from tscompress.reports.page import render_page

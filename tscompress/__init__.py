@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tscompress.benchmark.bench import BenchResult, Workload, bench
     from tscompress.budget.measure_sensitivity import Sensitivity
     from tscompress.budget.plan_within_budget import sensitivities
-    from tscompress.card import write_card
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.compression.fold import FoldConfig
@@ -24,10 +23,11 @@ if TYPE_CHECKING:
     from tscompress.evaluation.comparison import Comparison, compare
     from tscompress.evaluation.evaluate import EvaluationResult, evaluate, relative
     from tscompress.evaluation.fidelity import Fidelity
-    from tscompress.hub import PushResult, push
+    from tscompress.hub.card import write_card
+    from tscompress.hub.card_scores import CardScores
+    from tscompress.hub.push import PushResult, push
     from tscompress.layers.low_rank import LowRankLinear
     from tscompress.layers.shared_cross_attention import share_cross_attention
-    from tscompress.measurements import CardScores
     from tscompress.plan.plan import Plan
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
@@ -44,8 +44,8 @@ _HOME = {
     "recover": "api",
     "run": "workflows.run",
     "CalibrationConfig": "compression.calibration",
-    "CardScores": "measurements",
-    "write_card": "card",
+    "CardScores": "hub.card_scores",
+    "write_card": "hub.card",
     "read_series": "data.series",
     "TscompressError": "errors",
     "EvaluationResult": "evaluation.evaluate",
@@ -53,8 +53,8 @@ _HOME = {
     "relative": "evaluation.evaluate",
     "Fidelity": "evaluation.fidelity",
     "FoldConfig": "compression.fold",
-    "PushResult": "hub",
-    "push": "hub",
+    "PushResult": "hub.push",
+    "push": "hub.push",
     "BenchResult": "benchmark.bench",
     "Workload": "benchmark.bench",
     "bench": "benchmark.bench",

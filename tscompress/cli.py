@@ -1220,8 +1220,8 @@ def push(
 
     The token is the one of `hf auth login`, or HF_TOKEN.
     """
-    from tscompress import hub
-    from tscompress.measurements import read_bench, read_scores
+    from tscompress.hub import push as hub
+    from tscompress.hub.card_scores import read_bench, read_scores
 
     done = hub.push(
         directory,

@@ -19,7 +19,6 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, co
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
 from yaml import YAMLError
 
-from tscompress.card import CARD_FILE, card_by_hand, card_of, licence_of, measured_of
 from tscompress.checkpoints.format import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
 from tscompress.checkpoints.load import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
 from tscompress.errors import (
@@ -29,6 +28,9 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
+from tscompress.hub.card import CARD_FILE, card_by_hand, card_of, licence_of, measured_of
+from tscompress.hub.card_scores import CardScores, about_measurements
+from tscompress.hub.origin import Made, read_made
 from tscompress.io.files import sha256_of, user_path, write_text_atomically
 from tscompress.io.network import (
     bounded_requests,
@@ -45,8 +47,6 @@ from tscompress.io.network import (
     with_retries,
 )
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
-from tscompress.measurements import CardScores, about_measurements
-from tscompress.records import Made, read_made
 from tscompress.training.pretraining import PRETRAIN_FILE
 from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 

@@ -34,14 +34,7 @@ from tscompress.errors import (
     OutputExistsError,
 )
 from tscompress.evaluation.evaluate import METRICS
-from tscompress.io.files import sha256_of, user_path, write_text_atomically
-from tscompress.io.network import bounded_requests, network_errors
-from tscompress.io.untrusted import (
-    UnreadableFileError,
-    regular_file,
-    single_line,
-)
-from tscompress.measurements import (
+from tscompress.hub.card_scores import (
     Bench,
     CardScores,
     bench_of_run,
@@ -50,7 +43,14 @@ from tscompress.measurements import (
     parse_bench,
     scores_of_run,
 )
-from tscompress.records import Made, bare_name, is_local_path, read_made, without_paths
+from tscompress.hub.origin import Made, bare_name, is_local_path, read_made, without_paths
+from tscompress.io.files import sha256_of, user_path, write_text_atomically
+from tscompress.io.network import bounded_requests, network_errors
+from tscompress.io.untrusted import (
+    UnreadableFileError,
+    regular_file,
+    single_line,
+)
 
 CARD_FILE = "README.md"
 TASK = "time-series-forecasting"
@@ -294,7 +294,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )  # fmt: skip
-    text = files("tscompress").joinpath("templates/card.md.j2").read_text(encoding="utf-8")
+    text = files("tscompress").joinpath("hub/templates/card.md.j2").read_text(encoding="utf-8")
     return environment.from_string(text)
 
 

@@ -19,9 +19,9 @@ from tscompress.evaluation.evaluate import (
     load_results,
     relative,
 )
+from tscompress.hub.origin import Made, read_record
 from tscompress.io.untrusted import first_problem
 from tscompress.plan.plan import Plan
-from tscompress.records import Made, read_record
 
 
 @dataclass(frozen=True)
