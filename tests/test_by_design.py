@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tscompress.checkpoints import load as loading
-from tscompress.cli import main
+from tscompress.cli.app import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
 from tscompress.plan.plan import Plan
 from tscompress.training import pretraining

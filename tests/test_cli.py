@@ -24,13 +24,13 @@ from conftest import tiny_recipe
 from safetensors import safe_open
 
 import tscompress
-from tscompress import cli
 from tscompress._version import __version__
 from tscompress.benchmark.bench import parameter_count
 from tscompress.budget.measure_sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
-from tscompress.console import duration, training_progress
+from tscompress.cli import app as cli
+from tscompress.cli.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
@@ -199,7 +199,7 @@ def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
     assert child.stderr is not None
     try:
         for line in child.stderr:  # before that Python is not ours
-            if line.endswith("| tscompress.interrupts\n"):
+            if line.endswith("| tscompress.cli.interrupts\n"):
                 child.stderr.readline()  # of what is imported after it
                 break
         time.sleep(seconds)
@@ -216,7 +216,7 @@ def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
 
 SWALLOWS = """
 import sys, time
-from tscompress import cli, interrupts
+from tscompress.cli import app as cli, interrupts
 
 def swallow(*_):
     cleaned = 0
@@ -263,7 +263,8 @@ def test_ctrl_c_that_a_library_swallows_comes_again() -> None:
 def test_ctrl_c_stays_ignored_where_it_was() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from tscompress import interrupts; interrupts.listen(); signal.raise_signal(signal.SIGINT)"
+        "from tscompress.cli import interrupts\n"
+        "interrupts.listen(); signal.raise_signal(signal.SIGINT)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -1226,7 +1227,7 @@ def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
     (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=100_000))
     arguments = ["pretrain", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
     child = subprocess.Popen(
-        [sys.executable, "-u", "-c", "from tscompress.cli import main; main()", *arguments],
+        [sys.executable, "-u", "-c", "from tscompress.cli.app import main; main()", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

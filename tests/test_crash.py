@@ -29,10 +29,10 @@ import torch
 from hub_server import HubServer
 from test_cli import Command, assert_refused, command  # noqa: F401
 
-from tscompress import cli
 from tscompress.api import compress
 from tscompress.checkpoints import format as factored
 from tscompress.checkpoints.load import load
+from tscompress.cli import app as cli
 from tscompress.errors import OutputError
 from tscompress.io.files import check_output, new_directory, write_text_atomically
 from tscompress.training.loop import TrainingState, save_training_state
@@ -49,7 +49,12 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", 
 # Libraries are imported once, in a server that the processes to be killed are forked from.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["tscompress.api", "tscompress.cli", "tscompress.plotting", "tscompress.evaluation.evaluate"]
+    [
+        "tscompress.api",
+        "tscompress.cli.app",
+        "tscompress.plotting",
+        "tscompress.evaluation.evaluate",
+    ]
 )
 
 
@@ -256,7 +261,7 @@ def test_killed_at_random_times(works: dict[str, Work], name: str) -> None:
 FORKER = """
 import os, sys
 from tscompress.hub import card
-from tscompress import cli
+from tscompress.cli import app as cli
 from tscompress.hub import push
 from tscompress.checkpoints import load
 for line in sys.stdin:

@@ -204,7 +204,7 @@ def test_model_for_submissions(checkpoints: dict[str, Path], task_file: Path) ->
 
 
 def invoke(*arguments: object) -> Any:
-    from tscompress.cli import app
+    from tscompress.cli.app import app
 
     return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
 

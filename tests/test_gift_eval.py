@@ -83,7 +83,7 @@ def test_frequencies_have_the_names_of_gift_eval() -> None:
 
 
 def invoke(*arguments: object) -> Any:
-    from tscompress.cli import app
+    from tscompress.cli.app import app
 
     return CliRunner().invoke(app, ["evaluate", "seasonal-naive", *map(str, arguments)])
 

@@ -27,7 +27,7 @@ from tscompress.benchmark.bench import (
 from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
 from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
-from tscompress.cli import app
+from tscompress.cli.app import app
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold import FoldConfig

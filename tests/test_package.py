@@ -65,9 +65,9 @@ def test_unknown_names() -> None:
     "code",
     [
         "import tscompress; tscompress.__version__; dir(tscompress)",
-        "import tscompress.errors, tscompress.cli",
+        "import tscompress.errors, tscompress.cli.app",
         "import sys; sys.argv = ['tscompress', '--help']\n"
-        "from tscompress.cli import main\n"
+        "from tscompress.cli.app import main\n"
         "try: main()\nexcept SystemExit as exit: assert not exit.code",
     ],
     ids=["import", "cli", "--help"],

@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tscompress import cli
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.cli import app as cli
 from tscompress.data.suites import EvaluationDataset
 from tscompress.evaluation import evaluate as evaluation
 from tscompress.evaluation import score_cache

@@ -21,9 +21,9 @@ from rich.console import Console
 from test_cli import hear_ctrl_c
 from typer.testing import CliRunner
 
-from tscompress import cli
 from tscompress.benchmark.bench import MemoryUse, bytes_on_disk, parameter_count
 from tscompress.checkpoints.load import load
+from tscompress.cli import app as cli
 from tscompress.errors import (
     DataError,
     FactorizationError,

@@ -308,7 +308,7 @@ def test_options_of_files_belong_to_files() -> None:
 
 
 def invoke(*arguments: object) -> Any:
-    from tscompress.cli import app
+    from tscompress.cli.app import app
 
     return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
 

@@ -17,7 +17,7 @@ import tscompress
 from tscompress.benchmark.bench import parameter_count
 from tscompress.checkpoints.format import has_own_head
 from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
-from tscompress.cli import app
+from tscompress.cli.app import app
 from tscompress.compression.apply import fold_planned_, keep_layers_
 from tscompress.compression.calibration import CalibrationBatch, calibration_batches
 from tscompress.compression.fold import FoldConfig

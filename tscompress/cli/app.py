@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tscompress._version import __version__
-from tscompress.console import (
+from tscompress.cli.console import (
     duration,
     integers,
     pair,
@@ -31,8 +31,8 @@ from tscompress.console import (
     training_progress,
     write_what_can_be,
 )
+from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, arrived
 from tscompress.errors import OutputError, TscompressError, UsageError
-from tscompress.interrupts import STOPPED, STOPPED_MESSAGE, arrived
 from tscompress.io.network import check_endpoint
 
 if TYPE_CHECKING:
