@@ -11,16 +11,20 @@ DEMO_FLAGS ?=
 # thread: small decompositions crawl when threads outnumber cores.
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test lint types fast-tests slow-tests readme clean
+.PHONY: demo test lint imports types fast-tests slow-tests readme clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tscompress run recipes/demo.yaml --output $(DEMO_OUTPUT) --force $(DEMO_FLAGS)
 
-test: lint types fast-tests readme
+test: lint imports types fast-tests readme
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Which folder may import which: the contracts in pyproject.toml.
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

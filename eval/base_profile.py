@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     Architecture,
     Bucket,
     PretrainRecipe,
@@ -30,8 +30,8 @@ _CHILD = """
 import json, re, sys, time
 import torch
 torch.set_num_threads(int(sys.argv[2]))
-from tscompress.loading import load
-from tscompress.profiling import profile
+from tscompress.checkpoints.load import load
+from tscompress.profiling.measure import profile
 started = time.perf_counter()
 loaded = load(sys.argv[1])
 between = time.perf_counter()

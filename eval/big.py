@@ -25,8 +25,8 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 
-from tscompress.loading import build_empty
-from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, design
+from tscompress.checkpoints.load import build_empty
+from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, design
 
 #: d_model, d_ff, layers of each stack, heads
 SHAPES = {
@@ -129,18 +129,19 @@ def draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 def compress(job: dict[str, Any]) -> dict[str, Any]:
     """In the process that is measured: peaks of the resident set, in bytes, by phase."""
-    from tscompress import api
-    from tscompress.calibration import CalibrationConfig
-    from tscompress.loading import find, load
-    from tscompress.memory import compression_memory_bytes
-    from tscompress.recipe import Recipe
-    from tscompress.serialization import save
+    from tscompress.checkpoints.load import find, load
+    from tscompress.compression.calibration import CalibrationConfig
+    from tscompress.workflows.compress import compress_loaded_
+    from tscompress.workflows.memory import compression_memory_bytes
+    from tscompress.workflows.options import choose_schedule
+    from tscompress.workflows.recipe import Recipe
+    from tscompress.workflows.save import save
 
     torch.set_num_threads(job["threads"])
     if job["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (job["limit"], job["limit"]))
     fold = job["method"] == "fold"
-    schedule = api.choose_schedule(
+    schedule = choose_schedule(
         method=job["method"], rank=16 if fold else None, budget=None if fold else 0.25
     )
     calibration = CalibrationConfig(source="synthetic", num_series=job["series"])
@@ -154,7 +155,7 @@ def compress(job: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     loaded = load(checkpoint, dtype=torch.float32)
     peaks["load"] = peak_bytes()
-    compressed = api.compress_loaded_(loaded, recipe)
+    compressed = compress_loaded_(loaded, recipe)
     peaks["compress"] = peak_bytes()
     save(compressed, job["output"], max_shard_size=job["shard"])
     peaks["save"] = peak_bytes()

@@ -24,12 +24,17 @@ from output import plain_table, write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.calibration import MIXED, SYNTHETIC, CalibrationConfig, calibration_batches
-from tscompress.corpus import CorpusConfig
-from tscompress.loading import LoadedModel, cast_parameters_, load
+from tscompress.budget.measure_sensitivity import forecast_loss
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import (
+    MIXED,
+    SYNTHETIC,
+    CalibrationConfig,
+    calibration_batches,
+)
+from tscompress.data.synthetic import CorpusConfig
 from tscompress.probing.measure import probe
 from tscompress.probing.results import ProbeResult
-from tscompress.sensitivity import forecast_loss
 
 FAMILIES = ("kernel", "structural", "stochastic", "count", "seasonal")
 #: Weights of the other synthetic families by default; shares of repeated patterns are beside them.

@@ -40,16 +40,16 @@ from pydantic import BaseModel
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
-from tscompress.calibration import SYNTHETIC, CalibrationConfig
-from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.files import write_text_atomically
-from tscompress.latency import bench
-from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.recipe import EvaluationConfig
-from tscompress.recovery_config import RecoveryConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.suites import load_suite
+from tscompress.benchmark.bench import bench
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import SYNTHETIC, CalibrationConfig
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.files import write_text_atomically
+from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Shares of attention that factorizations keep, and sizes of folded heads and hidden units.
 FACTORED = (0.25, 0.125)

@@ -26,12 +26,12 @@ from output import write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
-from tscompress.latency import bench
-from tscompress.loading import cast_parameters_, load
-from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.suites import load_suite
+from tscompress.benchmark.bench import bench
+from tscompress.checkpoints.load import cast_parameters_, load
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Sizes of heads, and shares of hidden units.
 FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))

@@ -16,8 +16,8 @@ from typing import Any
 
 import fev
 
-from tscompress.fev_tasks import predict_task
-from tscompress.loading import load
+from tscompress.checkpoints.load import load
+from tscompress.evaluation.fev_tasks import predict_task
 
 
 class TSCompressModel(fev.ForecastingModel):

@@ -36,9 +36,12 @@ from output import write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
-from tscompress.budgets import Budget
-from tscompress.calibration import (
+from tscompress.benchmark.bench import Workload
+from tscompress.budget.costs import CostModel
+from tscompress.budget.measure_sensitivity import forecast_loss, measure_sensitivity
+from tscompress.budget.search import choose_factored
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
@@ -46,19 +49,16 @@ from tscompress.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.candidates import choose_factored
-from tscompress.costs import CostModel
-from tscompress.evaluation import METRICS, EvaluationResult
-from tscompress.folding import FoldConfig
-from tscompress.latency import Workload
-from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.plan import Plan
-from tscompress.planning import fold_plan
-from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.sensitivity import forecast_loss, measure_sensitivity
-from tscompress.statistics import compare, scaled_quantile_losses
-from tscompress.suites import EvaluationDataset, load_suite
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.data.suites import EvaluationDataset, load_suite
+from tscompress.evaluation.comparison import compare, scaled_quantile_losses
+from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import Budget
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 REFERENCES = ("reference/bolt", "reference/t5")
 #: What :func:`quality` gives, in the order of the tables.

@@ -28,7 +28,7 @@ import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from output import write_tables
 
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     Architecture,
     Bucket,
     PretrainRecipe,
@@ -56,7 +56,8 @@ import json, re, sys, time
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 import tscompress
-from tscompress import api, serialization  # what the command has imported by then
+from tscompress import api  # what the command has imported by then
+from tscompress.workflows import save
 def resident(key):
     return 1024 * int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
 before = resident("VmRSS")

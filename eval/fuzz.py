@@ -28,12 +28,18 @@ try:
 except ImportError:
     atheris = None
 
-_INSTRUMENTED = ["tscompress.readers", "tscompress.plan", "tscompress.recipe", "yaml", "json"]
+_INSTRUMENTED = [
+    "tscompress.io.untrusted",
+    "tscompress.plan.plan",
+    "tscompress.workflows.recipe",
+    "yaml",
+    "json",
+]
 with atheris.instrument_imports(include=_INSTRUMENTED) if atheris else contextlib.nullcontext():
     from tscompress.errors import TscompressError
-    from tscompress.plan import Plan
-    from tscompress.readers import UnreadableFileError, read_header
-    from tscompress.recipe import load_recipe
+    from tscompress.io.untrusted import UnreadableFileError, read_header
+    from tscompress.plan.plan import Plan
+    from tscompress.workflows.recipe import load_recipe
 
 _LONGEST_INPUT = 4096
 _LONGEST_LINE = 1000

@@ -91,7 +91,8 @@ def run(content: dict[str, Any]) -> dict[str, Any]:
 
     from huggingface_hub import HfApi, snapshot_download
 
-    from tscompress import hub, loading
+    from tscompress.checkpoints import load as loading
+    from tscompress.hub import push as hub
 
     directory = Path(content["directory"])
     if content["way"] == "make":

@@ -25,15 +25,15 @@ from fold import BlockPlanner, quality, with_interval
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
-from tscompress.calibration import CalibrationConfig
-from tscompress.figures import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.files import write_text_atomically
-from tscompress.latency import Workload, bench
-from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.planning import fold_plan
-from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
+from tscompress.benchmark.bench import Workload, bench
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.files import write_text_atomically
+from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
 BY_BLOCK = "fold by block"

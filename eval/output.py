@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 
 
 def write_tables(stem: str | Path, frame: pd.DataFrame, table: str) -> None:

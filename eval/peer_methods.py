@@ -18,15 +18,15 @@ import torch
 from fold import mean_loss
 from torch import Tensor, nn
 
-from tscompress.calibration import CalibrationBatch
+from tscompress.benchmark.bench import parameter_count
+from tscompress.checkpoints.format import replace_module_
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.apply import keep_layers_
+from tscompress.compression.calibration import CalibrationBatch
+from tscompress.compression.layer_walk import Step, record, walk
 from tscompress.errors import FactorizationError, UsageError
-from tscompress.factored import replace_module_
-from tscompress.latency import parameter_count
-from tscompress.layerwise import Step, record, walk
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
-from tscompress.loading import LoadedModel
-from tscompress.low_rank import LowRankLinear
-from tscompress.surgery import keep_layers_
 
 Factors = tuple[Tensor, Tensor]
 #: Directions with less than this share of the most energy were not seen.

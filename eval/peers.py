@@ -61,23 +61,23 @@ from peer_methods import (
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
-from tscompress.calibration import (
+from tscompress.benchmark.bench import Workload, bench, forecast, synthetic_batch
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.apply import keep_layers_
+from tscompress.compression.calibration import (
     SYNTHETIC,
     CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     drawn_continuations,
 )
-from tscompress.figures import GREY, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.files import write_text_atomically
-from tscompress.latency import Workload, bench, forecast, synthetic_batch
-from tscompress.layerwise import small_batches
-from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.planning import fold_plan
-from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.surgery import keep_layers_
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.layer_walk import small_batches
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.files import write_text_atomically
+from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Two of the paper's schedules (sec. 5): rank of each head in the first layer, and its power.
 PAPER = ((5, 0.35), (3, 0.27))

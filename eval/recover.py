@@ -35,19 +35,19 @@ from fold import HELD_OUT, RATIOS, REFERENCES, folded_parameters, mean_loss, qua
 from rich.console import Console
 
 import tscompress
-from tscompress.api import score
-from tscompress.calibration import CalibrationConfig, calibration_batches
-from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.evaluation import EvaluationResult
-from tscompress.files import write_text_atomically
-from tscompress.loading import LoadedModel, load
-from tscompress.pretraining import Batch, loss_function
-from tscompress.recipe import EvaluationConfig
-from tscompress.recovery_config import Batches, RecoveryConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.statistics import mean_of_runs
-from tscompress.suites import load_suite
-from tscompress.training import attention_for_training
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.data.series import TRAINING_COLLECTIONS, training_series
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.comparison import mean_of_runs
+from tscompress.evaluation.evaluate import EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.files import write_text_atomically
+from tscompress.training.loop import attention_for_training
+from tscompress.training.pretraining import Batch, loss_function
+from tscompress.training.recovery_config import Batches, RecoveryConfig
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 _TIMED_STEPS = 20
 #: What rows have in common that differ in their seed alone.

@@ -26,12 +26,12 @@ from chronos import BaseChronosPipeline
 from output import write_tables
 from rich.console import Console
 
-from tscompress.candidates import fill_randomly_
-from tscompress.latency import BenchResult, Workload, bench
-from tscompress.loading import build_empty, wrap_pipeline
-from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
-from tscompress.sharing import share_cross_attention
-from tscompress.width import narrowed_config
+from tscompress.benchmark.bench import BenchResult, Workload, bench
+from tscompress.budget.search import fill_randomly_
+from tscompress.checkpoints.load import build_empty, wrap_pipeline
+from tscompress.compression.residual_stream import narrowed_config
+from tscompress.layers.shared_cross_attention import share_cross_attention
+from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]
 DENSE_D_KV = 64

@@ -27,13 +27,13 @@ from output import write_tables
 from rich.console import Console
 from torch import Tensor
 
-from tscompress.api import score
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.data.bundled import collection_series
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.linalg import epsilon_rank, singular_values, truncated_svd
-from tscompress.loading import LoadedModel, load
-from tscompress.recipe import EvaluationConfig
-from tscompress.score_cache import ScoreCache
-from tscompress.suites import load_suite
-from tscompress.wheels import collection_series
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig
 
 #: Table 2, Chronos: exponent of ε = 10^x, ratio, overlap, and of the zero-shot datasets WQL, MASE.
 PUBLISHED = (

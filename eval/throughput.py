@@ -36,10 +36,10 @@ from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
 from output import write_tables
 from rich.console import Console
 
-from tscompress.evaluation import QUANTILE_LEVELS, evaluate
-from tscompress.loading import load
-from tscompress.score_cache import ScoreCache
-from tscompress.suites import EvaluationDataset, load_suite
+from tscompress.checkpoints.load import load
+from tscompress.data.suites import EvaluationDataset, load_suite
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, evaluate
+from tscompress.evaluation.score_cache import ScoreCache
 
 _BATCH_SIZE = 32
 OFFICIAL, OURS, AUTOMATIC = "official loop", "tscompress", "tscompress, batch size auto"

@@ -14,8 +14,8 @@ import argparse
 import numpy as np
 import torch
 
-from tscompress.corpus import SyntheticCorpus
-from tscompress.loading import load
+from tscompress.checkpoints.load import load
+from tscompress.data.synthetic import SyntheticCorpus
 
 TOP_K = (50, 100, 200, 400, 800, 4096)
 LEVELS = torch.linspace(0.1, 0.9, 9)

@@ -11,7 +11,7 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from transformers.utils.logging import disable_progress_bar
 
-from tscompress.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
 

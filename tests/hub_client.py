@@ -28,7 +28,7 @@ def serve() -> None:
         sleep(seconds * SHARE_OF_SLEEP)
 
     time.sleep = shorter
-    from tscompress import cli
+    from tscompress.cli import app as cli
 
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)

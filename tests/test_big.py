@@ -18,14 +18,15 @@ from safetensors.torch import load_file, save_file
 from test_cli import Command, command  # noqa: F401
 
 import tscompress
-from tscompress import factored, hub
-from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints import format as factored
+from tscompress.checkpoints.load import LoadedModel, find, load, source_files, weight_files
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
-from tscompress.files import sha256_of
-from tscompress.loading import LoadedModel, find, load, source_files, weight_files
-from tscompress.memory import compression_memory_bytes
-from tscompress.recipe import Recipe
-from tscompress.serialization import CompressedModel
+from tscompress.hub import push as hub
+from tscompress.io.files import sha256_of
+from tscompress.workflows.memory import compression_memory_bytes
+from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.save import CompressedModel
 
 # ruff: noqa: F811  (a fixture of another file)
 

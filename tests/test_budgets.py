@@ -16,10 +16,11 @@ from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tscompress import candidates as candidates_module
-from tscompress.architectures import describe
-from tscompress.budgets import Budget, parse_budget
-from tscompress.candidates import (
+from tscompress.benchmark.bench import Workload, bench, count_macs, parameter_count
+from tscompress.budget import search as candidates_module
+from tscompress.budget.costs import CostModel, Costs, Measure
+from tscompress.budget.measure_sensitivity import Part, Sensitivity
+from tscompress.budget.search import (
     Candidate,
     choose_factored,
     choose_folded,
@@ -27,14 +28,13 @@ from tscompress.candidates import (
     folded_candidates,
     latency_of,
 )
-from tscompress.costs import CostModel, Costs, Measure
+from tscompress.checkpoints.load import load
+from tscompress.compression.fold_plans import fold_plan
 from tscompress.errors import PlanError, UsageError
-from tscompress.latency import Workload, bench, count_macs, parameter_count
-from tscompress.loading import load
-from tscompress.plan import Plan
-from tscompress.planning import fold_plan
-from tscompress.pretraining import build_model
-from tscompress.sensitivity import Part, Sensitivity
+from tscompress.families.registry import describe
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import Budget, parse_budget
+from tscompress.training.pretraining import build_model
 
 WORKLOAD = Workload(batch_size=3, context_length=37, horizon=9, num_samples=5, threads=1)
 HEAD_SIZES, UNIT_SIZES = (6, 4, 2), (30, 20, 10)

@@ -20,11 +20,12 @@ from conftest import tiny_recipe
 from safetensors.torch import load_file
 from torch import nn
 
-from tscompress import loading, pretraining
-from tscompress.cli import main
+from tscompress.checkpoints import load as loading
+from tscompress.cli.app import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
-from tscompress.plan import Plan
-from tscompress.pretraining import (
+from tscompress.plan.plan import Plan
+from tscompress.training import pretraining
+from tscompress.training.pretraining import (
     Bucket,
     PretrainRecipe,
     Progress,
@@ -34,7 +35,7 @@ from tscompress.pretraining import (
     pretrain,
     save_pretrained,
 )
-from tscompress.recipe import load_pretrain_recipe
+from tscompress.workflows.recipe import load_pretrain_recipe
 
 TRAINED = ["chronos-bolt", "chronos-t5"]
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "pretrain"

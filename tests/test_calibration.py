@@ -15,7 +15,8 @@ import pytest
 import torch
 from test_heads import cache_of
 
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     _related,
@@ -24,15 +25,14 @@ from tscompress.calibration import (
     drawn_continuations,
     run_teacher_forced,
 )
-from tscompress.corpus import FloatArray
-from tscompress.data import (
+from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     read_series,
     training_series,
 )
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, UnsupportedModelError
-from tscompress.loading import LoadedModel, load
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
 CONFIG = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)

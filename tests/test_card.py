@@ -17,9 +17,10 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 import tscompress
-from tscompress.api import run
-from tscompress.calibration import CalibrationConfig
-from tscompress.card import card_by_hand, is_own_card, licence_of, make_card, write_card
+from tscompress.benchmark.bench import Workload, parameter_count
+from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -27,10 +28,9 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.latency import Workload, parameter_count
-from tscompress.loading import load
-from tscompress.measurements import (
+from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.hub.card import card_by_hand, is_own_card, licence_of, make_card, write_card
+from tscompress.hub.card_scores import (
     CardScores,
     about_measurements,
     bench_of_run,
@@ -38,12 +38,12 @@ from tscompress.measurements import (
     read_scores,
     scores_of_run,
 )
-from tscompress.planning import RankSchedule
-from tscompress.pretraining import pretrain
-from tscompress.recipe import EvaluationConfig, Recipe
-from tscompress.records import read_made
-from tscompress.recovery_config import RecoveryConfig
-from tscompress.report import write_report
+from tscompress.hub.origin import read_made
+from tscompress.reports.write import write_report
+from tscompress.training.pretraining import pretrain
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import EvaluationConfig, Recipe
+from tscompress.workflows.run import run
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=32, batch_size=4)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -23,20 +23,22 @@ import yaml
 from conftest import tiny_recipe
 from safetensors import safe_open
 
-from tscompress import api, cli, loading
+import tscompress
 from tscompress._version import __version__
-from tscompress.console import duration, training_progress
+from tscompress.benchmark.bench import parameter_count
+from tscompress.budget.measure_sensitivity import Sensitivity
+from tscompress.checkpoints import load as loading
+from tscompress.checkpoints.load import load
+from tscompress.cli import app as cli
+from tscompress.cli.console import duration, training_progress
+from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
-from tscompress.latency import parameter_count
-from tscompress.loading import load
-from tscompress.plan import Plan
-from tscompress.pretraining import Bucket, Stage
-from tscompress.recipe import load_recipe
-from tscompress.recovery import RecoveryProgress
-from tscompress.recovery_config import RecoveryConfig
-from tscompress.sensitivity import Sensitivity
-from tscompress.serialization import save
-from tscompress.streams import iterate_series
+from tscompress.plan.plan import Plan
+from tscompress.training.pretraining import Bucket, Stage
+from tscompress.training.recovery import RecoveryProgress
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import load_recipe, series_files
+from tscompress.workflows.save import save
 
 CALIBRATE = ("--calibration-series", "6")
 PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json", "recipe.yaml"}
@@ -160,7 +162,7 @@ def test_what_happens_on_the_way(
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(api, "compress_loaded_", fail)
+    monkeypatch.setattr("tscompress.workflows.compress.compress_loaded_", fail)
     surprised = "unexpected" in line
     outcome = command(
         "compress", bolt, "--output", tmp_path / "out", "--rank", 3, surprised=surprised
@@ -197,7 +199,7 @@ def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
     assert child.stderr is not None
     try:
         for line in child.stderr:  # before that Python is not ours
-            if line.endswith("| tscompress.interrupts\n"):
+            if line.endswith("| tscompress.cli.interrupts\n"):
                 child.stderr.readline()  # of what is imported after it
                 break
         time.sleep(seconds)
@@ -214,7 +216,7 @@ def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
 
 SWALLOWS = """
 import sys, time
-from tscompress import cli, interrupts
+from tscompress.cli import app as cli, interrupts
 
 def swallow(*_):
     cleaned = 0
@@ -261,7 +263,8 @@ def test_ctrl_c_that_a_library_swallows_comes_again() -> None:
 def test_ctrl_c_stays_ignored_where_it_was() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from tscompress import interrupts; interrupts.listen(); signal.raise_signal(signal.SIGINT)"
+        "from tscompress.cli import interrupts\n"
+        "interrupts.listen(); signal.raise_signal(signal.SIGINT)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -377,7 +380,7 @@ def test_the_home_of_nobody(
 def test_series_of_nobody_and_those_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
     sources = (str(tmp_path), f"{NOBODY}/s", "owner/name")
-    found = api.series_files(RecoveryConfig(series=sources))
+    found = series_files(RecoveryConfig(series=sources))
     assert found == [str(tmp_path), tmp_path / "a.csv", *sources[1:]]
     with pytest.raises(DataError, match="no-such-user"):
         next(iter(iterate_series(f"{NOBODY}/s.csv")))
@@ -487,9 +490,11 @@ def test_no_input_is_lost(
 def test_what_a_walk_would_write_over_is_refused(
     command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("api", "sweep", "pretraining"):
+    for module in ("workflows.run", "workflows.sweep", "training.pretraining"):
         monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr("tscompress.pretraining.pretrain", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(
+        "tscompress.training.pretraining.pretrain", lambda *_, **__: pytest.fail("trained")
+    )
     run = {"model": str(precious / "model"), "output": str(precious)}
     shutil.copytree(precious / "model", precious / "recovery")
     shutil.copyfile(precious / "series.csv", precious / "scores.csv")
@@ -514,7 +519,7 @@ def test_what_a_walk_would_write_over_is_refused(
 
 def test_the_library_replaces_no_model_by_what_was_made_from_it(precious: Path) -> None:
     before = snapshot(precious)
-    compressed = api.compress(precious / "model", method="svd", rank=3)
+    compressed = tscompress.compress(precious / "model", method="svd", rank=3)
     for output in (precious, precious / "model"):
         with pytest.raises(OutputExistsError, match=r"the input '.*model', which would be lost"):
             save(compressed, output, force=True)
@@ -1111,7 +1116,7 @@ def test_models_that_cannot_be_read(command: Command, tmp_path: Path) -> None:
 
 
 def test_evaluation_series_are_refused(command: Command, bolt: Path, tmp_path: Path) -> None:
-    from tscompress.suites import load_suite
+    from tscompress.data.suites import load_suite
 
     (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=2)
     records = [json.dumps({"target": np.asarray(values).tolist()}) for values in dataset.series]
@@ -1201,7 +1206,7 @@ def test_ctrl_c_during_the_recovery_of_a_run_says_how_it_goes_on(
             (work / "checkpoint" / "state.safetensors").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "run", stopped)
+    monkeypatch.setattr("tscompress.workflows.run.run", stopped)
     recipe = {
         "model": str(bolt),
         "output": str(work.parent),
@@ -1222,7 +1227,7 @@ def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
     (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=100_000))
     arguments = ["pretrain", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
     child = subprocess.Popen(
-        [sys.executable, "-u", "-c", "from tscompress.cli import main; main()", *arguments],
+        [sys.executable, "-u", "-c", "from tscompress.cli.app import main; main()", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,13 +15,23 @@ from chronos import BaseChronosPipeline
 from safetensors.torch import load_file, save_file
 
 import tscompress
-from tscompress.api import compress_loaded_, plan_loaded
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import apply_plan_
+from tscompress.compression.calibration import (
     CalibrationConfig,
     Moment,
     calibration_batches,
     collect_moments,
     run_teacher_forced,
+)
+from tscompress.compression.fold_plans import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+    make_plan,
 )
 from tscompress.errors import (
     CorruptCheckpointError,
@@ -32,21 +42,11 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
-from tscompress.loading import LoadedModel, load
-from tscompress.low_rank import LowRankLinear
-from tscompress.plan import Plan, ProjectionPlan
-from tscompress.planning import (
-    BudgetSchedule,
-    EnergySchedule,
-    EpsilonSchedule,
-    Method,
-    PowerLawSchedule,
-    RankSchedule,
-    make_plan,
-)
-from tscompress.recipe import Recipe, load_recipe
-from tscompress.surgery import apply_plan_
+from tscompress.plan.plan import Plan, ProjectionPlan
+from tscompress.workflows.compress import compress_loaded_, plan_loaded
+from tscompress.workflows.recipe import Recipe, load_recipe
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 METHODS = get_args(Method)
@@ -554,7 +554,7 @@ def test_a_save_that_does_not_verify_leaves_nothing(
         first = next(name for name in tensors if name.endswith("left.weight"))
         return tensors | {first: tensors[first] + 1}
 
-    factored = import_module("tscompress.factored")
+    factored = import_module("tscompress.checkpoints.format")
     original = factored.unique_tensors
     monkeypatch.setattr(factored, "unique_tensors", garble)
     with pytest.raises(VerificationError, match=r"left\.weight"):

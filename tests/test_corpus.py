@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tscompress.corpus import (
+from tscompress.data.synthetic import (
     CorpusConfig,
     FloatArray,
     SyntheticCorpus,

@@ -12,10 +12,7 @@ from chronos.chronos2 import Chronos2Model
 from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
-from tscompress.architectures import describe
-from tscompress.costs import CostModel, Costs
-from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.latency import (
+from tscompress.benchmark.bench import (
     Workload,
     bytes_on_disk,
     count_macs,
@@ -23,10 +20,13 @@ from tscompress.latency import (
     parameter_bytes,
     parameter_count,
 )
-from tscompress.loading import build_empty, load, wrap_pipeline
-from tscompress.low_rank import LowRankLinear
-from tscompress.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
-from tscompress.pretraining import build_model
+from tscompress.budget.costs import CostModel, Costs
+from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
+from tscompress.errors import PlanError, UnsupportedModelError, UsageError
+from tscompress.families.registry import describe
+from tscompress.layers.low_rank import LowRankLinear
+from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
+from tscompress.training.pretraining import build_model
 
 D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4
 #: Context and horizon are no multiples of the patches.

@@ -29,13 +29,14 @@ import torch
 from hub_server import HubServer
 from test_cli import Command, assert_refused, command  # noqa: F401
 
-from tscompress import cli, factored
 from tscompress.api import compress
+from tscompress.checkpoints import format as factored
+from tscompress.checkpoints.load import load
+from tscompress.cli import app as cli
 from tscompress.errors import OutputError
-from tscompress.files import check_output, new_directory, write_text_atomically
-from tscompress.loading import load
-from tscompress.serialization import save
-from tscompress.training import TrainingState, save_training_state
+from tscompress.io.files import check_output, new_directory, write_text_atomically
+from tscompress.training.loop import TrainingState, save_training_state
+from tscompress.workflows.save import save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")
 
@@ -48,7 +49,12 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", 
 # Libraries are imported once, in a server that the processes to be killed are forked from.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["tscompress.api", "tscompress.cli", "tscompress.figures", "tscompress.evaluation"]
+    [
+        "tscompress.api",
+        "tscompress.cli.app",
+        "tscompress.plotting",
+        "tscompress.evaluation.evaluate",
+    ]
 )
 
 
@@ -254,7 +260,10 @@ def test_killed_at_random_times(works: dict[str, Work], name: str) -> None:
 #: Imports once, then a process for each push: its id, and how it ended.
 FORKER = """
 import os, sys
-from tscompress import card, cli, hub, loading
+from tscompress.hub import card
+from tscompress.cli import app as cli
+from tscompress.hub import push
+from tscompress.checkpoints import load
 for line in sys.stdin:
     pid = os.fork()
     if not pid:

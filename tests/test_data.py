@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress.calibration import CalibrationConfig, calibration_batches
-from tscompress.corpus import CorpusConfig, FloatArray, SyntheticCorpus
-from tscompress.data import (
+from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.data.series import (
     TRAINING_COLLECTIONS,
     LabelledSeries,
     check_no_leak,
@@ -21,9 +21,9 @@ from tscompress.data import (
     read_series,
     training_series,
 )
+from tscompress.data.suites import evaluation_dataset_names, find_suite, load_suite
+from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.errors import DataError, LeakError, RecipeError
-from tscompress.loading import load
-from tscompress.suites import evaluation_dataset_names, find_suite, load_suite
 
 OFFLINE = [config.name for config in find_suite("offline").datasets]
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from tscompress import recovery_config
+from tscompress.checkpoints.load import load
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
-from tscompress.evaluation import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.loading import load
-from tscompress.recipe import EvaluationConfig
-from tscompress.recovery_config import RecoveryConfig
-from tscompress.suites import EvaluationDataset
+from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.training import recovery_config
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import EvaluationConfig
 
 EVAL = Path(__file__).parents[1] / "eval"
 

@@ -20,8 +20,17 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline
 from rich.console import Console
 from transformers import set_seed
 
-from tscompress import batching, evaluation
-from tscompress.batching import (
+from tscompress.data.suites import EvaluationDataset
+from tscompress.errors import (
+    DataError,
+    NotEnoughMemoryError,
+    OfflineError,
+    RecipeError,
+    UsageError,
+)
+from tscompress.evaluation import batching
+from tscompress.evaluation import evaluate as evaluation
+from tscompress.evaluation.batching import (
     DrawsOfPart,
     Parts,
     Processes,
@@ -31,14 +40,7 @@ from tscompress.batching import (
     parse_batch_size,
     series_that_fit,
 )
-from tscompress.errors import (
-    DataError,
-    NotEnoughMemoryError,
-    OfflineError,
-    RecipeError,
-    UsageError,
-)
-from tscompress.evaluation import (
+from tscompress.evaluation.evaluate import (
     QUANTILE_LEVELS,
     DatasetScore,
     EvaluationResult,
@@ -54,7 +56,7 @@ from tscompress.evaluation import (
     seasonal_errors,
     series_contributions,
 )
-from tscompress.pretraining import (
+from tscompress.training.pretraining import (
     Architecture,
     Bucket,
     PretrainRecipe,
@@ -62,7 +64,6 @@ from tscompress.pretraining import (
     build_model,
     save_pretrained,
 )
-from tscompress.suites import EvaluationDataset
 
 PUBLISHED = Path(__file__).parent / "data" / "published-seasonal-naive.csv"
 YEARLY = ["monash_m1_yearly"]

@@ -14,16 +14,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tscompress.checkpoints.load import load
 from tscompress.errors import DataError, RecipeError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS, forecast
-from tscompress.fev_tasks import (
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, forecast
+from tscompress.evaluation.fev_tasks import (
     evaluate_tasks,
     load_tasks,
     predict_task,
     summaries_csv,
     summaries_table,
 )
-from tscompress.loading import load
 
 fev = pytest.importorskip("fev")
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,7 +204,7 @@ def test_model_for_submissions(checkpoints: dict[str, Path], task_file: Path) ->
 
 
 def invoke(*arguments: object) -> Any:
-    from tscompress.cli import app
+    from tscompress.cli.app import app
 
     return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
 

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS, seasonal_errors, series_contributions
-from tscompress.fidelity import (
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, seasonal_errors, series_contributions
+from tscompress.evaluation.fidelity import (
     Fidelity,
     PairedForecasts,
     calibration,
@@ -22,8 +23,7 @@ from tscompress.fidelity import (
     fidelity_tables,
     summarize,
 )
-from tscompress.figures import forecast_figure
-from tscompress.suites import EvaluationDataset
+from tscompress.plotting import forecast_figure
 
 HORIZON = 4
 OFFSETS = np.linspace(-1.28, 1.28, 9)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tscompress import files
 from tscompress.errors import OutputError, OutputExistsError, UsageError
-from tscompress.files import (
+from tscompress.io import files
+from tscompress.io.files import (
     cannot_write,
     check_output,
     new_directory,

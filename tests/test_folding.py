@@ -23,24 +23,24 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import tscompress
-from tscompress import folding
-from tscompress.calibration import (
+from tscompress.benchmark.bench import parameter_count
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression import fold as folding
+from tscompress.compression.apply import apply_fold_, keep_layers_
+from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     run_teacher_forced,
 )
+from tscompress.compression.fold import FoldConfig, choose_frequencies, fold_
+from tscompress.compression.fold_plans import fold_plan, settle_fold_plan
+from tscompress.compression.layer_walk import record, record_entry, walk
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
-from tscompress.folding import FoldConfig, choose_frequencies, fold_
-from tscompress.heads import SizedT5Attention
-from tscompress.latency import parameter_count
-from tscompress.layerwise import record, record_entry, walk
-from tscompress.loading import LoadedModel, load
-from tscompress.plan import Plan
-from tscompress.planning import fold_plan, settle_fold_plan
-from tscompress.pretraining import build_model, save_pretrained
-from tscompress.recipe import load_recipe
-from tscompress.surgery import apply_fold_, keep_layers_
+from tscompress.layers.resize import SizedT5Attention
+from tscompress.plan.plan import Plan
+from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.workflows.recipe import load_recipe
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)

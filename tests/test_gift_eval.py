@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from tscompress.checkpoints.load import load
 from tscompress.errors import UsageError
-from tscompress.evaluation import evaluate
-from tscompress.gift_eval import GiftEvalResults
-from tscompress.loading import load
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.gift_eval import GiftEvalResults
 
 DATASETS = ["monash_m3_yearly", "monash_tourism_quarterly"]
 #: As published, in this order.
@@ -83,7 +83,7 @@ def test_frequencies_have_the_names_of_gift_eval() -> None:
 
 
 def invoke(*arguments: object) -> Any:
-    from tscompress.cli import app
+    from tscompress.cli.app import app
 
     return CliRunner().invoke(app, ["evaluate", "seasonal-naive", *map(str, arguments)])
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from tscompress.errors import RecipeError
-from tscompress.growth import grow_
-from tscompress.pretraining import (
+from tscompress.training.growth import grow_
+from tscompress.training.pretraining import (
     Batch,
     PretrainRecipe,
     build_model,

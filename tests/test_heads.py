@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
 from tscompress.errors import PlanError
-from tscompress.heads import (
+from tscompress.layers.resize import (
     CACHE_NAMES,
     SizedChronos2Attention,
     SizedT5Attention,
     replace_heads_,
     resize_hidden_,
 )
-from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
-from tscompress.plan import HeadPlan, HiddenPlan
+from tscompress.plan.plan import HeadPlan, HiddenPlan
 
 D_MODEL, HEADS, SIZE, D_FF = 24, 4, 8, 40  # of the checkpoints in conftest
 #: Numbers of queries and keys, and of values: fewer, more and as many of the one as of the other.

@@ -27,10 +27,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_cli import Command, command  # noqa: F401
 
-from tscompress import data
 from tscompress.api import compress
-from tscompress.calibration import CalibrationConfig
-from tscompress.configs import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
+from tscompress.checkpoints.config_checks import _FORECAST_NUMBERS, _NEUTRAL, _NUMBERS, check_config
+from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.data import series as data
+from tscompress.data.streaming import iterate_series
+from tscompress.data.suites import find_suite
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -39,12 +42,9 @@ from tscompress.errors import (
     TscompressError,
     UnsupportedModelError,
 )
-from tscompress.loading import load
-from tscompress.plan import Plan
-from tscompress.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
-from tscompress.serialization import save
-from tscompress.streams import iterate_series
-from tscompress.suites import find_suite
+from tscompress.plan.plan import Plan
+from tscompress.workflows.recipe import load_pretrain_recipe, load_recipe, load_recovery_config
+from tscompress.workflows.save import save
 
 WEIGHTS = "model.safetensors"
 SECONDS = 60.0  # of a busy machine; what is meant is no end
@@ -558,7 +558,7 @@ def test_files_that_the_system_refuses(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return before(path, **options)
 
-    monkeypatch.setattr("tscompress.readers.Path.stat", refuse)
+    monkeypatch.setattr("tscompress.io.untrusted.Path.stat", refuse)
     assert f"{name} may not be read (permission denied)" in str(attempt(lambda: load(copy)))
 
 
@@ -636,7 +636,7 @@ def test_declared_sizes_take_no_memory(
     code = (
         "import resource, sys, torch\n"
         "from tscompress.errors import TscompressError\n"
-        "from tscompress.loading import load\n"
+        "from tscompress.checkpoints.load import load\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
         "try: load(sys.argv[1])\n"

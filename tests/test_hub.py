@@ -19,13 +19,13 @@ from conftest import tiny_recipe
 from hub_server import HubServer, Repository, card_problems, takes_branch
 from safetensors.torch import load_file, save_file
 
+from tscompress.checkpoints.load import load
+from tscompress.compression.fold_plans import PowerLawSchedule
 from tscompress.errors import HubError
-from tscompress.files import sha256_of
-from tscompress.loading import load
-from tscompress.network import bounded_requests, is_branch_name, is_timeout
-from tscompress.planning import PowerLawSchedule
-from tscompress.pretraining import pretrain
-from tscompress.recipe import load_pretrain_recipe
+from tscompress.io.files import sha256_of
+from tscompress.io.network import bounded_requests, is_branch_name, is_timeout
+from tscompress.training.pretraining import pretrain
+from tscompress.workflows.recipe import load_pretrain_recipe
 
 TOKEN = "hf_" + "SecretOfAlice" * 2
 OTHER_TOKEN = "hf_" + "SecretOfBob" * 3

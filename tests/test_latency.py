@@ -21,8 +21,7 @@ from rich.console import Console
 from test_heads import cache_of
 from torch import nn
 
-from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
-from tscompress.latency import (
+from tscompress.benchmark.bench import (
     BenchResult,
     Run,
     Workload,
@@ -39,8 +38,9 @@ from tscompress.latency import (
     ratio_interval,
     synthetic_batch,
 )
-from tscompress.low_rank import LowRankLinear
-from tscompress.pretraining import (
+from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
+from tscompress.layers.low_rank import LowRankLinear
+from tscompress.training.pretraining import (
     QUANTILE_LEVELS,
     Architecture,
     Bucket,
@@ -510,7 +510,7 @@ def test_memory_of_a_real_process(tmp_path: Path) -> None:
 )
 def test_memory_of_before_is_not_in_the_peak() -> None:
     code = (
-        "import numpy as np; from tscompress import latency\n"
+        "import numpy as np; from tscompress.benchmark import bench as latency\n"
         "passing = np.ones(10**8, dtype=np.uint8)\n"
         "before = latency._peak_rss_bytes(); del passing\n"
         "latency._forget_peak(); print(before - latency._peak_rss_bytes())"

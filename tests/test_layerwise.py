@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tscompress
-from tscompress import folding, layerwise
-from tscompress.calibration import (
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression import fold as folding
+from tscompress.compression import layer_walk as layerwise
+from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     run_teacher_forced,
 )
-from tscompress.folding import FoldConfig
-from tscompress.layerwise import (
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.layer_walk import (
     Recording,
     Step,
     _Lookup,
@@ -31,7 +33,6 @@ from tscompress.layerwise import (
     sublayer_of,
     walk,
 )
-from tscompress.loading import LoadedModel, load
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, T5Config, T5EncoderModel, T5Model
 
 from tscompress.api import compress
+from tscompress.checkpoints.load import load, read_config, stored_dtype, weight_files
 from tscompress.errors import (
     CorruptCheckpointError,
     GatedModelError,
@@ -34,8 +35,7 @@ from tscompress.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from tscompress.loading import load, read_config, stored_dtype, weight_files
-from tscompress.serialization import save
+from tscompress.workflows.save import save
 
 WEIGHTS = "model.safetensors"
 Change = Callable[[dict[str, Any]], object]

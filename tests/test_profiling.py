@@ -14,11 +14,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import BertConfig, BertModel, T5Config, T5Model
 
-from tscompress.calibration import CalibrationConfig
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import apply_plan_
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import EpsilonSchedule, RankSchedule, make_plan
 from tscompress.errors import UsageError
-from tscompress.figures import (
-    ComparisonRow,
-    comparison_figure,
+from tscompress.plotting import ComparisonRow, comparison_figure
+from tscompress.profiling.figures import (
     embedding_figure,
     flow_of_ranks_figure,
     per_head_figure,
@@ -26,18 +28,15 @@ from tscompress.figures import (
     spectrum_figure,
     weight_rank_figure,
 )
-from tscompress.loading import LoadedModel, load
-from tscompress.planning import EpsilonSchedule, RankSchedule, make_plan
-from tscompress.profile_tables import profile_table
-from tscompress.profiling import (
+from tscompress.profiling.measure import (
     head_slices,
     profile,
     profile_embedding,
     profile_inputs,
     profile_weights,
 )
-from tscompress.rank_profile import RankProfile
-from tscompress.surgery import apply_plan_
+from tscompress.profiling.rank_profile import RankProfile
+from tscompress.profiling.tables import profile_table
 
 LANGUAGE_MODELS = ("t5", "bert")
 QUICK = CalibrationConfig(num_series=16, context_length=48, batch_size=8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tscompress.cli import app
+from tscompress.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
 INLINE = re.compile(r"`(?:python -m )?tscompress ([a-z]+ [^`]*)`")

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tscompress.checkpoints.load import REFERENCE_PREFIX
+from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
-from tscompress.loading import REFERENCE_PREFIX
-from tscompress.recipe import PlannedSchedule, Recipe, load_pretrain_recipe, load_recipe
-from tscompress.suites import find_suite
-from tscompress.sweep import load_sweep_recipe, points_of
+from tscompress.plan.schedules import PlannedSchedule
+from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.workflows.sweep import load_sweep_recipe, points_of
 
 ROOT = Path(__file__).resolve().parent.parent / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")

@@ -31,19 +31,12 @@ from test_cli import Command, command  # noqa: F401
 from torch import Tensor
 
 import tscompress
-from tscompress import recovery
-from tscompress.api import finish_recovery
-from tscompress.calibration import CalibrationConfig
-from tscompress.corpus import CorpusConfig
-from tscompress.data import TRAINING_COLLECTIONS, training_series
-from tscompress.distillation import (
-    Distillation,
-    TrainingBatch,
-    _asked,
-    pinball_loss,
-    quantile_distance,
-    token_losses,
-)
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
+from tscompress.data.series import TRAINING_COLLECTIONS, training_series
+from tscompress.data.suites import load_suite
+from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -54,11 +47,23 @@ from tscompress.errors import (
     RecipeError,
     UsageError,
 )
-from tscompress.loading import LoadedModel, cast_parameters_, load
-from tscompress.plan import Plan
-from tscompress.planning import RankSchedule
-from tscompress.recipe import Recipe, load_recipe, load_recovery_config
-from tscompress.recovery import (
+from tscompress.plan.plan import Plan
+from tscompress.training import recovery
+from tscompress.training.distillation import (
+    Distillation,
+    TrainingBatch,
+    _asked,
+    pinball_loss,
+    quantile_distance,
+    token_losses,
+)
+from tscompress.training.loop import (
+    STATE_FILE,
+    Bucket,
+    attention_for_training,
+    read_training_record,
+)
+from tscompress.training.recovery import (
     CHECKPOINT,
     LOG_FILE,
     RecoveryProgress,
@@ -66,15 +71,10 @@ from tscompress.recovery import (
     recover_,
     what_differs,
 )
-from tscompress.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
-from tscompress.serialization import CompressedModel, save
-from tscompress.suites import load_suite
-from tscompress.training import (
-    STATE_FILE,
-    Bucket,
-    attention_for_training,
-    read_training_record,
-)
+from tscompress.training.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
+from tscompress.workflows.compress import finish_recovery
+from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
+from tscompress.workflows.save import CompressedModel, save
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
@@ -421,9 +421,9 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
-from tscompress.loading import load
-from tscompress.recovery import recover_
-from tscompress.recovery_config import RecoveryConfig
+from tscompress.checkpoints.load import load
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_config import RecoveryConfig
 
 
 def work(student, teacher, config, directory, kill_at, environment):

@@ -19,24 +19,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tscompress import cli
-from tscompress.api import RunResult, run
-from tscompress.calibration import CalibrationConfig
+from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
+from tscompress.cli import app as cli
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS
-from tscompress.examples import ForecastExample, typical_example
-from tscompress.latency import BenchResult, MemoryUse, ModelBench, Workload
-from tscompress.measurements import read_scores
-from tscompress.planning import RankSchedule
-from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe
-from tscompress.report import rewrite_report, write_report
-from tscompress.report_charts import Chart, forecast_chart, ticks
-from tscompress.report_content import make_report
-from tscompress.report_html import render_page
-from tscompress.report_points import Point, front, table_points
-from tscompress.runs import load_run, save_run
-from tscompress.statistics import Ratio
-from tscompress.suites import EvaluationDataset
+from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS
+from tscompress.evaluation.typical_series import ForecastExample, typical_example
+from tscompress.hub.card_scores import read_scores
+from tscompress.reports.charts import Chart, forecast_chart, ticks
+from tscompress.reports.content import make_report
+from tscompress.reports.page import render_page
+from tscompress.reports.points import Point, front, table_points
+from tscompress.reports.write import rewrite_report, write_report
+from tscompress.workflows.recipe import EvaluationConfig, ProfileConfig, Recipe
+from tscompress.workflows.run import RunResult, run
+from tscompress.workflows.run_files import load_run, save_run
 
 DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"

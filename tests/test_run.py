@@ -12,20 +12,28 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress import api, calibration, recovery_config
-from tscompress.api import compress_loaded_, labels_of, run
-from tscompress.calibration import CalibrationConfig
-from tscompress.data import guarded, training_series
+from tscompress.benchmark.bench import Workload
+from tscompress.checkpoints.load import load
+from tscompress.compression import calibration
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
+from tscompress.data.series import guarded, training_series
+from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
 from tscompress.errors import LeakError, OutputExistsError
-from tscompress.latency import Workload
-from tscompress.loading import load
-from tscompress.plan import Plan
-from tscompress.planning import RankSchedule
-from tscompress.recipe import EvaluationConfig, ProfileConfig, Recipe, load_recipe
-from tscompress.recovery_config import RecoveryConfig
-from tscompress.report import headline, report_tables, write_report
-from tscompress.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
-from tscompress.training import Bucket
+from tscompress.plan.plan import Plan
+from tscompress.reports.write import headline, report_tables, write_report
+from tscompress.training import recovery_config
+from tscompress.training.loop import Bucket
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.recipe import (
+    EvaluationConfig,
+    ProfileConfig,
+    Recipe,
+    labels_of,
+    load_recipe,
+)
+from tscompress.workflows.run import run
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
@@ -170,7 +178,7 @@ def test_series_given_besides_a_recipe_are_held_against_suites_that_have_names(
     rng = np.random.default_rng(0)
     walks = rng.normal(size=(6, 90)).cumsum(axis=1).astype(np.float32)
     dataset = replace(some_dataset(), series=tuple(walks), horizon=7)
-    monkeypatch.setattr(api, "load_suite", lambda *_, **__: [dataset])
+    monkeypatch.setattr("tscompress.workflows.recipe.load_suite", lambda *_, **__: [dataset])
     recipe = small_recipe(
         checkpoints["chronos-bolt"], tmp_path, evaluation=EvaluationConfig(suite="zero-shot")
     )

@@ -17,17 +17,19 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tscompress import cli, evaluation, score_cache
-from tscompress.evaluation import (
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.cli import app as cli
+from tscompress.data.suites import EvaluationDataset
+from tscompress.evaluation import evaluate as evaluation
+from tscompress.evaluation import score_cache
+from tscompress.evaluation.evaluate import (
     DatasetScore,
     EvaluationResult,
     Quantiles,
     evaluate,
     evaluation_table,
 )
-from tscompress.loading import LoadedModel, load
-from tscompress.score_cache import ScoreCache, model_digest
-from tscompress.suites import EvaluationDataset
+from tscompress.evaluation.score_cache import ScoreCache, model_digest
 
 
 def toy(name: str = "toy", count: int = 3, freq: str = "M") -> EvaluationDataset:
@@ -261,10 +263,10 @@ def test_other_versions_are_missed(
 def test_other_code_is_missed(bolt: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bolt.run()
     package = tmp_path / "package"
-    shutil.copytree(Path(score_cache.__file__).parent, package, ignore=lambda *_: {"reference"})
-    monkeypatch.setattr(score_cache, "__file__", str(package / "score_cache.py"))
+    shutil.copytree(score_cache._PACKAGE, package, ignore=lambda *_: {"reference"})
+    monkeypatch.setattr(score_cache, "_PACKAGE", package)
     assert bolt.forecasts_of() == 0
-    with (package / "evaluation.py").open("a") as stream:
+    with (package / "evaluation" / "evaluate.py").open("a") as stream:
         stream.write("# another metric\n")
     assert bolt.forecasts_of() == 1
 

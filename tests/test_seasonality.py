@@ -9,11 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.calibration import CalibrationConfig, calibration_batches, seasonal_share
-from tscompress.cli import app
-from tscompress.corpus import FloatArray
-from tscompress.loading import load
-from tscompress.seasonality import has_season, season_note
+from tscompress.checkpoints.load import load
+from tscompress.cli.app import app
+from tscompress.compression.calibration import (
+    CalibrationConfig,
+    calibration_batches,
+    seasonal_share,
+)
+from tscompress.data.seasonality import has_season, season_note
+from tscompress.data.synthetic import FloatArray
 
 
 def repeated(period: int, length: int, noise: float = 0.0, seed: int = 0) -> FloatArray:

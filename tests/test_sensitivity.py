@@ -14,14 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from tscompress import sensitivity
-from tscompress.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.folding import FoldConfig, fold_, refit_
-from tscompress.layerwise import Step
-from tscompress.loading import LoadedModel, build_empty, load, wrap_pipeline
-from tscompress.planning import fold_plan
-from tscompress.sensitivity import (
+from tscompress.budget import measure_sensitivity as sensitivity
+from tscompress.budget.measure_sensitivity import (
     Part,
     PartKind,
     Sensitivity,
@@ -30,6 +24,12 @@ from tscompress.sensitivity import (
     measure_sensitivity,
     rising,
 )
+from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.fold import FoldConfig, fold_, refit_
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.layer_walk import Step
+from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 FOLD = FoldConfig(continuations="given", precision="float32")

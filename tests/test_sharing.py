@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 import tscompress
-from tscompress.batching import forecast_bytes
+from tscompress.benchmark.bench import Workload, bench, count_macs, kv_cache_bytes
+from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
-from tscompress.heads import cache_name
-from tscompress.latency import Workload, bench, count_macs, kv_cache_bytes
-from tscompress.loading import load
-from tscompress.sharing import (
+from tscompress.evaluation.batching import forecast_bytes
+from tscompress.layers.resize import cache_name
+from tscompress.layers.shared_cross_attention import (
     SharedCrossAttention,
     share_cross_attention,
     shares_cross_attention,

@@ -14,13 +14,7 @@ import torch
 from conftest import FAMILIES, tiny_recipe
 
 import tscompress
-from tscompress import sizing
-from tscompress.budgets import parse_budget
-from tscompress.calibration import CalibrationBatch, CalibrationConfig, calibration_batches
-from tscompress.candidates import Candidate
-from tscompress.errors import DataError, PlanError
-from tscompress.folding import FoldConfig
-from tscompress.latency import (
+from tscompress.benchmark.bench import (
     Workload,
     bytes_on_disk,
     count_macs,
@@ -28,12 +22,21 @@ from tscompress.latency import (
     parameter_bytes,
     parameter_count,
 )
-from tscompress.loading import LoadedModel, load
-from tscompress.plan import Plan
-from tscompress.pretraining import build_model, save_pretrained
-from tscompress.recipe import PlannedSchedule
-from tscompress.sensitivity import Part, Sensitivity, measure_sensitivity
-from tscompress.surgery import apply_fold_, fold_planned_
+from tscompress.budget import plan_within_budget as sizing
+from tscompress.budget.measure_sensitivity import Part, Sensitivity, measure_sensitivity
+from tscompress.budget.search import Candidate
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.apply import apply_fold_, fold_planned_
+from tscompress.compression.calibration import (
+    CalibrationBatch,
+    CalibrationConfig,
+    calibration_batches,
+)
+from tscompress.compression.fold import FoldConfig
+from tscompress.errors import DataError, PlanError
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PlannedSchedule, parse_budget
+from tscompress.training.pretraining import build_model, save_pretrained
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig()

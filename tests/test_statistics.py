@@ -12,16 +12,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import (
-    DatasetScore,
-    EvaluationResult,
-    Sampling,
-    SeriesContributions,
-    seasonal_errors,
-    series_contributions,
-)
-from tscompress.statistics import (
+from tscompress.evaluation.comparison import (
     Ratio,
     compare,
     comparison_tables,
@@ -33,7 +26,14 @@ from tscompress.statistics import (
     series_frame,
     verdict,
 )
-from tscompress.suites import EvaluationDataset
+from tscompress.evaluation.evaluate import (
+    DatasetScore,
+    EvaluationResult,
+    Sampling,
+    SeriesContributions,
+    seasonal_errors,
+    series_contributions,
+)
 
 Losses = dict[str, np.ndarray]
 
@@ -109,7 +109,7 @@ def test_intervals_cover_what_they_say() -> None:
 def test_resamples_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = pair(np.random.default_rng(0), 50)
     whole = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
-    monkeypatch.setattr("tscompress.statistics._CELLS", 350)
+    monkeypatch.setattr("tscompress.evaluation.comparison._CELLS", 350)
     parts = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
     np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-15)
 

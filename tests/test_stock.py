@@ -28,13 +28,14 @@ from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from tscompress.api import compress, run
-from tscompress.calibration import CalibrationConfig
+from tscompress.api import compress
+from tscompress.checkpoints.load import load, stored_dtype
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import UnsupportedModelError
-from tscompress.loading import load, stored_dtype
-from tscompress.planning import RankSchedule
-from tscompress.recipe import Recipe
-from tscompress.serialization import save
+from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.run import run
+from tscompress.workflows.save import save
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=64)
 STOCK_CLASSES = {

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress import streams
-from tscompress.corpus import FloatArray
-from tscompress.data import read_series
+from tscompress.data import streaming as streams
+from tscompress.data.series import read_series
+from tscompress.data.streaming import SeriesStream, iterate_series
+from tscompress.data.suites import load_suite
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, LeakError, OfflineError
-from tscompress.streams import SeriesStream, iterate_series
-from tscompress.suites import load_suite
 
 
 def own_series(count: int = 7) -> list[FloatArray]:

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tscompress.errors import DataError, OfflineError, RecipeError
-from tscompress.suites import (
+from tscompress.data.suites import (
     EvaluationDataset,
     evaluation_dataset_names,
     find_suite,
@@ -22,6 +21,7 @@ from tscompress.suites import (
     offline_fingerprints,
     window_fingerprints,
 )
+from tscompress.errors import DataError, OfflineError, RecipeError
 
 FREQUENCIES = find_suite("offline-frequencies")
 HEADER = (

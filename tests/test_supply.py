@@ -79,16 +79,13 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    # Published suites lie beside the benchmarks, and are data of the package.
-    suites = {f"tscompress/eval/{path.name}" for path in (ROOT / "eval").glob("*.yaml")}
     about = {
         info(wheel) + name
         for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     }
-    assert suites
-    assert set(wheel.namelist()) == ours | suites | about
+    assert set(wheel.namelist()) == ours | about
     assert {Path(name).suffix for name in ours} <= {
-        ".py", ".typed", ".md", ".json", ".safetensors", ".css", ".j2", ".js",
+        ".py", ".typed", ".md", ".json", ".safetensors", ".css", ".j2", ".js", ".yaml",
     }  # fmt: skip
 
 
@@ -97,10 +94,11 @@ def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel: zipfile.ZipFi
     for reference in ("bolt", "t5"):
         home = f"tscompress/reference/{reference}"
         assert {f"{home}/{n}" for n in ("config.json", "model.safetensors", "README.md")} <= names
-    assert {"tscompress/eval/zero-shot.yaml", "tscompress/eval/in-domain.yaml"} <= names
-    assert {path.name for path in (PACKAGE / "templates").iterdir()} <= {
-        Path(name).name for name in names if name.startswith("tscompress/templates/")
-    }
+    suites = {f"tscompress/data/suite_files/{name}.yaml" for name in ("zero-shot", "in-domain")}
+    templates = {"tscompress/hub/templates/card.md.j2"}
+    for end in ("css", "html.j2", "js", "md.j2"):
+        templates.add(f"tscompress/reports/templates/report.{end}")
+    assert suites | templates <= names
     assert wheel.read(f"{info(wheel)}entry_points.txt").decode().split() == [
         "[console_scripts]", "tscompress", "=", "tscompress.__main__:main",
     ]  # fmt: skip

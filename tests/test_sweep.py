@@ -21,8 +21,9 @@ from rich.console import Console
 from test_cli import hear_ctrl_c
 from typer.testing import CliRunner
 
-from tscompress import cli
-from tscompress import sweep as sweeping
+from tscompress.benchmark.bench import MemoryUse, bytes_on_disk, parameter_count
+from tscompress.checkpoints.load import load
+from tscompress.cli import app as cli
 from tscompress.errors import (
     DataError,
     FactorizationError,
@@ -30,10 +31,9 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
 )
-from tscompress.latency import MemoryUse, bytes_on_disk, parameter_count
-from tscompress.loading import load
-from tscompress.statistics import pareto_front
-from tscompress.sweep import (
+from tscompress.evaluation.comparison import pareto_front
+from tscompress.workflows import sweep as sweeping
+from tscompress.workflows.sweep import (
     Measured,
     SweepRecipe,
     SweepResult,

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tscompress.data.suites import LongFormat, Suite, find_suite, load_suite
+from tscompress.data.tables import Columns, Step, regular_series
 from tscompress.errors import DataError, RecipeError
-from tscompress.suites import LongFormat, Suite, find_suite, load_suite
-from tscompress.tables import Columns, Step, regular_series
 
 
 def frame(times: Any, values: Any = None, ids: Any = None) -> pd.DataFrame:
@@ -308,7 +308,7 @@ def test_options_of_files_belong_to_files() -> None:
 
 
 def invoke(*arguments: object) -> Any:
-    from tscompress.cli import app
+    from tscompress.cli.app import app
 
     return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
 

@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.calibration import CalibrationBatch, calibration_batches
-from tscompress.cli import app
-from tscompress.distillation import check_comparable
+from tscompress.benchmark.bench import parameter_count
+from tscompress.checkpoints.format import has_own_head
+from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
+from tscompress.cli.app import app
+from tscompress.compression.apply import fold_planned_, keep_layers_
+from tscompress.compression.calibration import CalibrationBatch, calibration_batches
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.layer_walk import reading
+from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.factored import has_own_head
-from tscompress.folding import FoldConfig
-from tscompress.latency import parameter_count
-from tscompress.layerwise import reading
-from tscompress.loading import LoadedModel, _check_own_head, load
-from tscompress.plan import Plan, WidthPlan
-from tscompress.planning import fold_plan
-from tscompress.report_content import plan_label
-from tscompress.surgery import fold_planned_, keep_layers_
-from tscompress.sweep import Grid, _label
-from tscompress.width import stream_bases, streams_of, turn_
+from tscompress.plan.plan import Plan, WidthPlan
+from tscompress.reports.content import plan_label
+from tscompress.training.distillation import check_comparable
+from tscompress.workflows.sweep import Grid, _label
 
 D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
 EPSILON = 0.05
@@ -173,7 +173,9 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
     )
     found = stream_bases(loaded, batches)
     parts = calls.copy()
-    monkeypatch.setattr("tscompress.width.small_batches", lambda _, batches, **__: batches)
+    monkeypatch.setattr(
+        "tscompress.compression.residual_stream.small_batches", lambda _, batches, **__: batches
+    )
     expected = stream_bases(loaded, batches)
     handle.remove()
     assert len(parts) >= 5

@@ -11,78 +11,79 @@ from typing import TYPE_CHECKING, Any
 from tscompress._version import __version__
 
 if TYPE_CHECKING:
-    from tscompress.api import RunResult, compress, recover, run
-    from tscompress.calibration import CalibrationConfig
-    from tscompress.card import write_card
-    from tscompress.data import read_series
+    from tscompress.api import compress, recover
+    from tscompress.benchmark.bench import BenchResult, Workload, bench
+    from tscompress.budget.measure_sensitivity import Sensitivity
+    from tscompress.budget.plan_within_budget import sensitivities
+    from tscompress.checkpoints.load import LoadedModel, load
+    from tscompress.compression.calibration import CalibrationConfig
+    from tscompress.compression.fold import FoldConfig
+    from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
-    from tscompress.evaluation import EvaluationResult, evaluate, relative
-    from tscompress.fidelity import Fidelity
-    from tscompress.folding import FoldConfig
-    from tscompress.hub import PushResult, push
-    from tscompress.latency import BenchResult, Workload, bench
-    from tscompress.loading import LoadedModel, load
-    from tscompress.low_rank import LowRankLinear
-    from tscompress.measurements import CardScores
-    from tscompress.plan import Plan
-    from tscompress.pretraining import PretrainRecipe, pretrain
+    from tscompress.evaluation.comparison import Comparison, compare
+    from tscompress.evaluation.evaluate import EvaluationResult, evaluate, relative
+    from tscompress.evaluation.fidelity import Fidelity
+    from tscompress.hub.card import write_card
+    from tscompress.hub.card_scores import CardScores
+    from tscompress.hub.push import PushResult, push
+    from tscompress.layers.low_rank import LowRankLinear
+    from tscompress.layers.shared_cross_attention import share_cross_attention
+    from tscompress.plan.plan import Plan
     from tscompress.probing.measure import probe
     from tscompress.probing.results import ProbeComparison, ProbeResult
     from tscompress.probing.tasks import ProbeTask
-    from tscompress.profiling import profile
-    from tscompress.rank_profile import RankProfile
-    from tscompress.recipe import Recipe, load_recipe
-    from tscompress.recovery import RecoveryResult
-    from tscompress.recovery_config import RecoveryConfig
-    from tscompress.sensitivity import Sensitivity
-    from tscompress.serialization import CompressedModel, save
-    from tscompress.sharing import share_cross_attention
-    from tscompress.sizing import sensitivities
-    from tscompress.statistics import Comparison, compare
+    from tscompress.profiling.measure import profile
+    from tscompress.profiling.rank_profile import RankProfile
+    from tscompress.training.pretraining import PretrainRecipe, pretrain
+    from tscompress.training.recovery import RecoveryResult
+    from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.workflows.recipe import Recipe, load_recipe
+    from tscompress.workflows.run import RunResult, run
+    from tscompress.workflows.save import CompressedModel, save
 
 _HOME = {
-    "RunResult": "api",
+    "RunResult": "workflows.run",
     "compress": "api",
     "recover": "api",
-    "run": "api",
-    "CalibrationConfig": "calibration",
-    "CardScores": "measurements",
-    "write_card": "card",
-    "read_series": "data",
+    "run": "workflows.run",
+    "CalibrationConfig": "compression.calibration",
+    "CardScores": "hub.card_scores",
+    "write_card": "hub.card",
+    "read_series": "data.series",
     "TscompressError": "errors",
-    "EvaluationResult": "evaluation",
-    "evaluate": "evaluation",
-    "relative": "evaluation",
-    "Fidelity": "fidelity",
-    "FoldConfig": "folding",
-    "PushResult": "hub",
-    "push": "hub",
-    "BenchResult": "latency",
-    "Workload": "latency",
-    "bench": "latency",
-    "LoadedModel": "loading",
-    "load": "loading",
-    "LowRankLinear": "low_rank",
-    "Plan": "plan",
-    "PretrainRecipe": "pretraining",
-    "pretrain": "pretraining",
+    "EvaluationResult": "evaluation.evaluate",
+    "evaluate": "evaluation.evaluate",
+    "relative": "evaluation.evaluate",
+    "Fidelity": "evaluation.fidelity",
+    "FoldConfig": "compression.fold",
+    "PushResult": "hub.push",
+    "push": "hub.push",
+    "BenchResult": "benchmark.bench",
+    "Workload": "benchmark.bench",
+    "bench": "benchmark.bench",
+    "LoadedModel": "checkpoints.load",
+    "load": "checkpoints.load",
+    "LowRankLinear": "layers.low_rank",
+    "Plan": "plan.plan",
+    "PretrainRecipe": "training.pretraining",
+    "pretrain": "training.pretraining",
     "probe": "probing.measure",
     "ProbeComparison": "probing.results",
     "ProbeResult": "probing.results",
     "ProbeTask": "probing.tasks",
-    "RankProfile": "rank_profile",
-    "profile": "profiling",
-    "Recipe": "recipe",
-    "load_recipe": "recipe",
-    "RecoveryResult": "recovery",
-    "RecoveryConfig": "recovery_config",
-    "Sensitivity": "sensitivity",
-    "CompressedModel": "serialization",
-    "save": "serialization",
-    "share_cross_attention": "sharing",
-    "sensitivities": "sizing",
-    "Comparison": "statistics",
-    "compare": "statistics",
+    "RankProfile": "profiling.rank_profile",
+    "profile": "profiling.measure",
+    "Recipe": "workflows.recipe",
+    "load_recipe": "workflows.recipe",
+    "RecoveryResult": "training.recovery",
+    "RecoveryConfig": "training.recovery_config",
+    "Sensitivity": "budget.measure_sensitivity",
+    "CompressedModel": "workflows.save",
+    "save": "workflows.save",
+    "share_cross_attention": "layers.shared_cross_attention",
+    "sensitivities": "budget.plan_within_budget",
+    "Comparison": "evaluation.comparison",
+    "compare": "evaluation.comparison",
 }
 
 __all__ = [

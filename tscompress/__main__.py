@@ -2,14 +2,14 @@
 
 import sys
 
-from tscompress.interrupts import STOPPED, STOPPED_MESSAGE, listen
+from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, listen
 
 
 def main() -> None:
     """Entry point."""
     try:
         listen()
-        from tscompress.cli import main as command  # what it imports takes a moment
+        from tscompress.cli.app import main as command  # what it imports takes a moment
 
         command()
     except KeyboardInterrupt:

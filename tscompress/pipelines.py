@@ -19,9 +19,9 @@ import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from transformers import AutoConfig, PretrainedConfig
 
+from tscompress.checkpoints.format import MODEL_TYPE, is_factored_config
+from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
-from tscompress.factored import MODEL_TYPE, is_factored_config
-from tscompress.loading import load
 
 #: Of what ``from_pretrained`` takes, what says where a config is.
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from tscompress.files import write_text_atomically
+from tscompress.io.files import write_text_atomically
 
 MEGABYTE = 1e6
 #: What its versions are recorded of, wherever it is installed.

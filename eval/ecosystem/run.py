@@ -45,8 +45,8 @@ from rich.console import Console
 from transformers.utils import logging
 
 import tscompress
-from tscompress.files import write_text_atomically
-from tscompress.suites import load_suite
+from tscompress.data.suites import load_suite
+from tscompress.io.files import write_text_atomically
 
 HERE = Path(__file__).resolve().parent
 REGISTER = "tscompress.pipelines"

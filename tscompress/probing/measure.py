@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from chronos import BaseChronosPipeline, ForecastType
 
-from tscompress.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import QUANTILE_LEVELS, Quantiles, predict
-from tscompress.fidelity import calibration
-from tscompress.loading import LoadedModel, load
+from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, predict
+from tscompress.evaluation.fidelity import calibration
 from tscompress.probing.processes import Array
 from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
 from tscompress.probing.tasks import (
@@ -62,7 +62,7 @@ def probe(
     num_series
         Of each task, instead of its own number.
     num_samples, batch_size
-        See :func:`tscompress.evaluation.forecast`.
+        See :func:`tscompress.evaluation.evaluate.forecast`.
     seed
         Of the series and of the sample paths of Chronos-T5.
     name

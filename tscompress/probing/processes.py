@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
-from tscompress.evaluation import QUANTILE_LEVELS, Quantiles
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles
 
 Array = npt.NDArray[np.float64]
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation import results_json
-from tscompress.examples import Band, Known
-from tscompress.files import write_text_atomically
+from tscompress.evaluation.evaluate import results_json
+from tscompress.evaluation.typical_series import Band, Known
+from tscompress.io.files import write_text_atomically
+from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.probing.tasks import ProbeTask
-from tscompress.readers import UnreadableFileError, read_json
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tscompress.errors import RecipeError, UsageError
-from tscompress.evaluation import Quantiles
+from tscompress.evaluation.evaluate import Quantiles
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.probing.processes import (
     Array,
     Autoregressive,
@@ -22,7 +23,6 @@ from tscompress.probing.processes import (
     Structural,
     Trend,
 )
-from tscompress.readers import UnreadableFileError, first_problem, read_yaml, shown
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 

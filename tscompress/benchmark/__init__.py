@@ -1,0 +1,1 @@
+"""Latency, memory, multiply-accumulates and the key-value cache of one ``predict`` call."""

@@ -1,0 +1,560 @@
+"""From sensitivities to sizes: what fits a budget and is predicted to cost least in forecast loss.
+
+Losses of parts are taken to add up. That orders candidates well; it is no forecast of their
+quality. So budgets in parameters, bytes, compute or cache, which are counted exactly, are settled
+here, while those in latency or forecast quality are settled by measuring a few candidates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate, pairwise, product
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tscompress.benchmark.bench import Workload, bench
+from tscompress.budget.costs import CostModel, Costs, Measure
+from tscompress.budget.costs import PartKind as SizeKind
+from tscompress.budget.measure_sensitivity import Part, Sensitivity
+from tscompress.checkpoints.format import apply_structure_, tie_weights_
+from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
+from tscompress.compression.apply import config_of_layers
+from tscompress.compression.fold_plans import fold_plan
+from tscompress.compression.residual_stream import narrowed_config
+from tscompress.errors import PlanError, UsageError
+from tscompress.families.registry import describe
+from tscompress.plan.plan import stock_frequencies
+from tscompress.plan.schedules import Budget
+
+_HEADS: tuple[SizeKind, ...] = ("qk", "vo")
+_HIDDEN: tuple[SizeKind, ...] = ("hidden",)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Sizes for a whole model, as :func:`~tscompress.compression.fold_plans.fold_plan` takes them.
+
+    Attributes
+    ----------
+    qk, vo, hidden
+        Numbers of a plain config, or sizes by name.
+    kept_layers
+        Stack to the original's indices of the layers that stay; None: all.
+    loss
+        Predicted rise of the forecast loss.
+    costs
+        Exact, of the whole model.
+    width
+        Of the residual stream; None: as it was.
+    """
+
+    qk: int | Mapping[str, int] = field(hash=False)
+    vo: int | Mapping[str, int] = field(hash=False)
+    hidden: int | Mapping[str, int] = field(hash=False)
+    kept_layers: Mapping[str, tuple[int, ...]] | None = field(hash=False)
+    loss: float
+    costs: Costs
+    width: int | None = None
+
+    def __str__(self) -> str:
+        words = [] if self.width is None else [f"width {self.width}"]
+        for label, sizes in {"qk": self.qk, "vo": self.vo, "hidden": self.hidden}.items():
+            found = sorted({sizes} if isinstance(sizes, int) else set(sizes.values()))
+            words.append(f"{label} {' to '.join(map(str, dict.fromkeys(found[:1] + found[-1:])))}")
+        kept = (self.kept_layers or {}).items()
+        return ", ".join([*words, *(f"{stack} layers {len(layers)}" for stack, layers in kept)])
+
+
+def folded_candidates(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    *,
+    multiple: int = 1,
+    depth: bool = False,
+    narrower: Callable[[int], CostModel] | None = None,
+) -> list[Candidate]:
+    """Every plain config of measured sizes, the original's among them.
+
+    Parameters
+    ----------
+    multiple
+        Sizes that change are multiples of this: measured ones are rounded up.
+    depth
+        Also with fewer layers. Those that cost least go first; each stack keeps one, and a
+        Chronos-T5 no fewer in the encoder than in the decoder: stock transformers 5 counts the
+        decoder's caches by the encoder's layers and cannot generate then.
+    narrower
+        Costs of the model with a residual stream of a width; None: it keeps its own.
+
+    Raises
+    ------
+    PlanError
+        The sensitivity has no sizes that all layers share, no layers, or is of another model.
+    """
+    head_sizes = _common_sizes(sensitivity, _HEADS, multiple)
+    if sensitivity.family == "chronos-2":  # a plain config fixes the rotary frequencies
+        full = head_sizes[0]
+        head_sizes = [size for size in head_sizes if stock_frequencies(full, size) is not None]
+    unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
+    candidates = []
+    for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
+        # A head of its own has a name of its own in the header of the weights.
+        header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
+        for kept, lost_layers in _depths(sensitivity, depth):
+            base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
+            # Costs are affine in these sizes: price each size once, and not each pair of sizes.
+            heads = [(n, *_priced(sensitivity, costs, _HEADS, n, kept)) for n in head_sizes]
+            units = [(n, *_priced(sensitivity, costs, _HIDDEN, n, kept)) for n in unit_sizes]
+            candidates += [
+                Candidate(d, d, d_ff, kept, lost + loss_h + loss_u, base + costs_h + costs_u, width)
+                for (d, loss_h, costs_h), (d_ff, loss_u, costs_u) in product(heads, units)
+            ]
+    return candidates
+
+
+def _widths(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    multiple: int,
+    narrower: Callable[[int], CostModel] | None,
+) -> Iterator[tuple[int | None, float, CostModel]]:
+    """Widths of the residual stream, the predicted loss, and what a model so wide costs."""
+    yield None, 0.0, cost_model
+    if narrower is None:
+        return
+    for part in sensitivity.parts:
+        if part.kind == "width" and part.sizes:
+            for width in _sizes(sensitivity, part, multiple)[1:]:
+                cost = sensitivity.cost(part.name, "width", width)
+                yield width, cost, narrower(width)
+
+
+def efficient(candidates: Iterable[Candidate], measure: Measure) -> list[Candidate]:
+    """Candidates that none as cheap in ``measure`` is predicted to beat, dearest first."""
+    best = math.inf
+    kept = []
+    for candidate in sorted(candidates, key=lambda one: (one.costs.of(measure), one.loss)):
+        if candidate.loss <= best:
+            best = candidate.loss
+            kept.append(candidate)
+    return kept[::-1]
+
+
+def _sizes(sensitivity: Sensitivity, part: Part, multiple: int) -> list[int]:
+    """Sizes to choose from, descending, the full one first."""
+    if multiple < 1:
+        raise PlanError(f"sizes cannot be multiples of {multiple}; give 8 or 16, or 1 for any.")
+    rounded = {min(part.size, math.ceil(size / multiple) * multiple) for size in part.sizes}
+    free = sensitivity.settings.get("fold", {}).get("frequencies") == "free"
+    if sensitivity.family == "chronos-2" and part.kind == "qk" and not free:
+        # Rounded, a size may not be one at which a plain config keeps the rotary frequencies.
+        rounded = {
+            size
+            for size in rounded
+            if size in part.sizes or stock_frequencies(part.size, size) is not None
+        }
+    return sorted(rounded | {part.size}, reverse=True)
+
+
+def _common_sizes(
+    sensitivity: Sensitivity, kinds: tuple[SizeKind, ...], multiple: int
+) -> list[int]:
+    found = [
+        set(_sizes(sensitivity, part, multiple)) for part in sensitivity.parts if part.kind in kinds
+    ]
+    common = set.intersection(*found) if found else set()
+    if not common:
+        raise PlanError(
+            f"the sensitivity has no {' or '.join(kinds)} size that all layers share; "
+            "measure every layer at the same sizes."
+        )
+    return sorted(common, reverse=True)
+
+
+def _priced(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    kinds: tuple[SizeKind, ...],
+    size: int,
+    kept: Mapping[str, tuple[int, ...]] | None,
+) -> tuple[float, Costs]:
+    """Loss and costs added by giving all parts of these kinds in the kept layers one size."""
+    sizes: dict[str, dict[str, int]] = {kind: {} for kind in kinds}
+    loss = 0.0
+    for part in sensitivity.parts:
+        stack, index = _layer(part.name)
+        if part.kind in kinds and (kept is None or index in kept.get(stack, (index,))):
+            sizes[part.kind][part.name] = size
+            loss += sensitivity.cost(part.name, part.kind, size)
+    # What a size saves does not depend on the other layers, so names need not follow the drop.
+    return loss, _costs_of(cost_model, sizes) - cost_model.original
+
+
+def _costs_of(cost_model: CostModel, sizes: Mapping[str, Mapping[str, int]]) -> Costs:
+    return cost_model.costs(sizes.get("qk"), sizes.get("vo"), sizes.get("hidden"))
+
+
+def _depths(
+    sensitivity: Sensitivity, depth: bool
+) -> Iterator[tuple[dict[str, tuple[int, ...]] | None, float]]:
+    """Layers that stay and the predicted loss, from all of them to fewer."""
+    yield None, 0.0
+    if not depth:
+        return
+    costs = {
+        _layer(part.name): sensitivity.cost(part.name, "layer", 0)
+        for part in sensitivity.parts
+        if part.kind == "layer" and part.sizes
+    }
+    if not costs:
+        raise PlanError("the sensitivity has no layers; measure them, or leave depth out.")
+    kept: dict[str, set[int]] = {}
+    for part in sensitivity.parts:
+        stack, index = _layer(part.name)
+        if stack:
+            kept.setdefault(stack, set()).add(index)
+
+    def may_go(stack: str) -> bool:
+        least = 1
+        if sensitivity.family == "chronos-t5" and stack == "encoder":
+            least = len(kept["decoder"])
+        return len(kept[stack]) > least
+
+    order = sorted(costs, key=lambda layer: costs[layer])
+    lost = 0.0
+    while gone := next((layer for layer in order if may_go(layer[0])), None):
+        order.remove(gone)
+        kept[gone[0]].remove(gone[1])
+        lost += costs[gone]
+        yield {stack: tuple(sorted(stay)) for stack, stay in kept.items()}, lost
+
+
+def least_needed_layer(sensitivity: Sensitivity, stacks: Collection[str]) -> tuple[str, int]:
+    """Stack and index of the layer, of these stacks, without which the loss is least."""
+    losses = {
+        _layer(part.name): part.losses[0]
+        for part in sensitivity.parts
+        if part.kind == "layer" and part.sizes
+    }
+    return min((layer for layer in losses if layer[0] in stacks), key=losses.__getitem__)
+
+
+def _layer(name: str) -> tuple[str, int]:
+    """Stack and index of the layer that a dotted name is in; ``("", 0)`` outside of layers."""
+    found = re.match(r"(\w+)\.block\.(\d+)(?:\.|$)", name)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Choosing
+# --------------------------------------------------------------------------------------------------
+
+#: Of a candidate, as a ratio to the original.
+Measurement = Callable[[Candidate], float]
+OnMeasured = Callable[[Candidate, float], None]
+
+
+def choose_folded(
+    candidates: Sequence[Candidate],
+    budget: Budget,
+    cost_model: CostModel,
+    *,
+    measure_latency: Measurement | None = None,
+    measure_wql: Measurement | None = None,
+    on_measured: OnMeasured = lambda candidate, ratio: None,
+) -> Candidate:
+    """The candidate of least predicted loss within the budget; of equals the cheapest.
+
+    For ``latency`` and ``wql`` about log2(n) + 2 of the efficient candidates are measured: for
+    ``latency`` to find the one of least predicted loss that is fast enough, for ``wql`` the one of
+    fewest parameters that is good enough.
+
+    Parameters
+    ----------
+    measure_latency, measure_wql
+        Ratio of a candidate to the original; the one that the budget is in is needed.
+    on_measured
+        Called with each candidate that was measured, and its ratio.
+
+    Raises
+    ------
+    PlanError
+        No candidate fits; says how far the smallest is.
+    """
+    smaller = [candidate for candidate in candidates if candidate.costs != cost_model.original]
+    if budget.measure == "latency":
+        # Of equal predictions the cheapest, which comes last.
+        ranked = {candidate.loss: candidate for candidate in efficient(smaller, "macs")}
+        return _first_within(budget, list(ranked.values()), measure_latency, on_measured)
+    if budget.measure == "wql":
+        cheapest_first = efficient(smaller, "parameters")[::-1]
+        return _first_within(budget, cheapest_first, measure_wql, on_measured)
+    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model)
+    fitting = [candidate for candidate in candidates if candidate.costs.of(measure) <= allowed]
+    if not fitting:
+        smallest = min(candidates, key=lambda candidate: candidate.costs.of(measure))
+        raise _unreachable(budget, measure, smallest, cost_model)
+    return min(fitting, key=lambda one: (one.loss, one.costs.of(measure), one.costs.parameters))
+
+
+def choose_factored(
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    budget: Budget,
+    *,
+    multiple: int = 1,
+    measure_latency: Measurement | None = None,
+    measure_wql: Measurement | None = None,
+    on_measured: OnMeasured = lambda candidate, ratio: None,
+) -> Candidate:
+    """Sizes by layer within the budget.
+
+    From the full sizes on, the step that adds least predicted loss for what it saves is taken,
+    until the budget is met; no more loss is predicted than for a plain config that meets it. For
+    ``latency`` and ``wql`` the place to stop on this path, which then saves compute or parameters,
+    is found by measuring, as in :func:`choose_folded`; other parameters and errors are the same
+    too.
+    """
+    if budget.measure == "latency" or budget.measure == "wql":
+        counted: Measure = "macs" if budget.measure == "latency" else "parameters"
+        steps = _steps(sensitivity, cost_model, counted, multiple)
+        path = _path(sensitivity, cost_model, steps)[1:]
+        if budget.measure == "latency":
+            return _first_within(budget, path, measure_latency, on_measured)
+        return _first_within(budget, path[::-1], measure_wql, on_measured)
+    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model)
+    steps = _steps(sensitivity, cost_model, measure, multiple)
+    path = _path(sensitivity, cost_model, steps)
+    chosen = next((one for one in path if one.costs.of(measure) <= allowed), None)
+    if chosen is None:
+        raise _unreachable(budget, measure, path[-1], cost_model)
+    chosen = _grown(chosen, sensitivity, cost_model, measure, allowed, multiple)
+    plain = folded_candidates(sensitivity, cost_model, multiple=multiple)
+    fitting = [one for one in plain if one.costs.of(measure) <= allowed]
+    return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
+
+
+class _Step(NamedTuple):
+    """A change of one size; ``loss`` and ``costs`` are what that adds."""
+
+    part: Part
+    before: int
+    after: int
+    loss: float
+    costs: Costs
+
+    def done(self, candidate: Candidate) -> Candidate:
+        changes: dict[str, Any] = {
+            self.part.kind: {**getattr(candidate, self.part.kind), self.part.name: self.after},
+            "loss": candidate.loss + self.loss,
+            "costs": candidate.costs + self.costs,
+        }
+        return replace(candidate, **changes)
+
+
+def _step(
+    sensitivity: Sensitivity, cost_model: CostModel, part: Part, before: int, after: int
+) -> _Step:
+    (old_loss, old_costs), (loss, costs) = (
+        (
+            sensitivity.cost(part.name, part.kind, size),
+            _costs_of(cost_model, {part.kind: {part.name: size}}),
+        )
+        for size in (before, after)
+    )
+    return _Step(part, before, after, loss - old_loss, costs - old_costs)
+
+
+def _path(
+    sensitivity: Sensitivity, cost_model: CostModel, steps: Sequence[_Step]
+) -> list[Candidate]:
+    """Candidates after 0, 1, 2, ... steps."""
+    qk, vo, hidden = (
+        {part.name: part.size for part in sensitivity.parts if part.kind == kind}
+        for kind in (*_HEADS, *_HIDDEN)
+    )
+    start = Candidate(qk, vo, hidden, None, 0.0, cost_model.original)
+    return list(accumulate(steps, lambda candidate, step: step.done(candidate), initial=start))
+
+
+def _steps(
+    sensitivity: Sensitivity, cost_model: CostModel, measure: Measure, multiple: int
+) -> list[_Step]:
+    """Steps down in all parts, by the loss that each adds for what it saves of ``measure``."""
+    ranked = []
+    for part in sensitivity.parts:
+        if part.kind == "layer":
+            continue
+        points = [
+            (size, sensitivity.cost(part.name, part.kind, size))
+            for size in _sizes(sensitivity, part, multiple)
+        ]
+        slope = 0.0
+        for (before, _), (after, _) in pairwise(_hull(points)):
+            step = _step(sensitivity, cost_model, part, before, after)
+            if saved := -step.costs.of(measure):
+                # A measured 0 is none exactly: of equal steps the one that leaves most of its part.
+                slope = max(slope, step.loss / saved)  # rounding must not reorder a part's steps
+                ranked.append((slope, -after / part.size, step))
+    return [step for *_, step in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _grown(
+    candidate: Candidate,
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    measure: Measure,
+    allowed: int,
+    multiple: int,
+) -> Candidate:
+    """With larger sizes as far as the budget goes, where that gains most.
+
+    The last step down may have saved more than was needed.
+    """
+    while True:
+        ways = (
+            _step(sensitivity, cost_model, part, sizes[part.name], size)
+            for part in sensitivity.parts
+            if (sizes := getattr(candidate, part.kind, None))
+            for size in _sizes(sensitivity, part, multiple)
+            if size > sizes[part.name]
+        )
+        left = allowed - candidate.costs.of(measure)
+        fitting = [step for step in ways if step.loss < 0 and step.costs.of(measure) <= left]
+        if not fitting:
+            return candidate
+        candidate = min(fitting, key=lambda step: step.loss).done(candidate)
+
+
+def _hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Of sizes, descending, and losses those on the lower convex hull, so that slopes ascend."""
+
+    def slope(larger: tuple[int, float], smaller: tuple[int, float]) -> float:
+        return (smaller[1] - larger[1]) / (larger[0] - smaller[0])
+
+    hull: list[tuple[int, float]] = []
+    for point in points:
+        while len(hull) > 1 and slope(hull[-1], point) < slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _allowed(budget: Budget, measure: Measure, cost_model: CostModel) -> int:
+    """Largest figure within a budget in something that is counted."""
+    original = cost_model.original.of(measure)
+    if not original:
+        raise PlanError(f"a {cost_model.family} model has no {measure} to budget.")
+    if budget.limit is not None:
+        header = cost_model.header_bytes if measure == "bytes" else 0  # of the file
+        return max(0, budget.limit - header)
+    return math.floor(Fraction(repr(budget.ratio)) * original)  # as written, without rounding
+
+
+def _unreachable(
+    budget: Budget, measure: Measure, smallest: Candidate, cost_model: CostModel
+) -> PlanError:
+    figure, original = (costs.of(measure) for costs in (smallest.costs, cost_model.original))
+    ratio = math.ceil(1e4 * figure / original) / 1e4
+    return PlanError(
+        f"{budget} allows {_allowed(budget, measure, cost_model):,}; the smallest candidate, "
+        f"{smallest}, takes {figure:,}, which is {ratio} of the original's: allow that much."
+    )
+
+
+def _first_within(
+    budget: Budget,
+    ranked: Sequence[Candidate],
+    measure: Measurement | None,
+    on_measured: OnMeasured,
+) -> Candidate:
+    """First of ``ranked`` that is measured within the budget, if those after it are as well."""
+    if measure is None:
+        raise UsageError(f"{budget} is settled by measuring: give measure_{budget.measure}.")
+    allowed = budget.ratio or 1 + (budget.percent or 0) / 100
+    ratios: dict[int, float] = {}
+
+    def fits(index: int) -> bool:
+        if index not in ratios:
+            ratios[index] = measure(ranked[index])
+            on_measured(ranked[index], ratios[index])
+        return ratios[index] <= allowed
+
+    low, high = 0, len(ranked)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    # Measurements scatter and need not fall along the line, so look beyond its edge.
+    for index in range(max(0, low - 2), min(low + 1, len(ranked))):
+        if fits(index):
+            return ranked[index]
+    if not ratios:
+        raise PlanError("the sensitivity has no smaller size to try.")
+    best = min(ratios, key=lambda index: ratios[index])
+    raise PlanError(
+        f"none of the {len(ratios)} measured candidates is within {budget}: the best, "
+        f"{ranked[best]}, has {ratios[best]:.4f} of the original's {budget.measure}."
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Latency
+# --------------------------------------------------------------------------------------------------
+
+
+def latency_of(
+    loaded: LoadedModel, candidate: Candidate, workload: Workload, *, repeats: int = 5
+) -> float:
+    """Latency of the candidate / that of the original, both run in turn ``repeats`` times.
+
+    Time does not depend on what the weights are, so the candidate gets random ones, and ``loaded``
+    stays as it is.
+
+    Raises
+    ------
+    UsageError
+        The model is on another device than the workload's, or the workload does not fit it.
+    PlanError
+        The model has no parts of these names and sizes.
+    """
+    dtype = next(loaded.model.parameters()).dtype
+    device = next(loaded.model.parameters()).device
+    model = _empty_model(loaded, candidate)
+    fill_randomly_(model, dtype, device)
+    pipeline = wrap_pipeline(loaded.family, model.to(device).eval())
+    few = workload.model_copy(update={"repeats": repeats, "warmup": 1})
+    models = {"original": loaded.forecaster, "candidate": pipeline}
+    return bench(models, few, measure_macs=False).ratios("candidate")["latency_ms"]
+
+
+def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Give a model on the meta device random weights: enough to see how long it takes."""
+    generator = torch.Generator(device).manual_seed(0)
+    for name, parameter in list(model.named_parameters()):
+        weight = torch.empty(parameter.shape, dtype=dtype, device=device)
+        parent, _, child = name.rpartition(".")
+        filled = nn.Parameter(weight.uniform_(-0.05, 0.05, generator=generator), False)
+        setattr(model.get_submodule(parent), child, filled)
+    tie_weights_(model)
+
+
+def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
+    """A model of the candidate's shape on the meta device."""
+    config = config_of_layers(loaded, candidate.kept_layers or {})
+    if candidate.width is not None:
+        config = narrowed_config(loaded.family, config, candidate.width)
+    qk, vo, hidden = candidate.qk, candidate.vo, candidate.hidden
+    if isinstance(qk, int) and qk == vo and isinstance(hidden, int):
+        return build_empty(loaded.family, config | {"d_kv": qk, "d_ff": hidden})
+    model = build_empty(loaded.family, config)
+    architecture = describe(loaded.family, model)
+    # Any rotary frequencies take the same time.
+    plan = fold_plan(model, architecture, qk=qk, vo=vo, hidden=hidden, free_frequencies=True)
+    apply_structure_(model, plan)
+    return model

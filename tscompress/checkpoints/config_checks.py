@@ -1,0 +1,263 @@
+"""Whether a ``config.json`` is one that a model may be built from, and forecasts be drawn with.
+
+Sizes are held against bounds before anything is built: a config of a billion layers would take the
+machine down long before its weights were found not to fit. Keys that make transformers fetch or run
+something else than the checkpoint's weights are refused, and so are settings of generation that
+have no part in how Chronos draws: a million beams need no large file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tscompress.errors import CorruptCheckpointError, UnsupportedModelError
+from tscompress.io.untrusted import shown
+
+_MAX_WIDTH = 2**24
+_WIDTHS = (
+    "d_model", "d_kv", "d_ff", "num_heads", "vocab_size", "relative_attention_num_buckets",
+    "relative_attention_max_distance", "hidden_size", "intermediate_size", "num_attention_heads",
+    "max_position_embeddings", "type_vocab_size", "embedding_size",
+)  # fmt: skip
+_LAYERS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
+#: Bounds of numbers, both inclusive.
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "layer_norm_epsilon": (0, 1),
+    "layer_norm_eps": (0, 1),
+    "dropout_rate": (0, 1),
+    "initializer_factor": (0, 1e6),
+    "rope_theta": (1e-6, 1e12),
+}
+
+_TOKENS = (
+    "pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "reg_token_id",
+)  # fmt: skip
+_FLAGS = (
+    "is_encoder_decoder", "is_decoder", "is_gated_act", "use_cache", "tie_word_embeddings",
+    "scale_decoder_outputs", "use_reg_token", "use_arcsinh", "use_eos_token",
+)  # fmt: skip
+
+_MAX_STEPS = 2**24
+_FORECAST_WIDTHS: dict[str, int] = {
+    "context_length": _MAX_STEPS,
+    "prediction_length": 2**20,
+    "num_samples": 10_000,
+    "top_k": _MAX_WIDTH,
+    "input_patch_size": 2**16,
+    "input_patch_stride": 2**16,
+    "output_patch_size": 2**16,
+    "max_output_patches": 2**16,
+    "time_encoding_scale": _MAX_STEPS,
+}
+_FORECAST_NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (1e-6, 1e6),
+    "top_p": (1e-6, 1),
+}
+_MAX_QUANTILES = 1000
+
+#: Settings of generation that chronos gives itself, with every forecast.
+_OVERRULED = (
+    "do_sample", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
+    "num_return_sequences", "temperature", "top_k", "top_p",
+)  # fmt: skip
+_BOOKKEEPING = ("_from_model_config", "transformers_version", "use_cache")
+#: What the others of transformers 4 and 5 are where they do nothing, besides null and false.
+_NEUTRAL: dict[str, Any] = {
+    "assistant_confidence_threshold": 0.4,
+    "assistant_lookbehind": 10,
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "generation_kwargs": {},
+    "guidance_scale": None,
+    "length_penalty": 1.0,
+    "min_p": None,
+    "no_repeat_ngram_size": 0,
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "prompt_lookup_num_tokens": None,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "target_lookbehind": 10,
+    "typical_p": 1.0,
+    "watermarking_config": None,
+}
+#: The Hub's kernels, which these are not, are code.
+_ATTENTION = (None, "eager", "sdpa", "flash_attention_2")
+
+
+def check_config(config: Mapping[str, Any], source: str, tensors: int) -> None:
+    """Refuse what no model has, or what would load something else.
+
+    Parameters
+    ----------
+    tensors
+        How many the checkpoint stores: it cannot have more layers.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        A size is no whole number within bounds, or a setting is no number.
+    UnsupportedModelError
+        It names other weights, an adapter, or code for its attention.
+    """
+    _check_redirections(config, source)
+    for name in _WIDTHS:
+        _check_whole(config, name, _MAX_WIDTH, source)
+    for name in _LAYERS:
+        if config.get(name) is not None or name == "num_layers":
+            _check_whole(config, name, tensors, source)
+    for name, bounds in _NUMBERS.items():
+        _check_number(config, name, bounds, source)
+    vocab_size = config.get("vocab_size", _MAX_WIDTH)
+    forecast = config.get("chronos_config")
+    for settings in (config, forecast if isinstance(forecast, Mapping) else {}):
+        for name in _TOKENS:
+            if settings.get(name) is not None:
+                _check_whole(settings, name, max(vocab_size, 2) - 1, source, lowest=0)
+        for name in _FLAGS:
+            if not isinstance(settings.get(name, False), bool):
+                raise _bad(name, settings[name], "true or false", source)
+    if isinstance(forecast, Mapping):
+        _check_forecast(forecast, vocab_size, source)
+    # transformers 4 kept settings of generation here, and still reads them.
+    _check_neutral({key: config[key] for key in _NEUTRAL if key in config}, source, "config.json")
+
+
+def check_generation(settings: Any, source: str, vocab_size: int) -> None:
+    """Refuse a ``generation_config.json`` that changes how forecasts are drawn.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        It is no object, or a token is none of ``vocab_size``.
+    UnsupportedModelError
+        It has a setting that Chronos does not draw with.
+    """
+    file = "generation_config.json"
+    if not isinstance(settings, Mapping):
+        raise CorruptCheckpointError(f"{source!r}: {file} is not an object.")
+    rest = dict(settings)
+    for name in (*_BOOKKEEPING, *_OVERRULED):
+        rest.pop(name, None)
+    for name in _TOKENS:
+        value = rest.pop(name, None)
+        for token in value if isinstance(value, list) and len(value) == 1 else [value]:
+            if token is not None:
+                _check_whole({name: token}, name, vocab_size - 1, source, lowest=0, file=file)
+    _check_neutral(rest, source, file)
+
+
+def _check_neutral(settings: Mapping[str, Any], source: str, file: str) -> None:
+    for name, value in settings.items():
+        if value not in (None, False) and value != _NEUTRAL.get(name):
+            raise UnsupportedModelError(
+                f"{source!r}: {file} has {shown(name)}: {shown(value)}, which Chronos does not "
+                "draw forecasts with; remove the key."
+            )
+
+
+def _check_redirections(config: Mapping[str, Any], source: str) -> None:
+    for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+        if config.get(name) not in _ATTENTION:
+            raise UnsupportedModelError(
+                f"{source!r}: config.json asks for {name} {shown(config[name])}; allowed: "
+                f"{', '.join(filter(None, _ATTENTION))}. Remove the key."
+            )
+    for name in ("transformers_weights", "quantization_config"):
+        if config.get(name) is not None:
+            raise UnsupportedModelError(
+                f"{source!r}: config.json has {name}; tscompress reads plain weights from "
+                "model.safetensors. Save the model without it."
+            )
+
+
+def _check_forecast(forecast: Mapping[str, Any], vocab_size: int, source: str) -> None:
+    """``chronos_config``: horizons and samples are allocated when a forecast is made."""
+    for name, highest in _FORECAST_WIDTHS.items():
+        _check_whole(forecast, name, highest, source)
+    for name, bounds in _FORECAST_NUMBERS.items():
+        _check_number(forecast, name, bounds, source)
+    # Every token has a row in the embedding and a bin in the tokenizer.
+    _check_whole(forecast, "n_tokens", vocab_size, source)
+    _check_whole(forecast, "n_special_tokens", vocab_size, source)
+    tokenizer = forecast.get("tokenizer_class", "MeanScaleUniformBins")
+    if tokenizer != "MeanScaleUniformBins":
+        raise UnsupportedModelError(
+            f"{source!r}: config.json has tokenizer_class {shown(tokenizer)}; "
+            "supported: MeanScaleUniformBins."
+        )
+    limits = forecast.get("tokenizer_kwargs", {})
+    if not isinstance(limits, Mapping):
+        raise _bad("tokenizer_kwargs", limits, "an object", source)
+    for name in ("low_limit", "high_limit"):
+        _check_number(limits, name, (-1e6, 1e6), source)
+    levels = forecast.get("quantiles")
+    if levels is not None and not _are_levels(levels):
+        raise _bad(
+            "quantiles", levels, f"at most {_MAX_QUANTILES} rising numbers in (0, 1)", source
+        )
+
+
+def _are_levels(levels: Any) -> bool:
+    if not isinstance(levels, list) or not 0 < len(levels) <= _MAX_QUANTILES:
+        return False
+    numbers = all(_is_number(level) and 0 < level < 1 for level in levels)
+    return numbers and levels == sorted(set(levels))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_whole(
+    settings: Mapping[str, Any],
+    name: str,
+    highest: int,
+    source: str,
+    *,
+    lowest: int = 1,
+    file: str = "config.json",
+) -> None:
+    if name not in settings:
+        return
+    value = settings[name]
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not lowest <= value <= highest:
+        raise _bad(name, value, f"a whole number from {lowest} to {highest:,}", source, file)
+
+
+def _check_number(
+    settings: Mapping[str, Any], name: str, bounds: tuple[float, float], source: str
+) -> None:
+    if name not in settings:
+        return
+    value = settings[name]
+    low, high = bounds
+    if not _is_number(value) or not low <= value <= high:  # NaN is in no bounds
+        raise _bad(name, value, f"a number from {low:g} to {high:g}", source)
+
+
+def _bad(
+    name: str, value: Any, allowed: str, source: str, file: str = "config.json"
+) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{source!r}: {file} has {name} {shown(value)}; it must be {allowed}. "
+        "Fetch the checkpoint again."
+    )

@@ -1,0 +1,361 @@
+"""Factored checkpoints: some Linear layers are two factors, or sizes differ from layer to layer.
+
+Stock software must not open one by accident: it would find no ``q.weight`` and start from random
+queries without a word. So ``config.json`` has a ``model_type`` of its own, which stock loaders
+refuse, and keeps the original config inside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import T5ForConditionalGeneration
+
+from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
+from tscompress.io.files import cannot_write, write_text_atomically
+from tscompress.io.untrusted import (
+    StoredTensor,
+    UnreadableFileError,
+    read_header,
+    shown,
+    single_line,
+)
+from tscompress.layers.low_rank import LowRankLinear
+from tscompress.layers.resize import replace_heads_, resize_hidden_
+from tscompress.plan.plan import Plan
+
+MODEL_TYPE = "tscompress"
+PIPELINE_CLASS = "FactoredChronosPipeline"
+FORMAT_VERSION = 1
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
+#: Of one weight file; what is larger becomes several, and an index.
+MAX_SHARD_SIZE = "5GB"
+PLAN_FILE = "plan.json"
+
+
+def is_factored_config(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` belongs to a factored checkpoint."""
+    return config.get("model_type") == MODEL_TYPE
+
+
+def replace_module_(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put ``module`` where ``name`` is."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def projection_(model: nn.Module, name: str) -> nn.Linear:
+    """The Linear layer called ``name``.
+
+    Raises
+    ------
+    PlanError
+        There is no such layer or it is not a Linear.
+    """
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        raise PlanError(f"the plan names {name!r}, which the model does not have.") from None
+    if not isinstance(module, nn.Linear):
+        kind = type(module).__name__
+        raise PlanError(f"the plan names {name!r}, a {kind}; only Linear layers can be factored.")
+    return module
+
+
+def apply_structure_(model: nn.Module, plan: Plan) -> None:
+    """Replace the planned layers by empty ones, on the device and in the dtype of the layers.
+
+    If the plan narrows the residual stream, ``model`` has the narrower one already.
+    """
+    plan = plan.narrowed()
+    for head in plan.heads:
+        replace_heads_(model, head)
+    for hidden in plan.hidden:
+        resize_hidden_(model, hidden)
+    for entry in plan.projections:
+        linear = projection_(model, entry.name)
+        entry.check_shape((linear.out_features, linear.in_features))
+        if entry.rank is not None:
+            factors = LowRankLinear(
+                linear.in_features,
+                linear.out_features,
+                entry.rank,
+                bias=linear.bias is not None,
+                device=linear.weight.device,
+                dtype=linear.weight.dtype,
+            )
+            replace_module_(model, entry.name, factors)
+
+
+#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
+UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
+
+
+def has_own_head(config: Any) -> bool:
+    """Whether the output head of a T5 is not its table of tokens, as in T5 1.1.
+
+    In transformers 5 ``tie_word_embeddings`` is always true, and this stands elsewhere.
+    """
+    tied = getattr(config, "tie_word_embeddings", True)
+    return not getattr(config, "scale_decoder_outputs", tied)
+
+
+def tie_weights_(model: Any) -> None:
+    """Tie what is one tensor; the head of a T5 that has its own is left alone, as in a stock load.
+
+    ``model.tie_weights()`` of transformers 5 ties it, unless it is told what a file did not hold.
+    """
+    if not (isinstance(model, T5ForConditionalGeneration) and has_own_head(model.config)):
+        model.tie_weights()
+        return
+    for stack in (model.encoder, model.decoder):
+        stack.embed_tokens.weight = model.shared.weight
+
+
+def write_factored(
+    model: nn.Module,
+    plan: Plan,
+    base_config: Mapping[str, Any],
+    directory: Path,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> None:
+    """Write ``config.json``, ``plan.json`` and the weights; the directory must exist.
+
+    Raises
+    ------
+    UsageError
+        ``max_shard_size`` is not a size.
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
+    config = {
+        "model_type": MODEL_TYPE,
+        "format_version": FORMAT_VERSION,
+        "chronos_pipeline_class": PIPELINE_CLASS,
+        # Model classes of transformers only warn of another model_type: they look for their own in
+        # what is nested, else take default sizes, and start from random weights. This is no size.
+        "d_model": "in base_config",
+        "base_model_type": base_config.get("model_type"),
+        "base_config": {k: v for k, v in base_config.items() if k != "model_type"},
+    }
+    _write(model, plan, config, directory, max_shard_size)
+
+
+def write_folded(
+    model: nn.Module,
+    plan: Plan,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    directory: Path,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> None:
+    """Write a plain checkpoint, which stock software loads, and ``plan.json`` for the record.
+
+    ``config`` is already that of the folded model. The dtype is written under the names that old
+    and new versions of transformers look for. Raises as :func:`write_factored`.
+    """
+    name = str(dtype).removeprefix("torch.")
+    both = {"dtype": name, "torch_dtype": name}
+    _write(model, plan, {**config, **both}, directory, max_shard_size)
+
+
+def _write(
+    model: nn.Module,
+    plan: Plan,
+    config: Mapping[str, Any],
+    directory: Path,
+    max_shard_size: int | str,
+) -> None:
+    write_weights(unique_tensors(model), directory, max_shard_size)
+    plan.save(directory / PLAN_FILE)
+    write_text_atomically(
+        directory / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True) + "\n"
+    )
+
+
+def write_weights(
+    tensors: Mapping[str, torch.Tensor], directory: Path, max_shard_size: int | str
+) -> None:
+    """Write ``model.safetensors``, or several files and the index that transformers reads.
+
+    Only one file's tensors are on the CPU at a time, if they come from another device.
+
+    Parameters
+    ----------
+    max_shard_size
+        Of one file, in bytes, or as text such as ``"5GB"`` (powers of ten). A larger tensor has a
+        file to itself.
+
+    Raises
+    ------
+    UsageError
+        ``max_shard_size`` is not a size.
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.numel() * tensor.element_size(),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes(max_shard_size),
+    )
+    for file, names in split.filename_to_tensors.items():
+        shard = {name: tensors[name].cpu().contiguous() for name in names}
+        save_tensors(shard, directory / file, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_text_atomically(
+            directory / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True) + "\n"
+        )
+
+
+def shard_bytes(size: int | str) -> int:
+    """The largest weight file, in bytes, of a number or of text such as ``"1.5GB"``.
+
+    Raises
+    ------
+    UsageError
+        It is no size, or not above 0.
+    """
+    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", str(size).strip().upper())
+    count = 0 if given is None else int(float(given[1]) * 1000 ** " KMGT".index(given[2] or " "))
+    if count < 1:
+        raise UsageError(
+            f"{shown(size)} is not a size of weight files; give bytes, or 500MB or 5GB."
+        )
+    return count
+
+
+def save_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file, not atomically.
+
+    Raises
+    ------
+    OutputError
+        The disk is full, or the directory cannot be written to.
+    """
+    try:
+        save_file(dict(tensors), path, metadata=dict(metadata))
+    except (SafetensorError, OSError) as error:  # safetensors wraps what the system says
+        reason = re.sub(r".*I/O error: (.*) \(os error \d+\)", r"\1", single_line(error))
+        raise cannot_write(path, reason) from None
+
+
+def unique_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict with each tied tensor once; nothing is copied."""
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() in seen and tensor.numel():
+            continue
+        seen.add(tensor.data_ptr())
+        tensors[name] = tensor.detach()
+    return tensors
+
+
+def base_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The original's config, from the ``config.json`` of a factored checkpoint.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        There is none.
+    """
+    base = config.get("base_config")
+    if not isinstance(base, Mapping):
+        raise CorruptCheckpointError("config.json of a factored checkpoint has no 'base_config'.")
+    kind = config.get("base_model_type")
+    return {**base} if kind is None else {**base, "model_type": kind}
+
+
+def read_plan(config: Mapping[str, Any], directory: Path) -> Plan:
+    """The plan of the factored checkpoint in ``directory``, whose ``config.json`` is ``config``.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        The config has another format version or no base config.
+    PlanError
+        ``plan.json`` is missing or is not a plan.
+    """
+    version = config.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CorruptCheckpointError(
+            f"{str(directory)!r} has format version {shown(version)}; "
+            f"this tscompress reads {FORMAT_VERSION}."
+        )
+    if not isinstance(config.get("base_config"), Mapping):
+        raise CorruptCheckpointError(f"{str(directory)!r}: config.json has no 'base_config'.")
+    return Plan.load(directory / PLAN_FILE)
+
+
+def load_weights_strictly_(model: nn.Module, paths: Sequence[Path]) -> None:
+    """Fill a model built on the meta device from safetensors files; every key must match.
+
+    Tied tensors, saved once, are tied again. Non-persistent buffers are left alone. The tensors
+    are views of the mapped files: memory is taken only where they are changed.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        A key is missing, unknown or of another shape, or the file is damaged.
+    """
+    for path in paths:
+        model.load_state_dict(_read_shard(path, model.state_dict()), strict=False, assign=True)
+    tie_weights_(model)
+    empty = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    if empty:
+        where = ", ".join(path.name for path in paths)
+        raise CorruptCheckpointError(
+            f"{where} in {str(paths[0].parent)!r} has no {empty[0]!r} ({len(empty)} keys missing)."
+        )
+
+
+def _read_shard(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of one weight file, all of which the model must have."""
+    try:
+        stored = read_header(path)
+        for name, found in stored.items():
+            if name not in expected:
+                raise CorruptCheckpointError(
+                    f"{str(path)!r} has {shown(name)}, which the plan does not know."
+                )
+            check_stored(name, found, expected[name], str(path))
+        with safe_open(path, framework="pt") as reader:
+            return {name: reader.get_tensor(name) for name in stored}
+    except (UnreadableFileError, SafetensorError, OSError) as error:
+        raise CorruptCheckpointError(
+            f"{str(path)!r} cannot be read: {single_line(error)}."
+        ) from None
+
+
+def check_stored(name: str, found: StoredTensor, expected: torch.Tensor, source: str) -> None:
+    """Hold what a header declares against the tensor of an empty model.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        It has another shape, or whole numbers for weights.
+    """
+    if found.shape != tuple(expected.shape):
+        raise CorruptCheckpointError(
+            f"{source!r}: the weights do not fit the config ({name} is {list(found.shape)}, the "
+            f"config says {list(expected.shape)})."
+        )
+    if expected.is_floating_point() and not found.is_floating:
+        raise CorruptCheckpointError(
+            f"{source!r}: {name} has dtype {found.dtype}, which weights do not have."
+        )

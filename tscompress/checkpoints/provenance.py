@@ -1,0 +1,51 @@
+"""``provenance.json``: what a checkpoint was made from and with, and the hashes of its files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tscompress._version import __version__
+from tscompress.checkpoints.load import PROVENANCE_FILE, weight_files
+from tscompress.io.files import sha256_of, write_text_atomically
+
+_RECORDED_LIBRARIES = (
+    "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",
+)  # fmt: skip
+
+
+def write_provenance(
+    directory: Path, source: dict[str, Any], *, others: Iterable[Path] = (), **facts: Any
+) -> None:
+    """Write it beside weights, configs and plan, which must be there already.
+
+    Parameters
+    ----------
+    source
+        ``model``, ``revision``, ``family`` and ``sha256`` of what it was made from; of a model
+        trained from scratch, ``model`` and ``revision`` are None.
+    others
+        More files whose hashes are to be kept.
+    facts
+        Whatever else is to be known; plain data.
+    """
+    record = {
+        "tscompress": __version__,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "source": source,
+        "sha256": hashes([*sorted(directory.glob("*.json")), *weight_files(directory), *others]),
+        **facts,
+        "libraries": {name: importlib.metadata.version(name) for name in _RECORDED_LIBRARIES},
+        "python": platform.python_version(),
+    }
+    write_text_atomically(directory / PROVENANCE_FILE, json.dumps(record, indent=2) + "\n")
+
+
+def hashes(paths: Iterable[Path]) -> dict[str, str]:
+    """File name to hexadecimal SHA-256."""
+    return {path.name: sha256_of(path) for path in paths}

@@ -1,0 +1,3 @@
+"""The command: its subcommands (``app``), what it prints (``console``), and Ctrl-C
+(``interrupts``).
+"""

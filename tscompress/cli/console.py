@@ -1,0 +1,224 @@
+"""Between the commands and the person: results, progress, memory and doubtful options.
+
+Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tscompress.errors import OutputError, UsageError
+from tscompress.io.files import user_path
+
+#: A pipe has no width; tables need about this much.
+_WIDTH = 110
+#: 128 + SIGPIPE, as a shell reports of other tools that nobody reads on from.
+_NOT_READ = 141
+
+
+def path(text: str) -> Path:
+    """A path of the command line, see :func:`tscompress.io.files.user_path`."""
+    return user_path(text)
+
+
+def duration(seconds: float) -> str:
+    """``HH:MM:SS``, however many hours."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
+
+
+def write_what_can_be() -> None:
+    """What an encoding other than UTF-8 lacks, as ASCII does ε, is printed as a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def quiet_libraries() -> None:
+    """Libraries log and draw bars for developers; a command shows its own progress."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("chronos").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
+    """Print a result: ``content`` as JSON, or what is ``shown``, texts and tables of rich.
+
+    Raises as :func:`say`.
+    """
+    if as_json:
+        say(json.dumps(content, indent=2, allow_nan=False, default=str))
+        return
+    console = _Results()
+    if not console.is_terminal:
+        console = _Results(width=_WIDTH)
+    with _printing():
+        for item in shown:
+            # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
+            plain = isinstance(item, str)
+            console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
+
+
+def say(text: str) -> None:
+    """Print a line to stdout, at once.
+
+    Raises
+    ------
+    typer.Exit
+        Nobody reads on; with 141, as other tools, and as quietly.
+    OutputError
+        It cannot be written: what it reports is done all the same.
+    """
+    with _printing():
+        print(text, flush=True)
+
+
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        """Some versions of rich end with 1, from within the except clause that calls this."""
+        raise
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError, ValueError):  # or the interpreter tries once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(_NOT_READ) from None
+        raise OutputError(
+            f"the result could not be printed: {error.strerror}; what the command wrote elsewhere "
+            "is in place."
+        ) from None
+
+
+def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
+    """Before it is taken, by part in bytes; and a note if there is not so much.
+
+    ``needed`` is that of each of several ``processes``.
+    """
+    import psutil
+
+    total = sum(needed.values())
+    parts = ", ".join(f"{name} {_size(count)}" for name, count in needed.items())
+    each = f" for each of {processes} processes" if processes > 1 else ""
+    typer.echo(f"memory, about: {_size(total)}{each} ({parts})", err=True)
+    free = psutil.virtual_memory().available
+    if processes * (total - needed.get("process", 0)) > free:
+        typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
+
+
+def say_note(note: str | None) -> None:
+    """What whoever runs the command should know, if anything, beside its output."""
+    if note is not None:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
+    """Refuse options that were given and would be ignored.
+
+    Raises
+    ------
+    UsageError
+        One of ``names`` was given on the command line; ``reason`` says why it cannot be.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{reason}; --{name.replace('_', '-')} cannot go with it.")
+
+
+def integers(text: str, option: str) -> list[int]:
+    """``0,1,2`` as a list; anything else is a UsageError that names the option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
+
+
+def pair(text: str) -> tuple[float, float]:
+    """``D0,ALPHA`` of a power law (paper, section 5); anything else is a UsageError."""
+    try:
+        d_0, alpha = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"schedule {text!r} is not D0,ALPHA such as 5,0.35.") from None
+    return d_0, alpha
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield advance
+
+
+@contextmanager
+def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
+    """One bar with loss, learning rate and time left on stderr; lines where it is no terminal."""
+    console = Console(stderr=True)
+    live = console.is_terminal
+    with Progress(
+        TextColumn("recover"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=console,
+        transient=True,
+        disable=not (live and shown),
+    ) as bars:
+        task = bars.add_task("recover", total=1.0, text="")
+        held_out = ""
+
+        def report(line: Any) -> None:
+            nonlocal held_out
+            if line.held_out is not None:
+                held_out = f"  held out {line.held_out:.4f}"
+            steps = f"/{line.total_steps}" if line.total_steps else ""
+            left = duration(line.eta_seconds)
+            loss = "" if line.loss is None else (
+                f"  loss {line.loss:.4f}  lr {line.learning_rate:.2e}  "
+                f"{line.series_per_second:.0f} series/s"
+            )  # fmt: skip
+            text = f"step {line.step}{steps}{loss}{held_out}  left {left}"
+            if live:
+                bars.update(task, completed=line.share, text=text)
+            elif shown and line.held_out is not None:
+                with suppress(OSError):  # a recovery goes on though nobody reads
+                    typer.echo(text, err=True)
+
+        yield report

@@ -1,0 +1,230 @@
+"""Putting a plan into effect. The model is changed in place.
+
+Linear layers become two factors, or layers are folded to smaller sizes; a model folded to the same
+sizes everywhere is then the stock model of a plain config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from tscompress.checkpoints.format import (
+    apply_structure_,
+    projection_,
+    replace_module_,
+    tie_weights_,
+)
+from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
+from tscompress.compression.calibration import CalibrationBatch, Moment
+from tscompress.compression.fold import FoldConfig, fold_
+from tscompress.compression.fold_plans import check_width, settle_fold_plan
+from tscompress.compression.residual_stream import (
+    narrowed_config,
+    narrowed_weights,
+    stream_bases,
+    turn_,
+)
+from tscompress.errors import FactorizationError, PlanError
+from tscompress.layers.low_rank import LowRankLinear
+from tscompress.linalg import truncated_svd, whitened_svd
+from tscompress.plan.plan import Plan
+
+
+def apply_plan_(
+    loaded: LoadedModel,
+    plan: Plan,
+    moments: Mapping[str, Moment] | None = None,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Factor the planned layers of ``loaded.model`` and note the plan on ``loaded``.
+
+    Parameters
+    ----------
+    moments
+        Second moments of the layers' inputs, for ``activation-svd``.
+
+    Raises
+    ------
+    PlanError
+        The plan names a layer that is not there or has another shape.
+    FactorizationError
+        A decomposition failed or gave values that are not finite; names the layer. The model is
+        then as it was.
+    """
+    factors: dict[str, LowRankLinear] = {}
+    for done, entry in enumerate(plan.projections, start=1):
+        linear = projection_(loaded.model, entry.name)
+        entry.check_shape(tuple(linear.weight.shape))
+        if entry.rank is not None:
+            factors[entry.name] = _factor(linear, entry.name, entry.rank, plan.method, moments)
+        on_layer(done, len(plan.projections))
+    for name, module in factors.items():
+        replace_module_(loaded.model, name, module)
+    loaded.plan = plan
+
+
+def _factor(
+    linear: torch.nn.Linear,
+    name: str,
+    rank: int,
+    method: str,
+    moments: Mapping[str, Moment] | None,
+) -> LowRankLinear:
+    weight = linear.weight.detach().to(torch.float64)
+    try:
+        if method == "svd":
+            left, right = truncated_svd(weight, rank)
+        elif moments is None or name not in moments:
+            raise FactorizationError(f"{method} needs the input moments of {name}.")
+        else:
+            left, right = whitened_svd(weight, moments[name].second.to(weight.device), rank)
+    except LinAlgError as error:
+        raise FactorizationError(f"the SVD of {name} failed: {error}.") from error
+    module = LowRankLinear.from_factors(linear, left, right)
+    if not all(bool(torch.isfinite(p).all()) for p in module.parameters()):
+        raise FactorizationError(f"the factors of {name} are not finite in {linear.weight.dtype}.")
+    return module
+
+
+def fold_planned_(
+    loaded: LoadedModel,
+    plan: Plan,
+    batches: Sequence[CalibrationBatch],
+    config: FoldConfig,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Drop the layers that a plan leaves out and fold the others; see :func:`apply_fold_`.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model, or keeps all layers by name.
+    FactorizationError
+        A decomposition failed; names the layer.
+    """
+    original = None
+    if plan.kept_layers:
+        if all(
+            len(layers) == len(getattr(getattr(loaded.model, stack, None), "block", ()))
+            for stack, layers in plan.kept_layers.items()
+        ):
+            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
+        config_of_layers(loaded, plan.kept_layers)  # before a weight changes
+        check_width(loaded.model, plan)
+        if plan.width is not None:  # streams of those that go as well
+            turn_(loaded, stream_bases(loaded, batches))
+        original = replace(loaded)  # weights are shared
+        keep_layers_(loaded, plan.kept_layers)
+    apply_fold_(loaded, plan, batches, config, on_layer, original=original)
+
+
+def apply_fold_(
+    loaded: LoadedModel,
+    plan: Plan,
+    batches: Sequence[CalibrationBatch],
+    config: FoldConfig,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    original: LoadedModel | None = None,
+) -> None:
+    """Fold ``loaded`` as planned, on what it sees in ``batches``, and note the plan on it.
+
+    Layers that are to go have gone already (:func:`keep_layers_`); ``original`` still has them, see
+    :func:`~tscompress.compression.fold.fold_`, and its streams are turned if the plan narrows them.
+    If all sizes are alike, ``loaded`` is a stock model of a plain config afterwards.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model.
+    FactorizationError
+        A decomposition failed; names the layer. The model is then half folded: load it again.
+    """
+    if plan.width is not None and original is None:
+        settle_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
+        turn_(loaded, stream_bases(loaded, batches))
+    plan = fold_(loaded, plan, batches, config, on_layer, original=original)
+    loaded.plan = plan
+    sizes, width, new, weights = plan.uniform_sizes, plan.width, loaded.config, None
+    if width is not None:
+        weights = narrowed_weights(loaded, width.kept)
+        new = narrowed_config(loaded.family, new, width.kept)
+    if sizes is not None:
+        _rebuild_(loaded, {**new, "d_kv": sizes[0], "d_ff": sizes[1]}, weights)
+    elif width is not None:
+        _rebuild_(loaded, new, weights, plan)
+
+
+def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None:
+    """Drop all layers of a stack but those given; what is left is a plain model with fewer.
+
+    The relative position biases, which the first layer of a stack holds for all of them, stay.
+
+    Raises
+    ------
+    PlanError
+        A stack or layer is not there, or none would be left.
+    """
+    config = config_of_layers(loaded, kept)
+    old: dict[str, torch.Tensor] = loaded.model.state_dict()
+    new = {}
+    for name, tensor in old.items():
+        stack, is_block, rest = name.partition(".block.")
+        index, _, inner = rest.partition(".")
+        if not is_block or stack not in kept or "relative_attention_bias" in name:
+            new[name] = tensor
+        elif int(index) in kept[stack]:
+            new[f"{stack}.block.{list(kept[stack]).index(int(index))}.{inner}"] = tensor
+    _rebuild_(loaded, config, new)
+
+
+def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """The config of the model with only the layers ``kept``; PlanError as in keep_layers_."""
+    model: Any = loaded.model
+    changes: dict[str, int] = {}
+    for stack, layers in kept.items():
+        count = len(getattr(getattr(model, stack, None), "block", ()))
+        if not layers or sorted(set(layers) & set(range(count))) != list(layers):
+            raise PlanError(
+                f"cannot keep layers {list(layers)} of {stack!r}, which has {count}; "
+                "give at least one, ascending."
+            )
+        changes["num_layers" if stack == "encoder" else "num_decoder_layers"] = len(layers)
+    if hasattr(model, "decoder"):
+        # Without a number of its own, the decoder would have as many layers as the encoder.
+        changes.setdefault("num_layers", len(model.encoder.block))
+        changes.setdefault("num_decoder_layers", len(model.decoder.block))
+        if loaded.family == "chronos-t5" and changes["num_layers"] < changes["num_decoder_layers"]:
+            raise PlanError(
+                f"a Chronos-T5 of {changes['num_layers']} encoder and "
+                f"{changes['num_decoder_layers']} decoder layers cannot generate with transformers "
+                "5, which sizes the decoder's cache by the encoder; keep as many in the encoder."
+            )
+    return {**loaded.config, **changes}
+
+
+def _rebuild_(
+    loaded: LoadedModel,
+    config: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor] | None = None,
+    plan: Plan | None = None,
+) -> None:
+    """Make ``loaded`` the model of ``config`` with these weights, by default its own.
+
+    It is the stock one, or with a ``plan`` has the layers that this plans.
+    """
+    device = next(loaded.model.parameters()).device
+    weights = dict(loaded.model.state_dict() if weights is None else weights)
+    model: Any = build_empty(loaded.family, config)
+    if plan is not None:
+        apply_structure_(model, plan)
+    model.load_state_dict(weights, strict=True, assign=True)
+    tie_weights_(model)
+    changed = replace(loaded, model=model.to(device).eval(), config=config)
+    changed.pipeline = wrap_pipeline(loaded.family, changed.model)
+    vars(loaded).update(vars(changed))

@@ -1,0 +1,570 @@
+"""What the layers of a model see: second moments of their inputs over valid positions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.seasonality import has_season
+from tscompress.data.series import (
+    TRAINING_COLLECTIONS,
+    LabelledSeries,
+    check_no_leak,
+    given_series,
+    training_series,
+)
+from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.errors import DataError, UnsupportedModelError
+from tscompress.plan.architecture import Architecture
+
+SYNTHETIC = "synthetic"
+MIXED = "mixed"
+#: What needs no file.
+OWN_SOURCES = (MIXED, SYNTHETIC)
+
+#: A window cut from a longer series has at least two patches of the models that read patches.
+_SHORTEST_CUT = 32
+#: Batches of a single length are worth this many times as many batches.
+_MORE_BATCHES = 1.5
+#: By default: with fewer, fits of wide layers to what a decoder sees follow the noise.
+_NUM_SERIES = {"chronos-t5": 256}
+_MANY_SERIES = 1024
+#: Steps of a window of the collections, where every step is a token and synthetic series show the
+#: long contexts: half the positions of longer windows teach as much.
+_REAL_STEPS = {"chronos-t5": 320}
+#: Series in a group that Chronos-2 attends across.
+GROUP_SIZE = 4
+
+
+class CalibrationConfig(BaseModel):
+    """Which series a model is run on before it is compressed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(
+        default=MIXED,
+        description=f"'{SYNTHETIC}', '{MIXED}', of which half are real series from a wheel, or a "
+        "file of series",
+    )
+    num_series: int | None = Field(
+        default=None,
+        ge=1,
+        description="series, or windows of long ones; null: 256 for Chronos-T5, 1024 for the "
+        "others, whose decoder sees one position a series",
+    )
+    context_length: int = Field(
+        default=2048, ge=2, description="longest context; cut to the model's own"
+    )
+    batch_size: int = Field(default=32, ge=1)
+    seed: int = 0
+    corpus: CorpusConfig = Field(
+        default=CorpusConfig(), description="of which the synthetic series are drawn"
+    )
+    stratify: bool = Field(
+        default=True,
+        description="give each frequency and each octave of length the same share of the series, "
+        "and cut long series where there are too few; else draw at random",
+    )
+
+
+@dataclass(frozen=True)
+class CalibrationBatch:
+    """Contexts with NaN on the left where a series is shorter, and what came after them."""
+
+    context: Tensor  # [B, T]
+    target: Tensor  # [B, H]
+    group_ids: Tensor | None = None  # [B], int64; Chronos-2 attends across rows of one group
+    future: Tensor | None = None  # [B, H]; what Chronos-2 is told of steps ahead, NaN elsewhere
+    series: Tensor | None = None  # [B], int64; alike for windows of one series, -1: of no other
+
+    def rows(self, chosen: Tensor) -> CalibrationBatch:
+        """The batch of some of the rows, by a mask or indices."""
+        parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(self, **{k: v[chosen] for k, v in parts.items() if v is not None})
+
+
+class _Drawn(NamedTuple):
+    """A window, and the number of its series if others are of it, too."""
+
+    window: FloatArray
+    series: int = -1
+
+
+@dataclass
+class Moment:
+    """Second moment of one layer's input.
+
+    Attributes
+    ----------
+    second
+        Mean of x x^T over valid positions, float64 ``[n, n]``; zero when nothing was seen.
+    count
+        Positions it was taken over.
+    """
+
+    second: Tensor
+    count: int = 0
+
+    def add(self, inputs: Tensor) -> None:
+        """Take in rows ``[N, n]``."""
+        if not len(inputs):
+            return
+        rows = inputs.detach().to(torch.float64)
+        total = self.count + len(rows)
+        self.second += (rows.T @ rows - len(rows) * self.second) / total
+        self.count = total
+
+
+def calibration_batches(
+    loaded: LoadedModel,
+    config: CalibrationConfig,
+    series: Sequence[FloatArray] | str | Path | None = None,
+) -> list[CalibrationBatch]:
+    """Batches of about equally long series, at lengths from short to the longest allowed.
+
+    Synthetic series come in eight lengths. Real series, of a file or a wheel, are stratified by
+    frequency and length, unless ``config.stratify`` is off: the strata take turns until
+    ``num_series`` are drawn, and where the series do not suffice, windows of long ones are added.
+    The last steps of every series are its target.
+
+    For Chronos-2 every second batch, the last among them, is made of groups of four: without,
+    group attention sees a single key a query, and all its queries and keys would seem irrelevant.
+    The last of each four is a covariate that is known ahead; it has no target.
+
+    Parameters
+    ----------
+    series
+        Series, each 1-D, or a file of them, instead of ``config.source``; a
+        :class:`~tscompress.data.series.LabelledSeries` also knows their frequencies.
+
+    Raises
+    ------
+    DataError
+        No series is long enough, or one is no list of numbers.
+    LeakError
+        A series belongs to an evaluation suite.
+    """
+    count = config.num_series or _NUM_SERIES.get(loaded.family, _MANY_SERIES)
+    longest = min(config.context_length, loaded.forecaster.model_context_length)
+    horizon = min(loaded.forecaster.model_prediction_length, max(1, longest // 2))
+    rng = np.random.default_rng(config.seed)
+    own = series is None and config.source in OWN_SOURCES
+    kinds: list[list[_Drawn]] = []
+    if own:
+        real = count // 2 if config.source == MIXED else 0
+        synthetic = _synthetic_windows(rng, config.corpus, count - real, longest + horizon)
+        kinds.append([_Drawn(window) for window in synthetic])
+        if real:
+            # A test holds that none of them is of an evaluation suite.
+            collected = training_series(TRAINING_COLLECTIONS)
+            most = min(longest + horizon, _REAL_STEPS.get(loaded.family, longest + horizon))
+            kinds.append(_given_windows(rng, collected, real, config.stratify, most))
+    else:
+        given = given_series(config.source if series is None else series)
+        check_no_leak(given)
+        kinds.append(_given_windows(rng, given, count, config.stratify, longest + horizon))
+
+    def split(drawn: _Drawn) -> tuple[int, int]:
+        # Short series give a third of themselves as target and keep the rest as context.
+        steps = min(horizon, max(1, len(drawn.window) // 3))
+        return min(longest, len(drawn.window) - steps), steps
+
+    batches = []
+    chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
+    for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
+        grouped = loaded.family == "chronos-2" and later % 2 == 0
+        if grouped and own:
+            chunk = [_Drawn(window) for window in _related(rng, [one.window for one in chunk])]
+        batches.append(_batch([(one, *split(one)) for one in chunk], grouped))
+    return batches
+
+
+def seasonal_share(batches: Sequence[CalibrationBatch]) -> float:
+    """Share of the contexts that hold a season, see
+    :func:`~tscompress.data.seasonality.has_season`.
+    """
+    found = [has_season(row) for batch in batches for row in batch.context.cpu().numpy()]
+    return sum(found) / max(len(found), 1)
+
+
+def _trim(series: FloatArray) -> FloatArray:
+    observed = np.flatnonzero(np.isfinite(series))
+    return series[observed[0] : observed[-1] + 1] if observed.size else series[:0]
+
+
+def _chunks(
+    windows: Sequence[_Drawn], batch_size: int, split: Callable[[_Drawn], tuple[int, int]]
+) -> list[list[_Drawn]]:
+    """Windows of the batches, by length; batches of one length need neither padding nor masks."""
+
+    def pieces(ordered: list[_Drawn]) -> list[list[_Drawn]]:
+        return [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+
+    ordered = sorted(windows, key=split)
+    filled = pieces(ordered)
+    of_one_length = [piece for _, same in groupby(ordered, split) for piece in pieces(list(same))]
+    return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
+
+
+def _batch(rows: Sequence[tuple[_Drawn, int, int]], grouped: bool) -> CalibrationBatch:
+    """``rows`` are windows and how many of their last steps are context, and then target."""
+    context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
+    target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
+    for row, ((window, _), past, steps) in enumerate(rows):
+        cut = len(window) - steps
+        context[row, context.shape[1] - past :] = window[cut - past : cut]
+        target[row, :steps] = window[cut:]
+    batch = CalibrationBatch(
+        torch.from_numpy(context),
+        torch.from_numpy(target),
+        series=torch.tensor([one.series for one, *_ in rows]),
+    )
+    return replace(batch, **in_groups(batch.target)) if grouped else batch
+
+
+def in_groups(target: Tensor) -> dict[str, Tensor]:
+    """``target``, ``group_ids`` and ``future`` of a batch for Chronos-2, in groups of four.
+
+    The last of each four is a covariate that is known ahead: what came is its ``future``, and it
+    has no target.
+    """
+    numbers = torch.arange(len(target))
+    covariate = (numbers % GROUP_SIZE == GROUP_SIZE - 1)[:, None]
+    nothing = torch.full_like(target, torch.nan)
+    return {
+        "target": target.where(~covariate, nothing),
+        "group_ids": numbers // GROUP_SIZE,
+        "future": target.where(covariate, nothing),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Synthetic series
+# --------------------------------------------------------------------------------------------------
+
+
+def _synthetic_windows(
+    rng: np.random.Generator, mixture: CorpusConfig, count: int, longest: int
+) -> list[FloatArray]:
+    """Synthetic series of lengths spread evenly in the logarithm."""
+    corpus = SyntheticCorpus(mixture)
+    lengths = np.exp(np.linspace(np.log(min(24, longest)), np.log(longest), 8)).round().astype(int)
+    share = -(-count // len(lengths))
+    windows: list[FloatArray] = []
+    for length in lengths:
+        windows.extend(corpus.sample(rng, share, int(length)))
+    return windows[:count] if share * len(lengths) == count else _thin(windows, count)
+
+
+def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:
+    picks = np.linspace(0, len(windows) - 1, count).round().astype(int)
+    return [windows[pick] for pick in picks]
+
+
+def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[FloatArray]:
+    """Each window mixed with those of its group that are as long: convex, in its own unit."""
+    related: list[FloatArray] = []
+    for first in range(0, len(windows), GROUP_SIZE):
+        group = windows[first : first + GROUP_SIZE]
+        for window in group:
+            members = np.stack(
+                [w[-len(window) :] for w in group if len(w) >= len(window)]
+            )  # [m, L]
+            magnitude = np.maximum(np.nanmean(np.abs(members), axis=1), 1e-12)
+            share = rng.dirichlet(np.ones(len(members)))
+            unit = np.nanmean(np.abs(window)) or 1.0
+            related.append((unit * (share / magnitude) @ members).astype(np.float32))
+    return related
+
+
+# --------------------------------------------------------------------------------------------------
+# Given series
+# --------------------------------------------------------------------------------------------------
+
+
+class _Window(NamedTuple):
+    """Steps ``start`` to ``stop`` of one series."""
+
+    series: int
+    start: int
+    stop: int
+
+
+def _given_windows(
+    rng: np.random.Generator,
+    given: Sequence[FloatArray],
+    count: int,
+    stratify: bool,
+    longest: int,
+) -> list[_Drawn]:
+    """``count`` windows of the given series, or as many as they yield."""
+    known: Sequence[str | None] = [None] * len(given)
+    if isinstance(given, LabelledSeries):
+        known = given.frequencies
+    usable = [(_trim(s), name) for s, name in zip(given, known, strict=True) if _is_usable(s)]
+    if not usable:
+        raise DataError("no calibration series has three observed values.")
+    series = [values for values, _ in usable]
+    if not stratify:
+        return [_Drawn(series[pick]) for pick in rng.permutation(len(series))[:count]]
+
+    def stratum(window: _Window) -> Hashable:
+        return usable[window.series][1], int(np.log2(window.stop - window.start))
+
+    def observed(windows: Iterable[_Window]) -> list[_Window]:
+        return [w for w in windows if _is_usable(series[w.series][w.start : w.stop])]
+
+    # What the model cannot see of a series does not make it longer.
+    newest = [_Window(i, max(0, len(s) - longest), len(s)) for i, s in enumerate(series)]
+    whole = observed(newest)
+    order = _taking_turns(rng, [stratum(window) for window in whole])
+    chosen = [whole[pick] for pick in order[:count]]
+    missing = count - len(chosen)
+    if missing:
+        cuts = observed(cut for window in newest for cut in _cuts(window, longest, missing))
+        order = _taking_turns(rng, [stratum(cut) for cut in cuts])
+        chosen += _apart_first([cuts[pick] for pick in order], chosen)[:missing]
+    if not chosen:
+        raise DataError(f"no calibration series has three observed values in {longest} steps.")
+    times = Counter(w.series for w in chosen)
+    return [
+        _Drawn(_trim(series[w.series][w.start : w.stop]), w.series if times[w.series] > 1 else -1)
+        for w in chosen
+    ]
+
+
+def _is_usable(values: FloatArray) -> bool:
+    return bool(np.isfinite(values).sum() >= 3)
+
+
+def _taking_turns(rng: np.random.Generator, strata: Sequence[Hashable]) -> list[int]:
+    """A random order of which any first n hold each stratum equally often, or all of it."""
+    distinct = dict.fromkeys(strata)
+    turn = dict(zip(distinct, rng.permutation(len(distinct)).tolist(), strict=True))
+    seen: Counter[Hashable] = Counter()
+    keys = []
+    for index in rng.permutation(len(strata)).tolist():
+        stratum = strata[index]
+        keys.append((seen[stratum], turn[stratum], index))
+        seen[stratum] += 1
+    return [index for *_, index in sorted(keys)]
+
+
+def _cuts(newest: _Window, longest: int, limit: int) -> Iterator[_Window]:
+    """Windows of a series besides the newest, of its length, half of it, a quarter and so on.
+
+    Those of one length lie side by side, and at most ``limit`` of a length come, spread evenly.
+    """
+    size = min(newest.stop, longest)
+    while size >= _SHORTEST_CUT:
+        places = newest.stop // size
+        picks = np.linspace(0, places - 1, min(places, limit + 1)).round()  # the newest is one
+        for place in picks.astype(int).tolist():
+            stop = newest.stop - place * size
+            if (cut := _Window(newest.series, stop - size, stop)) != newest:
+                yield cut
+        size //= 2
+
+
+def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Window]:
+    """``cuts`` in order, but after all others those that share steps with one before them."""
+    used: dict[int, list[_Window]] = {}
+    for window in taken:
+        used.setdefault(window.series, []).append(window)
+    apart, overlapping = [], []
+    for cut in cuts:
+        others = used.setdefault(cut.series, [])
+        if any(cut.start < other.stop and other.start < cut.stop for other in others):
+            overlapping.append(cut)
+        else:
+            apart.append(cut)
+            others.append(cut)
+    return apart + overlapping
+
+
+# --------------------------------------------------------------------------------------------------
+# Running the model
+# --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
+    """One forward pass with the true target fed to the decoder, where there is one.
+
+    Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2.
+    """
+    model: Any = loaded.model
+    device = next(model.parameters()).device
+    if loaded.family == "chronos-t5":
+        tokenizer: Any = loaded.forecaster.tokenizer
+        input_ids, attention_mask, scale = tokenizer.context_input_transform(batch.context)
+        labels, _, _ = tokenizer._input_transform(batch.target, scale=scale)
+        start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+        return model(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1).to(device),
+            use_cache=False,  # one pass reads nothing back
+        )
+    if loaded.family == "chronos-bolt":
+        return model(context=batch.context.to(device))
+    if loaded.family == "chronos-2":
+        patch = loaded.forecaster.model_output_patch_size
+        return model(
+            context=batch.context.to(device),
+            group_ids=None if batch.group_ids is None else batch.group_ids.to(device),
+            future_covariates=None if batch.future is None else batch.future.to(device),
+            num_output_patches=-(-batch.target.shape[1] // patch),
+        )
+    raise UnsupportedModelError(
+        f"{loaded.name!r} is a {loaded.family} model; calibration needs a forecaster."
+    )
+
+
+@torch.no_grad()
+def drawn_continuations(
+    loaded: LoadedModel, batches: Sequence[CalibrationBatch], seed: int = 0
+) -> list[CalibrationBatch]:
+    """The shorter half of the contexts, each followed by a path that the model itself draws.
+
+    Forecasting, the decoder of Chronos-T5 reads its own samples, which the true continuation of a
+    series need not look like. The paths are as long as the model's horizon; with short contexts
+    they cost little, and the decoder is what they are for. The global random state is left as it
+    was.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model does not sample.
+    """
+    if loaded.family != "chronos-t5":
+        raise UnsupportedModelError(f"a {loaded.family} model draws no paths.")
+    forecaster: Any = loaded.forecaster
+    device = next(loaded.model.parameters()).device
+    shortest_first = sorted(batches, key=lambda batch: batch.context.shape[1])
+    missing = sum(len(batch.context) for batch in batches) // 2
+    drawn: list[CalibrationBatch] = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for batch in shortest_first:
+            if missing <= 0:
+                break
+            paths = forecaster.predict(batch.context, num_samples=1)  # [B, 1, H]
+            drawn.append(CalibrationBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
+            missing -= len(batch.context)
+    return drawn
+
+
+def collect_moments(
+    loaded: LoadedModel,
+    batches: Sequence[CalibrationBatch],
+    names: Sequence[str],
+    on_batch: Callable[[int], None] = lambda done: None,
+) -> dict[str, Moment]:
+    """Second moments of the inputs of the Linear layers ``names``.
+
+    Positions that are padding or missing do not count. Layers that read the same input share one
+    :class:`Moment`. Every hook is gone when this returns or raises.
+    """
+    readers = _first_readers(loaded.architecture)
+    moments: dict[str, Moment] = {}
+    for name in {readers[name] for name in names}:
+        linear: Any = loaded.model.get_submodule(name)
+        width = linear.in_features
+        zero = torch.zeros(width, width, dtype=torch.float64, device=linear.weight.device)
+        moments[name] = Moment(zero)
+    with _observe(loaded, moments) as validity:
+        for done, batch in enumerate(batches, start=1):
+            validity.decoder = fed_positions(loaded, batch)
+            run_teacher_forced(loaded, batch)
+            on_batch(done)
+    return {name: moments[readers[name]] for name in names}
+
+
+def _first_readers(architecture: Architecture) -> dict[str, str]:
+    """Each projection to the first one that reads the same input: k and v to q, but in
+    cross-attention v to k; gated feed-forwards, the second input layer to the first."""
+    readers: dict[str, str] = {}
+    for block, role, name in architecture.attention_projections():
+        first = "k" if block.kind == "cross" else "q"
+        shared = role in ("k", "v") or role == first
+        readers[name] = block.projections[first] if shared else name
+    for feed_forward, role, name in architecture.feed_forward_projections():
+        readers[name] = feed_forward.projections["wi_0"] if role == "wi_1" else name
+    return readers
+
+
+def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
+    """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
+    if loaded.family != "chronos-t5":
+        return None
+    observed = torch.isfinite(batch.target)
+    fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)
+    return fed.to(next(loaded.model.parameters()).device)
+
+
+class _Validity:
+    """Which positions of the current batch are real, bool ``[B, S]``; None: all are."""
+
+    encoder: Tensor | None = None
+    decoder: Tensor | None = None
+
+    def capture(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("attention_mask")
+        self.encoder = None if mask is None else mask.detach() > 0
+
+
+@contextmanager
+def _observe(loaded: LoadedModel, moments: dict[str, Moment]) -> Iterator[_Validity]:
+    validity = _Validity()
+    sides = _input_sides(loaded.architecture)
+    model: Any = loaded.model
+    handles = [model.encoder.register_forward_pre_hook(validity.capture, with_kwargs=True)]
+    try:
+        for name, moment in moments.items():
+            hook = _moment_hook(moment, sides[name], validity)
+            handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
+        yield validity
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _moment_hook(
+    moment: Moment, side: str, validity: _Validity
+) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        inputs: Tensor = args[0]  # [B, S, n]; group attention: [S, B, n]
+        valid = validity.decoder if side == "decoder" else validity.encoder
+        if valid is None:
+            moment.add(inputs.flatten(0, -2))
+            return
+        moment.add(inputs[valid.T if side == "transposed" else valid])
+
+    return hook
+
+
+def _input_sides(architecture: Architecture) -> dict[str, str]:
+    """What each input ranges over: positions of the encoder, transposed or not, or the decoder."""
+    sides: dict[str, str] = {}
+    for block, role, name in architecture.attention_projections():
+        from_encoder = block.kind in ("encoder", "time") or (
+            block.kind == "cross" and role in ("k", "v")
+        )
+        sides[name] = "encoder" if from_encoder else "decoder"
+        if block.kind == "group":
+            sides[name] = "transposed"
+    for feed_forward, _, name in architecture.feed_forward_projections():
+        sides[name] = "decoder" if feed_forward.name.startswith("decoder") else "encoder"
+    return sides

@@ -1,0 +1,681 @@
+"""From a schedule to a plan: which rank each projection gets, or which size each layer."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from tscompress.compression.calibration import Moment
+from tscompress.errors import FactorizationError, PlanError
+from tscompress.linalg import (
+    break_even_rank,
+    energy_rank,
+    epsilon_rank,
+    fit_power_law,
+    power_law_ranks,
+    singular_values,
+    symmetric_roots,
+)
+from tscompress.plan.architecture import Architecture, AttentionBlock
+from tscompress.plan.plan import (
+    INPUT_PATCHES,
+    OUTPUT_PATCHES,
+    HeadPlan,
+    HiddenPlan,
+    Plan,
+    ProjectionPlan,
+    WidthPlan,
+    stock_frequencies,
+)
+
+Method = Literal["fold", "svd", "activation-svd"]
+#: Size of every layer alike, or by name; what is not named keeps its size, and None keeps all.
+Sizes = int | Mapping[str, int] | None
+PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
+
+L = TypeVar("L", HeadPlan, HiddenPlan, WidthPlan)
+
+
+class _Schedule(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EpsilonSchedule(_Schedule):
+    """Keep the ε-rank of each matrix (paper sec. 5)."""
+
+    kind: Literal["epsilon"] = "epsilon"
+    epsilon: float = Field(gt=0, lt=1)
+
+
+class RankSchedule(_Schedule):
+    """The same rank for every projection; with ``fold``, the same size for every head (d_kv)."""
+
+    kind: Literal["rank"] = "rank"
+    rank: int = Field(ge=1, le=2**31)
+
+
+class EnergySchedule(_Schedule):
+    """The smallest rank that keeps this share of the squared singular values."""
+
+    kind: Literal["energy"] = "energy"
+    energy: float = Field(gt=0, le=1)
+
+
+class PowerLawSchedule(_Schedule):
+    """Head size ceil(d_0 (1 + i)^alpha) at depth i, times the number of heads (paper sec. 5)."""
+
+    kind: Literal["power-law"] = "power-law"
+    d_0: float = Field(gt=0, le=1e6)
+    alpha: float = Field(ge=0, le=100)
+    powers_of_two: bool = Field(default=False, description="round down, as the authors' code")
+
+
+class FitSchedule(_Schedule):
+    """Head sizes by the power law that fits the ε-ranks of the heads best, for ``fold``."""
+
+    kind: Literal["fit"] = "fit"
+    epsilon: float = Field(gt=0, lt=1)
+
+
+class BudgetSchedule(_Schedule):
+    """Ranks that keep most of every matrix's energy at a given ``parameter_ratio``."""
+
+    kind: Literal["budget"] = "budget"
+    parameter_ratio: float = Field(gt=0, le=1, description="of the planned parts, after / before")
+
+
+ProjectionSchedule = (
+    EpsilonSchedule | RankSchedule | EnergySchedule | PowerLawSchedule | BudgetSchedule
+)
+Schedule = ProjectionSchedule | FitSchedule
+
+
+def head_sizes(
+    model: nn.Module,
+    architecture: Architecture,
+    schedule: Schedule,
+    *,
+    free_frequencies: bool = False,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Sizes of queries and keys, and of values, by attention block, for :func:`fold_plan`.
+
+    A schedule with sizes of its own for each block gives rotary queries and keys the next size
+    that a plain config allows, or with ``free_frequencies`` the next even one.
+
+    ``epsilon`` and ``energy`` look at the singular values of W_Q^T W_K and of W_O W_V of each head
+    and give the block what its most demanding head needs; ``fit`` smooths ε-ranks over depth.
+
+    Raises
+    ------
+    PlanError
+        The schedule sizes projections, not heads.
+    """
+    names = [block.name for block in architecture.attention]
+    if isinstance(schedule, RankSchedule):
+        alike = dict.fromkeys(names, schedule.rank)
+        return alike, alike
+    if isinstance(schedule, BudgetSchedule):
+        raise PlanError(
+            "a budget for fold has to say of what, such as parameters=0.5; "
+            "a bare share of the planned layers is for svd and activation-svd."
+        )
+    depths = [block.depth for block in architecture.attention]
+    limits = [
+        _linear(model, block.projections["q"]).out_features // block.num_heads
+        for block in architecture.attention
+    ]
+    if isinstance(schedule, PowerLawSchedule):
+        wanted = power_law_ranks(
+            depths, schedule.d_0, schedule.alpha, powers_of_two=schedule.powers_of_two
+        )
+        qk, vo = wanted, wanted
+    else:
+        both = [_head_spectra(model, block) for block in architecture.attention]
+        qk, vo = (
+            _spectral_sizes(schedule, depths, [spectra[side] for spectra in both])
+            for side in (0, 1)
+        )
+    return (
+        {
+            block.name: (
+                _rotary_size(size, limit, free_frequencies)
+                if block.kind == "time"
+                else min(size, limit)
+            )
+            for block, size, limit in zip(architecture.attention, qk, limits, strict=True)
+        },
+        {name: min(size, limit) for name, size, limit in zip(names, vo, limits, strict=True)},
+    )
+
+
+def _spectral_sizes(
+    schedule: EpsilonSchedule | EnergySchedule | FitSchedule,
+    depths: Sequence[int],
+    spectra: Sequence[Sequence[Tensor]],
+) -> list[int]:
+    """Head size of each block, from the singular values of each of its heads."""
+    if isinstance(schedule, EnergySchedule):
+        return [max(1, *(energy_rank(s, schedule.energy) for s in heads)) for heads in spectra]
+    ranks = [[max(1, epsilon_rank(s, schedule.epsilon)) for s in heads] for heads in spectra]
+    if isinstance(schedule, EpsilonSchedule):
+        return [max(of_heads) for of_heads in ranks]
+    means = [sum(of_heads) / len(of_heads) for of_heads in ranks]
+    return power_law_ranks(depths, *fit_power_law(depths, means))
+
+
+def _head_spectra(model: nn.Module, block: AttentionBlock) -> tuple[list[Tensor], list[Tensor]]:
+    """Singular values of W_Q^T W_K and of W_O W_V of each head."""
+    q, k, v, o = (
+        _linear(model, block.projections[role]).weight.detach().to(torch.float64) for role in "qkvo"
+    )
+    pairs = ((q, k), (o.T, v))
+    scores, outputs = (
+        [
+            singular_values(torch.linalg.qr(a.T).R @ torch.linalg.qr(b.T).R.T)
+            for a, b in zip(left.chunk(block.num_heads), right.chunk(block.num_heads), strict=True)
+        ]
+        for left, right in pairs
+    )
+    return scores, outputs
+
+
+def _rotary_size(size: int, limit: int, free_frequencies: bool) -> int:
+    """The next even size; that of a plain config also divides the original's."""
+    start = min(max(2, size), limit)
+    return next(
+        d for d in range(start, limit + 1) if d % 2 == 0 and (free_frequencies or limit % d == 0)
+    )
+
+
+def make_plan(
+    model: nn.Module,
+    architecture: Architecture,
+    method: Method,
+    schedule: ProjectionSchedule,
+    *,
+    moments: Mapping[str, Moment] | None = None,
+    exclude: Sequence[str] = (),
+    feed_forward: bool = False,
+) -> Plan:
+    """Choose a rank for every attention projection, and for the feed-forwards if asked.
+
+    Parameters
+    ----------
+    moments
+        Second moments of the inputs, for ``activation-svd``, whose spectra are those of W C^{1/2}.
+    exclude
+        Shell patterns on dotted names (``encoder.block.0.*``, ``*.v``); these stay dense.
+    feed_forward
+        Plan the feed-forward layers too.
+
+    Raises
+    ------
+    PlanError
+        A pattern matches nothing, a power law is to size a feed-forward, or the budget is too low.
+    FactorizationError
+        A spectrum could not be computed; names the layer.
+    """
+    rows = [(block, "attention", name) for block, _, name in architecture.attention_projections()]
+    if feed_forward:
+        if isinstance(schedule, PowerLawSchedule):
+            raise PlanError(
+                "a power law gives head sizes and cannot size feed-forward layers; "
+                "use epsilon, rank, energy or budget, or leave feed_forward out."
+            )
+        rows += [
+            (block, "feed_forward", name)  # type: ignore[misc]
+            for block, _, name in architecture.feed_forward_projections()
+        ]
+    excluded = _excluded([name for _, _, name in rows], exclude)
+    linears: dict[str, nn.Linear] = {}
+    for _, _, name in rows:
+        linears[name] = _linear(model, name)
+    open_names = [name for _, _, name in rows if name not in excluded]
+    wanted = _wanted_ranks(linears, open_names, rows, method, schedule, moments)
+    projections = []
+    for _, part, name in rows:
+        out_features, in_features = linears[name].weight.shape
+        rank, reason = _settle(wanted.get(name), out_features, in_features, name in excluded)
+        projections.append(
+            ProjectionPlan(
+                name=name,
+                part=part,
+                out_features=out_features,
+                in_features=in_features,
+                rank=rank,
+                reason=reason,
+            )
+        )
+    return Plan(
+        family=architecture.family,
+        method=method,
+        schedule=schedule.model_dump(),
+        projections=tuple(projections),
+    )
+
+
+def fold_plan_of(
+    model: nn.Module,
+    architecture: Architecture,
+    schedule: Schedule | None,
+    *,
+    ff_ratio: float | None = None,
+    latent: int | None = None,
+    width: int | None = None,
+    exclude: Sequence[str] = (),
+    free_frequencies: bool = False,
+) -> Plan:
+    """A plan to fold heads by a schedule, and all hidden layers to a share of their units.
+
+    Parameters
+    ----------
+    schedule
+        None: heads keep their size.
+    ff_ratio
+        None: hidden layers keep theirs. Patch embeddings go along, since a plain config has one
+        ``d_ff`` for them all.
+    latent
+        As for :func:`fold_plan`; instead of what the schedule says of cross-attention.
+    width
+        As for :func:`fold_plan`.
+    exclude
+        Shell patterns on names of attention blocks, feed-forwards and patch embeddings, which
+        keep their size; the result is then a factored checkpoint.
+    free_frequencies
+        As for :func:`fold_plan`.
+
+    Raises
+    ------
+    PlanError
+        A pattern matches nothing, or cross-attention although that gets a latent; or a size is not
+        possible.
+    """
+    qk, vo = (
+        ({}, {})
+        if schedule is None
+        else head_sizes(model, architecture, schedule, free_frequencies=free_frequencies)
+    )
+    whole = fold_plan(model, architecture)
+    hidden = {
+        entry.name: max(1, round((1.0 if ff_ratio is None else ff_ratio) * entry.d_ff))
+        for entry in whole.hidden
+    }
+    excluded = _excluded([layer.name for layer in whole.layers], exclude)
+    cross: set[str] = set()
+    if latent is not None:
+        cross = {head.name for head in whole.heads if head.kind == "cross"}
+        if excluded & cross:
+            raise PlanError(
+                f"{min(excluded & cross)} is excluded, but one latent is for all cross-attention; "
+                "exclude other layers, or leave out the latent."
+            )
+    for name in excluded | cross:
+        for sizes in (qk, vo, hidden):
+            sizes.pop(name, None)
+    record: dict[str, object] = {} if schedule is None else schedule.model_dump()
+    if ff_ratio is not None:
+        record["ff_ratio"] = ff_ratio
+    if latent is not None:
+        record["latent"] = latent
+    if width is not None:
+        record["width"] = width
+    return fold_plan(
+        model,
+        architecture,
+        qk=qk,
+        vo=vo,
+        hidden=hidden,
+        latent=latent,
+        width=width,
+        free_frequencies=free_frequencies,
+        schedule=record,
+    )
+
+
+def fold_plan(
+    model: nn.Module,
+    architecture: Architecture,
+    *,
+    qk: Sizes = None,
+    vo: Sizes = None,
+    hidden: Sizes = None,
+    latent: int | None = None,
+    width: int | None = None,
+    free_frequencies: bool = False,
+    kept_layers: Mapping[str, Sequence[int]] | None = None,
+    schedule: Mapping[str, object] | None = None,
+) -> Plan:
+    """A plan to fold the model to the given sizes.
+
+    Parameters
+    ----------
+    qk, vo
+        Sizes of queries and keys, and of values, of each head, by name of the attention block.
+    hidden
+        Hidden units, by name of the feed-forward or patch embedding.
+    latent
+        Numbers of one latent of the encoder's output that all cross-attention reads, whatever
+        ``qk`` and ``vo`` say of all blocks alike; the result is then a factored checkpoint.
+    width
+        Numbers of the residual stream that stay, ``d_model``.
+    free_frequencies
+        Rotary queries and keys may have any even size. The fastest frequencies stand in the plan
+        where no plain config has the size; which ones stay is chosen when it is folded.
+    kept_layers
+        Stack to indices of the layers that stay. ``model`` has them alone already.
+    schedule
+        How the sizes were chosen, for the record.
+
+    Raises
+    ------
+    PlanError
+        A size is not possible, or a name is unknown.
+    """
+    sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
+    cross = {block.name for block in architecture.attention if block.kind == "cross"}
+    if latent is not None and not cross:
+        raise PlanError(
+            f"a {architecture.family} model has no cross-attention that could read a latent; "
+            "leave it out."
+        )
+    if latent is not None and sized & cross:
+        raise PlanError(f"{min(sized & cross)} reads the latent; give it no head size.")
+    heads = []
+    for block in architecture.attention:
+        weight = _linear(model, block.projections["q"]).weight
+        size = len(weight) // block.num_heads
+        qk_size, vo_size = _size_of(qk, block.name, size), _size_of(vo, block.name, size)
+        reads_latent = False
+        if latent is not None and block.name in cross:
+            qk_size, vo_size, reads_latent = latent, latent, True
+        chosen = None
+        if block.kind == "time":
+            chosen = stock_frequencies(size, qk_size)
+            if chosen is None and free_frequencies:
+                chosen = tuple(range(qk_size // 2))
+            if chosen is None:
+                raise PlanError(
+                    f"{block.name} turns pairs: a plain config keeps the original's frequencies "
+                    f"only if the head size divides {size} and is even, not at {qk_size}."
+                )
+        heads.append(
+            _validated(
+                HeadPlan,
+                name=block.name,
+                kind=block.kind,
+                d_model=weight.shape[1],
+                num_heads=block.num_heads,
+                head_size=size,
+                qk_size=qk_size,
+                vo_size=vo_size,
+                frequencies=chosen,
+                latent=reads_latent,
+            )
+        )
+    units: list[tuple[str, str, nn.Linear, nn.Linear, bool]] = []
+    for feed_forward in architecture.feed_forward:
+        roles = list(feed_forward.projections)
+        first = _linear(model, feed_forward.projections[roles[0]])
+        last = _linear(model, feed_forward.projections["wo"])
+        units.append((feed_forward.name, "feed_forward", first, last, len(roles) == 3))
+    for name in PATCH_EMBEDDINGS:
+        if hasattr(model, name):
+            first, last = (_linear(model, f"{name}.{role}_layer") for role in ("hidden", "output"))
+            units.append((name, "patch", first, last, False))
+    known = {block.name for block in architecture.attention} | {unit[0] for unit in units}
+    if sized - known:
+        raise PlanError(f"the model has no {sorted(sized - known)[0]!r} to give a size to.")
+    narrow = None
+    if width is not None:
+        narrow = _validated(WidthPlan, d_model=heads[0].d_model, kept=width)
+    return Plan(
+        family=architecture.family,
+        method="fold",
+        schedule=dict(schedule or {}),
+        heads=tuple(heads),
+        hidden=tuple(
+            _validated(
+                HiddenPlan,
+                name=name,
+                part=part,
+                in_features=first.in_features,
+                out_features=last.out_features,
+                d_ff=first.out_features,
+                kept=_size_of(hidden, name, first.out_features),
+                gated=gated,
+            )
+            for name, part, first, last, gated in units
+        ),
+        kept_layers=None if not kept_layers else {k: tuple(v) for k, v in kept_layers.items()},
+        width=narrow,
+    )
+
+
+def check_heads(heads: Iterable[HeadPlan]) -> None:
+    """Refuse to fold heads that are wider than what they read: no checkpoint has such.
+
+    Raises
+    ------
+    PlanError
+    """
+    for head in heads:
+        if head.head_size > head.d_model:
+            raise PlanError(
+                f"{head.name} has heads of {head.head_size} numbers, more than the {head.d_model} "
+                "of d_model; such heads are not folded. Use method svd."
+            )
+
+
+def check_width(model: Any, plan: Plan) -> None:
+    """Refuse to narrow the stream of a model that has another ``d_model`` than the plan says.
+
+    Raises
+    ------
+    PlanError
+    """
+    d_model = model.config.d_model
+    if plan.width is not None and plan.width.d_model != d_model:
+        raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
+
+
+def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -> Plan:
+    """The plan with every layer of the model in it; those it does not name keep their size.
+
+    Raises
+    ------
+    PlanError
+        The plan is of another family, names a layer that is not there, or has one as another size
+        than it is.
+    """
+    if plan.family != architecture.family:
+        raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
+    whole = fold_plan(model, architecture)
+    check_heads(head for head in plan.heads if head.parameters < head.dense_parameters)
+    there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
+    given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
+    known = {layer.name: layer for layer in there}
+    for layer in given:
+        found = known.get(layer.name)
+        if type(found) is not type(layer):
+            hint = ""
+            if plan.kept_layers:
+                hint = " with its kept_layers alone; layers are counted among those that stay"
+            raise PlanError(f"the plan names {layer.name!r}, which the model does not have{hint}.")
+        before, after = (_unfolded(one) for one in (layer, found))
+        if before != after:
+            key = next(key for key in before if before[key] != after[key])
+            raise PlanError(
+                f"the plan has {layer.name} with {key} {before[key]}; the model has {after[key]}."
+            )
+    check_width(model, plan)
+    heads = {head.name: head for head in plan.heads}
+    hidden = {entry.name: entry for entry in plan.hidden}
+    return plan.model_copy(
+        update={
+            "heads": tuple(heads.get(head.name, head) for head in whole.heads),
+            "hidden": tuple(hidden.get(entry.name, entry) for entry in whole.hidden),
+        }
+    )
+
+
+def _unfolded(layer: HeadPlan | HiddenPlan | None) -> dict[str, object]:
+    """What a plan says of a layer as it was."""
+    assert layer is not None
+    chosen = {"qk_size", "vo_size", "frequencies", "latent", "kept"}
+    return layer.model_dump(exclude=chosen)
+
+
+def _size_of(sizes: Sizes, name: str, size: int) -> int:
+    return sizes if isinstance(sizes, int) else (sizes or {}).get(name, size)
+
+
+def _validated(layer: type[L], **fields: object) -> L:
+    try:
+        return layer.model_validate(fields)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise PlanError(f"{reason}.") from None
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    module = model.get_submodule(name)
+    if not isinstance(module, nn.Linear):
+        raise PlanError(
+            f"{name} is a {type(module).__name__} already; compress the original checkpoint."
+        )
+    return module
+
+
+def projection_spectra(
+    linears: Mapping[str, nn.Linear],
+    names: Sequence[str],
+    method: Method,
+    moments: Mapping[str, Moment] | None = None,
+) -> dict[str, Tensor]:
+    """Singular values of W, or of W C^{1/2} for ``activation-svd``, by name."""
+    spectra = {}
+    for name in names:
+        weight = linears[name].weight.detach().to(torch.float64)
+        try:
+            if method == "activation-svd":
+                weight = (
+                    weight @ symmetric_roots(_moment(moments, name).second.to(weight.device))[0]
+                )
+            spectra[name] = singular_values(weight).cpu()
+        except LinAlgError as error:
+            raise FactorizationError(f"the SVD of {name} failed: {error}.") from error
+    return spectra
+
+
+def _moment(moments: Mapping[str, Moment] | None, name: str) -> Moment:
+    if moments is None or name not in moments:
+        raise FactorizationError(
+            f"activation-svd needs the input moments of {name}; calibrate it first."
+        )
+    return moments[name]
+
+
+def _excluded(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    excluded: set[str] = set()
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise PlanError(
+                f"the exclusion {pattern!r} matches no planned layer; names look like {names[0]!r}."
+            )
+        excluded.update(matching)
+    return excluded
+
+
+def _wanted_ranks(
+    linears: Mapping[str, nn.Linear],
+    names: Sequence[str],
+    rows: Sequence[tuple[object, str, str]],
+    method: Method,
+    schedule: ProjectionSchedule,
+    moments: Mapping[str, Moment] | None,
+) -> dict[str, int]:
+    if isinstance(schedule, RankSchedule):
+        return dict.fromkeys(names, schedule.rank)
+    if isinstance(schedule, PowerLawSchedule):
+        blocks = {name: block for block, _, name in rows}
+        return {
+            name: blocks[name].num_heads  # type: ignore[attr-defined]
+            * power_law_ranks(
+                [blocks[name].depth],  # type: ignore[attr-defined]
+                schedule.d_0,
+                schedule.alpha,
+                powers_of_two=schedule.powers_of_two,
+            )[0]
+            for name in names
+        }
+    spectra = projection_spectra(linears, names, method, moments)
+    if isinstance(schedule, EpsilonSchedule):
+        return {n: max(1, epsilon_rank(s, schedule.epsilon)) for n, s in spectra.items()}
+    if isinstance(schedule, EnergySchedule):
+        return {n: max(1, energy_rank(s, schedule.energy)) for n, s in spectra.items()}
+    everything = sum(linear.weight.numel() for linear in linears.values())
+    fixed = everything - sum(linears[name].weight.numel() for name in names)
+    allowed = int(schedule.parameter_ratio * everything) - fixed
+    return _budget_ranks(spectra, {n: linears[n].weight.shape for n in names}, allowed)
+
+
+def _budget_ranks(
+    spectra: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], allowed: int
+) -> dict[str, int]:
+    """Spend ``allowed`` parameters where a further singular value keeps most energy per parameter.
+
+    Energy is relative to the matrix's own, so that no layer starves for having small weights. A
+    matrix that would pass its break-even rank is made dense when that still fits.
+    """
+    minimum = sum(sum(shape) for shape in shapes.values())
+    if minimum > allowed:
+        raise PlanError(
+            f"a budget of {allowed:,} parameters is below rank 1 everywhere, which takes "
+            f"{minimum:,}; raise the budget or exclude less."
+        )
+    gains: list[tuple[float, str, int]] = []
+    for name, sigma in spectra.items():
+        squared = sigma**2
+        total = float(squared.sum()) or 1.0
+        cost = sum(shapes[name])
+        gains += [
+            (float(value) / total / cost, name, j) for j, value in enumerate(squared[1:], start=2)
+        ]
+    # Within a matrix singular values descend, so sorting keeps ranks in order.
+    gains.sort(key=lambda gain: -gain[0])
+    ranks = dict.fromkeys(spectra, 1)
+    left = allowed - minimum
+    dense: set[str] = set()
+    for _, name, _ in gains:
+        if name in dense:
+            continue
+        m, n = shapes[name]
+        cost = m + n
+        if ranks[name] >= break_even_rank(m, n):
+            cost = m * n - ranks[name] * (m + n)
+            if cost <= left:
+                dense.add(name)
+                ranks[name] = min(m, n)
+                left -= cost
+        elif cost <= left:
+            ranks[name] += 1
+            left -= cost
+    return ranks
+
+
+def _settle(
+    wanted: int | None, out_features: int, in_features: int, excluded: bool
+) -> tuple[int | None, str | None]:
+    if excluded:
+        return None, "excluded by pattern"
+    assert wanted is not None
+    if wanted > break_even_rank(out_features, in_features):
+        return None, "two factors of the rank it gets would not be smaller"
+    return wanted, None

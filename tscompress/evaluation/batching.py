@@ -1,0 +1,309 @@
+"""Which series are forecast together, on which random numbers, in how many parts and processes.
+
+What is drawn depends on the batches alone: a batch that is too large for the memory is computed in
+parts, and batches are shared among processes, with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object, release_memory
+from accelerate.utils.memory import should_reduce_batch_size
+from chronos import BaseChronosPipeline, ForecastType
+from chronos.utils import left_pad_and_stack_1D
+from torch.overrides import TorchFunctionMode
+
+from tscompress.benchmark.bench import Workload, kv_cache_bytes
+from tscompress.errors import NotEnoughMemoryError, UsageError
+from tscompress.layers.shared_cross_attention import shares_cross_attention
+
+T = TypeVar("T")
+
+#: As many series as fit into the memory, by an estimate.
+AUTO: Literal["auto"] = "auto"
+BatchSize = int | Literal["auto"]
+
+#: Series that share random numbers where the batch size is not given; as in the published scores.
+DEFAULT_BATCH_SIZE = 32
+#: Larger batches are no faster.
+_LARGEST_BATCH = 256
+#: Of the memory that is free; the estimate is rough, and others want some, too.
+_USABLE = 0.5
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches and their random numbers
+# --------------------------------------------------------------------------------------------------
+
+
+def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Indices in batches, shortest series first; equal lengths keep their order."""
+    order = np.argsort(np.asarray(lengths), kind="stable").tolist()
+    for first in range(0, len(order), batch_size):
+        yield order[first : first + batch_size]
+
+
+@contextlib.contextmanager
+def common_random_numbers(pipeline: BaseChronosPipeline, key: str) -> Iterator[None]:
+    """Seed torch from ``key`` inside the block, and restore its generators after it."""
+    device = model_device(pipeline)
+    devices = [device] if device.type == "cuda" else []
+    digest = hashlib.sha256(key.encode()).digest()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # 63 bits: seeds are signed
+        yield
+
+
+class DrawsOfPart(TorchFunctionMode):
+    """Rows of a batch that are sampled alone take the numbers that they get in the whole batch.
+
+    ``torch.multinomial`` draws one token a row as the argmax of p / q with exponential q, for all
+    rows at once; here q is drawn for the whole batch and cut.
+    """
+
+    def __init__(self, rows: slice, whole: int) -> None:
+        super().__init__()
+        self.rows, self.whole = rows, whole
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.multinomial:
+            return func(*args, **(kwargs or {}))
+        probabilities = args[0]  # [series * paths, V]
+        paths = len(probabilities) // (self.rows.stop - self.rows.start)
+        noise = probabilities.new_empty(self.whole * paths, probabilities.shape[1]).exponential_()
+        ours = noise[self.rows.start * paths : self.rows.stop * paths]
+        return (probabilities / ours).argmax(-1, keepdim=True)
+
+
+def part_of_batch(contexts: Sequence[torch.Tensor], rows: slice) -> list[torch.Tensor]:
+    """Some series of a batch, padded to the length that they have in the whole of it."""
+    if rows.stop - rows.start == len(contexts):
+        return list(contexts)
+    return list(left_pad_and_stack_1D(list(contexts))[rows].unbind())
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parts:
+    """Computes batches in parts of at most ``at_once`` series, fewer after memory ran out.
+
+    Batches come shortest first, so that what did not fit once is not tried again.
+    """
+
+    at_once: int
+
+    def compute(
+        self, count: int, compute: Callable[[slice], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32]:
+        """Results of ``compute`` for all of ``count`` series, ``[count, ...]``.
+
+        Raises
+        ------
+        NotEnoughMemoryError
+            One series alone is too much.
+        """
+        parts: list[npt.NDArray[np.float32]] = []
+        first = 0
+        while first < count:
+            rows = slice(first, min(first + self.at_once, count))
+            part = self._attempt(rows, compute)
+            if part is None:
+                # Only now: an error that is being handled holds what its frames hold.
+                release_memory()
+                self.at_once = (rows.stop - rows.start + 1) // 2
+                continue
+            parts.append(part)
+            first = rows.stop
+        return np.concatenate(parts)
+
+    @staticmethod
+    def _attempt(
+        rows: slice, compute: Callable[[slice], npt.NDArray[np.float32]]
+    ) -> npt.NDArray[np.float32] | None:
+        """None if memory ran out."""
+        try:
+            return compute(rows)
+        except (RuntimeError, MemoryError) as error:
+            if not memory_ran_out(error):
+                raise
+            if rows.stop - rows.start == 1:
+                raise NotEnoughMemoryError(
+                    "there is not enough memory to forecast one series; take fewer samples, a "
+                    "smaller dtype such as bfloat16, or another device."
+                ) from None
+            return None
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether an allocation on the CPU or an accelerator failed."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (isinstance(error, Exception) and should_reduce_batch_size(error))
+
+
+def series_that_fit(
+    pipeline: BaseChronosPipeline, context_length: int, horizon: int, num_samples: int | None
+) -> int:
+    """About how many series can be forecast at once in the memory that is free now, at least 1."""
+    free = _USABLE * free_bytes(model_device(pipeline))
+    needed = forecast_bytes(pipeline, context_length, horizon, num_samples)
+    return max(1, min(_LARGEST_BATCH, int(free / needed)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that this process could still get, shared with those beside it."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free) + int(held)
+    return int(psutil.virtual_memory().available) // Processes.count_here()
+
+
+def forecast_bytes(
+    pipeline: BaseChronosPipeline, context_length: int, horizon: int, num_samples: int | None
+) -> int:
+    """About how much memory the forecast of one series takes besides the weights.
+
+    The widest layer, the scores of its attention, and the key-value cache; of Chronos-T5 also the
+    encoder's output and the logits of each sample path.
+    """
+    model: Any = pipeline.inner_model
+    config, settings = model.config, model.config.chronos_config
+    workload = Workload(
+        batch_size=1, context_length=context_length, horizon=horizon, num_samples=num_samples
+    )
+    itemsize = next(model.parameters()).itemsize
+    rows = 1
+    tokens = min(context_length, settings["context_length"]) + 1
+    if "input_patch_size" in settings:
+        ahead = -(-horizon // settings.get("output_patch_size", horizon))
+        tokens = -(-tokens // settings["input_patch_stride"]) + 1 + ahead
+        if horizon > settings.get("prediction_length", horizon):
+            rows = len(settings["quantiles"])  # each goes on from a path of its own
+    layer = tokens * (8 * config.d_model + 4 * config.num_heads * config.d_kv + 2 * config.d_ff)
+    numbers = rows * (layer + 4 * config.num_heads * tokens**2)
+    if pipeline.forecast_type == ForecastType.SAMPLES:
+        paths = num_samples or settings["num_samples"]
+        # Of each path: softmax, top-k and the draw hold several copies of the logits.
+        numbers += paths * (tokens * (config.d_model + 2 * config.num_heads))
+        numbers += 8 * paths * config.vocab_size
+    shared = shares_cross_attention(pipeline)
+    cache = kv_cache_bytes(model, workload, shared_cross_attention=shared)
+    return int(numbers * itemsize) + cache
+
+
+def batch_sizes(
+    pipeline: BaseChronosPipeline,
+    lengths: Sequence[int],
+    horizon: int,
+    batch_size: BatchSize,
+    num_samples: int | None,
+) -> tuple[int, int]:
+    """Series that are one batch, and how many of them to compute at once.
+
+    With ``auto``, Chronos-T5 keeps its batches, on which its random numbers depend, and computes
+    as much of one at once as fits; quantile models have batches of what fits.
+    """
+    if batch_size != AUTO:
+        return batch_size, batch_size
+    fit = series_that_fit(pipeline, max(lengths, default=1), horizon, num_samples)
+    if pipeline.forecast_type == ForecastType.SAMPLES:
+        return DEFAULT_BATCH_SIZE, min(fit, DEFAULT_BATCH_SIZE)
+    return fit, fit
+
+
+def check_batch_size(batch_size: BatchSize) -> None:
+    """Refuse what is neither ``auto`` nor a positive number.
+
+    Raises
+    ------
+    UsageError
+    """
+    if batch_size != AUTO and (isinstance(batch_size, str) or batch_size < 1):
+        raise UsageError(f"batch_size is {batch_size}; it must be at least 1, or {AUTO!r}.")
+
+
+def parse_batch_size(text: str) -> BatchSize:
+    """Read ``32`` or ``auto``; UsageError as in :func:`check_batch_size`."""
+    size: BatchSize | str = int(text) if text.lstrip("-").isdigit() else text
+    check_batch_size(size)  # type: ignore[arg-type]
+    return size  # type: ignore[return-value]
+
+
+# --------------------------------------------------------------------------------------------------
+# Processes
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that ``torchrun`` started for one evaluation, seen from one of them.
+
+    They share the batches of each dataset; all of them have all results. Only plain objects go
+    between them, so that they meet on the CPU wherever the models are.
+    """
+
+    index: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))
+    count: int = field(default_factory=lambda: int(os.environ.get("WORLD_SIZE", "1")))
+
+    @staticmethod
+    def count_here() -> int:
+        """Of this machine: they share its memory."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+
+    @property
+    def is_main(self) -> bool:
+        return self.index == 0
+
+    def device(self, name: str) -> str:
+        """The device of this process where ``cuda`` is asked for: each has one of its own."""
+        if self.count == 1 or name != "cuda":
+            return name
+        return f"cuda:{os.environ.get('LOCAL_RANK', self.index)}"
+
+    def leave(self) -> None:
+        """Part from the others, where there are any; they have all that they need."""
+        if self.count > 1:
+            PartialState(cpu=True).destroy_process_group()
+
+    def has(self, position: int) -> bool:
+        """Whether the batch at ``position`` is this process's."""
+        return position % self.count == self.index
+
+    def gather(self, found: dict[int, T]) -> dict[int, T]:
+        """What all processes found together."""
+        if self.count == 1:
+            return found
+        PartialState(cpu=True)
+        return dict(gather_object(list(found.items())))
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """What the main process decides: files and free memory change from moment to moment."""
+        if self.count == 1:
+            return decide()
+        PartialState(cpu=True)
+        decision = [decide() if self.is_main else None]
+        broadcast_object_list(decision)
+        return decision[0]  # type: ignore[return-value]
+
+
+def model_device(pipeline: BaseChronosPipeline) -> torch.device:
+    """Where the weights are."""
+    device: torch.device = next(pipeline.inner_model.parameters()).device
+    return device

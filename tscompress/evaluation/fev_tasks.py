@@ -1,0 +1,304 @@
+"""Tasks of fev, the forecast evaluation library behind fev-bench: its windows, metrics, summaries.
+
+Only the forecasts come from here. fev leaves out series whose seasonal error is zero where gluonts
+leaves out steps, and averages over windows: its scores stand in tables of their own, never beside
+those of :mod:`tscompress.evaluation.evaluate`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
+from rich import box
+from rich.table import Table
+
+from tscompress.data.suites import EvaluationDataset
+from tscompress.errors import DataError, RecipeError, UsageError
+from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, SEASONAL_NAIVE, SeasonalNaive, forecast
+from tscompress.io.files import user_path
+from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
+
+#: What a suite's name begins with if the rest is a file of tasks.
+PREFIX = "fev:"
+#: As fev calls the model that others are measured by.
+BASELINE = "seasonal_naive"
+SUMMARIES_FILE = "fev-summaries.csv"
+
+#: Of these the mean is the best forecast, of the others the median.
+_METRICS_OF_MEANS = ("MSE", "RMSE", "RMSSE")
+_INSTALL = "pip install 'tscompress[fev]'"
+
+Model: TypeAlias = "BaseChronosPipeline | Literal['seasonal-naive']"
+Summary = dict[str, Any]
+
+
+def load_tasks(path: str | Path) -> list[Any]:
+    """Tasks of a YAML file as ``fev.Benchmark`` has it: a key ``tasks`` with a list of them.
+
+    Datasets are read later, from the Hub or from ``dataset_path``, a Parquet or Arrow file.
+
+    Returns
+    -------
+    list of fev.Task
+
+    Raises
+    ------
+    RecipeError
+        The file cannot be read or is no list of tasks.
+    DataError
+        The package fev is not installed.
+    """
+    fev = _fev()
+    try:
+        content = read_yaml(user_path(path))
+        tasks: list[Any] = fev.Benchmark.from_list(content["tasks"]).tasks
+    except (
+        OSError, UnreadableFileError, KeyError, TypeError, ValueError, AssertionError,
+    ) as error:  # fmt: skip
+        reason = "no key 'tasks'" if isinstance(error, KeyError) else single_line(error)
+        raise RecipeError(
+            f"{str(path)!r} holds no tasks of fev: {reason}; expected a key 'tasks' with a list of "
+            "tasks, as fev.Benchmark.from_yaml reads it."
+        ) from error
+    if not tasks:
+        raise RecipeError(f"{str(path)!r} has an empty list of tasks.")
+    return tasks
+
+
+def _fev() -> Any:
+    try:
+        import fev
+    except ImportError as error:
+        raise DataError(f"tasks of fev need the package fev: {_INSTALL}.") from error
+    return fev
+
+
+def evaluate_tasks(
+    model: Model,
+    tasks: Sequence[Any],
+    *,
+    name: str,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    seed: int = 0,
+    num_samples: int | None = None,
+    trained_on: Collection[str] = (),
+    on_task: Callable[[Summary], None] | None = None,
+) -> list[Summary]:
+    """Forecast every window of tasks, and let fev score them.
+
+    Parameters
+    ----------
+    model
+        A Chronos pipeline, or ``"seasonal-naive"``.
+    tasks
+        See :func:`load_tasks`.
+    name
+        Goes into ``model_name`` of the summaries.
+    batch_size, seed, num_samples
+        See :func:`tscompress.evaluation.evaluate.forecast`.
+    trained_on
+        Names of dataset configs that the model was trained on; fev's leaderboards ask.
+    on_task
+        Called with each summary as soon as it is there.
+
+    Returns
+    -------
+    list of dict
+        One for each task, as ``fev.Task.evaluation_summary`` makes them.
+
+    Raises
+    ------
+    UsageError
+        A task asks for quantiles that the model does not forecast.
+    DataError
+        A dataset cannot be read, or fev refuses a forecast.
+    """
+    summaries = []
+    for task in tasks:
+        try:
+            predictions, seconds = predict_task(
+                model, task, batch_size=batch_size, seed=seed, num_samples=num_samples
+            )
+            summary = task.evaluation_summary(
+                predictions,
+                model_name=name,
+                training_time_s=0.0,
+                inference_time_s=seconds,
+                trained_on_this_dataset=task.dataset_config in trained_on,
+            )
+        # What fev raises over datasets that are missing, irregular, or too short.
+        except (RuntimeError, ValueError, AssertionError, OSError) as error:
+            raise DataError(f"task {task.task_name!r} of fev: {single_line(error)}.") from error
+        summaries.append(summary)
+        if on_task is not None:
+            on_task(summary)
+    return summaries
+
+
+def predict_task(
+    model: Model,
+    task: Any,
+    *,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    seed: int = 0,
+    num_samples: int | None = None,
+) -> tuple[list[Any], float]:
+    """Forecasts of all windows of a task, and the seconds they took.
+
+    Chronos-2 forecasts with its own ``predict_fev``, all targets together and with covariates. The
+    others forecast each target alone and see no covariates. Quantiles of Chronos-T5 are those of
+    its raw samples.
+
+    Returns
+    -------
+    list of datasets.DatasetDict
+        For each window a dataset for each target, with a row for each series: ``predictions`` and
+        the task's quantile levels, each ``[horizon]``.
+
+    Raises
+    ------
+    UsageError
+        The task asks for quantiles that the model does not forecast.
+    """
+    from datasets import Dataset, DatasetDict  # which fev brings
+
+    _check_levels(model, task.quantile_levels)
+    if isinstance(model, Chronos2Pipeline):
+        size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
+        predictions, seconds = model.predict_fev(task, batch_size=size)
+        return list(predictions), float(seconds)
+    windows, seconds = [], 0.0
+    for position, window in enumerate(task.iter_windows(num_proc=1)):
+        past, _ = window.get_input_data()
+        started = time.perf_counter()
+        rows = {
+            target: _forecasts(
+                model,
+                [np.asarray(row[target], dtype=np.float64) for row in past],
+                task,
+                stream=f"{task.task_name}/{position}/{target}",
+                batch_size=batch_size,
+                seed=seed,
+                num_samples=num_samples,
+            )
+            for target in task.target_columns
+        }
+        seconds += time.perf_counter() - started
+        windows.append(
+            DatasetDict({name: Dataset.from_list(found) for name, found in rows.items()})
+        )
+    return windows, seconds
+
+
+def _check_levels(model: Model, levels: Sequence[float]) -> None:
+    if isinstance(model, str) or model.forecast_type == ForecastType.SAMPLES:
+        return
+    known = model.quantiles if isinstance(model, Chronos2Pipeline) else QUANTILE_LEVELS
+    missing = [level for level in levels if not np.isclose(level, known).any()]
+    if missing:
+        raise UsageError(
+            f"a task asks for the quantiles {missing}; this model forecasts "
+            f"{[round(float(level), 4) for level in known]}."
+        )
+
+
+def _forecasts(
+    model: Model,
+    contexts: list[Any],
+    task: Any,
+    *,
+    stream: str,
+    batch_size: BatchSize,
+    seed: int,
+    num_samples: int | None,
+) -> list[dict[str, list[float]]]:
+    """One target of a window, as fev wants it."""
+    if isinstance(model, str):
+        found = _seasonal_naive(contexts, task)
+    else:
+        found = forecast(
+            model, contexts, task.horizon, seed, batch_size, num_samples=num_samples, stream=stream
+        )
+    metric = task.eval_metric
+    of_mean = (metric["name"] if isinstance(metric, dict) else metric) in _METRICS_OF_MEANS
+    return [_row(one, task.quantile_levels, of_mean) for one in found]
+
+
+def _row(one: Any, levels: Sequence[float], of_mean: bool) -> dict[str, list[float]]:
+    samples = getattr(one, "samples", None)  # [samples, H]
+    if samples is not None:
+        # Interpolated, as chronos has them; gluonts would take the nearest sample.
+        quantiles = np.quantile(samples, [0.5, *levels], axis=0)  # [1 + levels, H]
+        point = samples.mean(axis=0) if of_mean else quantiles[0]
+    else:
+        # Models of quantiles have no mean; the median is what chronos takes for it, too.
+        quantiles = [one.quantile(level) for level in (0.5, *levels)]
+        point = quantiles[0]
+    named = zip(map(str, levels), quantiles[1:], strict=True)
+    return {"predictions": point.tolist(), **{name: row.tolist() for name, row in named}}
+
+
+def _seasonal_naive(contexts: list[Any], task: Any) -> list[Any]:
+    unknown = np.full(task.horizon, np.nan)
+    dataset = EvaluationDataset(
+        name=task.task_name,
+        horizon=task.horizon,
+        series=tuple(np.concatenate([values, unknown]) for values in contexts),
+        # fev says how long a season is, so that the frequency has no say.
+        starts=(pd.Period("1970-01-01", freq="D"),) * len(contexts),
+        season_length=task.seasonality,
+    )
+    return SeasonalNaive().forecast(dataset)
+
+
+def summaries_csv(summaries: Sequence[Summary]) -> str:
+    """Summaries as the CSV that ``fev.leaderboard`` reads and fev-bench asks for."""
+    return pd.DataFrame(list(summaries)).to_csv(index=False, lineterminator="\n")
+
+
+def summaries_table(summaries: Sequence[Summary]) -> Table:
+    """Errors of each task, a column a model, and fev's skill score of each.
+
+    Raises
+    ------
+    DataError
+        fev makes no leaderboard of the summaries.
+    """
+    models = list(dict.fromkeys(str(summary["model_name"]) for summary in summaries))
+    table = Table(
+        title="by fev's metrics",
+        caption=f"skill score: 1 - geometric mean of errors relative to {BASELINE}",
+        show_footer=True,
+        box=box.SIMPLE_HEAD,
+    )
+    try:
+        skill = _fev().leaderboard(list(summaries), baseline_model=BASELINE)["skill_score"]
+    except (ValueError, AssertionError) as error:
+        raise DataError(f"fev makes no leaderboard of these: {single_line(error)}.") from error
+    table.add_column("task", footer="skill score", no_wrap=True)
+    table.add_column("metric")
+    for model in models:
+        table.add_column(model, justify="right", footer=f"{skill[model]:.3f}")
+    rows: dict[int, list[str]] = {}
+    for model in models:
+        own = (summary for summary in summaries if summary["model_name"] == model)
+        for index, summary in enumerate(own):
+            metric = summary["eval_metric"]
+            name = metric["name"] if isinstance(metric, dict) else metric
+            row = rows.setdefault(index, [str(summary["task_name"]), str(name)])
+            row.append(f"{summary['test_error']:.4f}")
+    for row in rows.values():
+        table.add_row(*row)
+    return table
+
+
+def model_name(name: str) -> str:
+    """As the summaries have it: seasonal naive under fev's name."""
+    return BASELINE if name == SEASONAL_NAIVE else name

@@ -1,0 +1,467 @@
+"""How close a compressed model's forecasts are to the original's: shift, calibration, drift, worst.
+
+Scores say whether forecasts got worse on average; this says how they changed, and for which series.
+Everything is measured on the quantiles 0.1 … 0.9 of both models for the same windows. Ratios are of
+quantile losses, compressed to original, so that below 1 is better.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from rich import box
+from rich.table import Table
+
+from tscompress.data.suites import EvaluationDataset, SeriesArray
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation.evaluate import (
+    QUANTILE_LEVELS,
+    Quantiles,
+    quantile_losses,
+    seasonal_errors,
+)
+from tscompress.plotting import ForecastPanel
+
+#: Upper ends of the buckets of context lengths, in steps.
+CONTEXT_BUCKETS = (32, 64, 128, 256, 512, 1024)
+WORST_SERIES = 10
+_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+Vector = tuple[float, ...]
+#: NaN where there is no value; null in JSON, which has no NaN.
+Gaps = tuple[
+    Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)], ...
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Results
+# --------------------------------------------------------------------------------------------------
+
+
+class Calibration(BaseModel):
+    """How often labels are below the quantiles of one model."""
+
+    model_config = _STRICT
+
+    frequencies: Vector
+    """Share of labels at or below each of the nine quantiles; the levels, if calibrated."""
+    coverage: float
+    """Share of labels from the quantile 0.1 to 0.9; 0.8, if calibrated."""
+    error: float
+    """Mean over the levels of |frequency − level|."""
+    crossing_rate: float
+    """Share of neighbouring quantiles of which the higher level has the lower value."""
+
+
+class GroupRatio(BaseModel):
+    """Quantile loss of some series, relative to the original's."""
+
+    model_config = _STRICT
+
+    group: str
+    series_count: int
+    ratio: float
+
+
+class WorstSeries(BaseModel):
+    """A series whose forecast got worse, and what it takes to draw it."""
+
+    model_config = _STRICT
+
+    dataset: str
+    series: int
+    """Index in the dataset."""
+    severity: float
+    """What the list is ordered by: the ratio of the losses a step in units of the series' seasonal
+    error, after the dataset's median loss was added to both. A series that the original forecast
+    almost exactly does not come first for its ratio alone."""
+    ratio: float | None
+    """Compressed / original loss; None where the original had none."""
+    original_loss: float
+    compressed_loss: float
+    """Quantile loss summed over steps, mean over levels: what the series adds to WQL."""
+    context: Gaps
+    """The last steps before the forecast."""
+    label: Gaps
+    original: tuple[Vector, Vector, Vector]
+    compressed: tuple[Vector, Vector, Vector]
+    """Quantiles 0.1, 0.5 and 0.9, each ``[horizon]``."""
+
+    def panel(self) -> ForecastPanel:
+        """For :func:`tscompress.plotting.forecast_figure`."""
+        times = "" if self.ratio is None else f", loss × {self.ratio:.2f}"
+        title = f"{self.dataset}, series {self.series}{times}"
+        return ForecastPanel(title, self.context, self.label, self.original, self.compressed)
+
+
+class DatasetFidelity(BaseModel):
+    """Both models on one dataset."""
+
+    model_config = _STRICT
+
+    dataset: str
+    freq: str
+    series_count: int
+    ratio: float
+    """Of WQL."""
+    shift: Vector
+    """Mean |compressed − original| of each quantile, in units of the series' seasonal errors."""
+    original: Calibration
+    compressed: Calibration
+    drift: tuple[float | None, ...]
+    """Ratio of the losses at each step of the horizon; None where the original has no loss."""
+    contexts: tuple[GroupRatio, ...]
+    """By length of the context."""
+    worst: tuple[WorstSeries, ...] = ()
+
+
+class Fidelity(BaseModel):
+    """Both models on a suite. Means over datasets count each dataset once, as the scores do."""
+
+    model_config = _STRICT
+
+    datasets: tuple[DatasetFidelity, ...]
+    shift: Vector
+    drift: Gaps
+    """Geometric means over the datasets that reach a step; NaN where none has a loss."""
+    frequencies: tuple[GroupRatio, ...]
+    contexts: tuple[GroupRatio, ...]
+    """Geometric means over the datasets that have such series."""
+    worst: tuple[WorstSeries, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; :meth:`from_dict` reads it back, but for the worst by dataset."""
+        text = self.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})  # null for NaN
+        content: dict[str, Any] = json.loads(text)
+        return content
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Fidelity:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises
+        ------
+        DataError
+            A key is missing, unknown or of the wrong type.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"not a comparison of forecasts: {reason}.") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# One dataset
+# --------------------------------------------------------------------------------------------------
+
+
+def check_quantiles(original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset) -> None:
+    """Hold the forecasts of two models against the dataset that they are of.
+
+    Raises
+    ------
+    UsageError
+        The shapes are not ``[N, 9, horizon]`` of the dataset.
+    DataError
+        A forecast is not finite.
+    """
+    shape = (len(dataset.series), len(QUANTILE_LEVELS), dataset.horizon)
+    for name, values in (("original", original), ("compressed", compressed)):
+        if values.shape != shape:
+            raise UsageError(
+                f"quantiles of the {name} have shape {values.shape}; expected {shape} for "
+                f"{dataset.name!r}."
+            )
+        if not np.isfinite(values).all():
+            raise DataError(f"the {name} forecasts NaN or infinity on {dataset.name!r}.")
+
+
+def dataset_fidelity(
+    original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset
+) -> DatasetFidelity:
+    """Compare the forecasts of two models for the series of a dataset.
+
+    Parameters
+    ----------
+    original, compressed
+        ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
+        :func:`tscompress.evaluation.evaluate.quantile_array`.
+
+    Raises
+    ------
+    UsageError
+        The shapes are not those of the dataset.
+    DataError
+        A forecast is not finite, no label is known, or the original's loss is zero.
+    """
+    check_quantiles(original, compressed, dataset)
+    losses = [quantile_losses(values, dataset).mean(axis=1) for values in (original, compressed)]
+    totals = [np.ma.filled(loss.sum(axis=1), 0.0) for loss in losses]  # [N] each
+    if not all(total.sum() > 0 for total in totals):
+        raise DataError(f"no ratio of losses on {dataset.name!r}: one of them is zero.")
+    scale = seasonal_errors(dataset)  # [N]
+    moved = np.abs(compressed - original)[scale > 0] / scale[scale > 0, None, None]  # [n, 9, H]
+    steps = [np.ma.filled(loss.sum(axis=0), 0.0) for loss in losses]  # [H] each
+    return DatasetFidelity(
+        dataset=dataset.name,
+        freq=dataset.freq.split("-")[0],
+        series_count=len(dataset.series),
+        ratio=float(totals[1].sum() / totals[0].sum()),
+        shift=_floats(moved.mean(axis=(0, 2)) if len(moved) else np.zeros(len(QUANTILE_LEVELS))),
+        original=calibration(original, dataset.labels),
+        compressed=calibration(compressed, dataset.labels),
+        drift=tuple(_ratio(after, before) for before, after in zip(*steps, strict=True)),
+        contexts=tuple(_context_ratios(dataset, *totals)),
+        worst=tuple(_worst_series(dataset, original, compressed, losses, scale)),
+    )
+
+
+def calibration(quantiles: Quantiles, labels: SeriesArray) -> Calibration:
+    """Empirical frequencies of the quantiles of one model.
+
+    Parameters
+    ----------
+    quantiles
+        ``[N, 9, horizon]``.
+    labels
+        ``[N, horizon]``; missing ones, NaN, are left out.
+    """
+    known = np.isfinite(labels)
+    below = (labels[:, None, :] <= quantiles).transpose(1, 0, 2)[:, known]  # [9, labels]
+    inside = (labels >= quantiles[:, 0]) & (labels <= quantiles[:, -1])  # [N, H]
+    frequencies = below.mean(axis=1)
+    return Calibration(
+        frequencies=_floats(frequencies),
+        coverage=float(inside[known].mean()),
+        error=float(np.abs(frequencies - QUANTILE_LEVELS).mean()),
+        crossing_rate=float((np.diff(quantiles, axis=1) < 0).mean()),
+    )
+
+
+def _context_ratios(
+    dataset: EvaluationDataset, original: SeriesArray, compressed: SeriesArray
+) -> Iterator[GroupRatio]:
+    """Ratios of summed losses ``[N]`` by length of the context, shortest first."""
+    lengths = np.array([len(context) for context in dataset.contexts])
+    buckets = np.searchsorted(CONTEXT_BUCKETS, lengths)
+    for bucket in np.unique(buckets):
+        chosen = buckets == bucket
+        ratio = _ratio(compressed[chosen].sum(), original[chosen].sum())
+        if ratio is not None:
+            name = _bucket_name(int(bucket))
+            yield GroupRatio(group=name, series_count=int(chosen.sum()), ratio=ratio)
+
+
+def _bucket_name(bucket: int) -> str:
+    if bucket == len(CONTEXT_BUCKETS):
+        return f"> {CONTEXT_BUCKETS[-1]}"
+    first = CONTEXT_BUCKETS[bucket - 1] + 1 if bucket else 1
+    return f"{first}–{CONTEXT_BUCKETS[bucket]}"
+
+
+def _worst_series(
+    dataset: EvaluationDataset,
+    original: Quantiles,
+    compressed: Quantiles,
+    losses: Sequence[Any],
+    scale: SeriesArray,
+) -> Iterator[WorstSeries]:
+    """The series of greatest :attr:`WorstSeries.severity`, as far as they got worse at all."""
+    before, after = (np.ma.filled(loss.sum(axis=1), 0.0) for loss in losses)  # [N]
+    steps = np.maximum(1, np.ma.count(losses[0], axis=1))
+    # Flat contexts have no seasonal error; their own size is the next best unit.
+    size = np.array([np.ma.masked_invalid(np.abs(values)).mean() for values in dataset.series])
+    unit = np.where(scale > 0, scale, np.where(size > 0, size, 1.0))
+    scaled = [loss / (steps * unit) for loss in (before, after)]  # [N] each
+    typical = max(float(np.median(scaled[0])), float(np.finfo(float).tiny))
+    severity = (scaled[1] + typical) / (scaled[0] + typical)
+    for index in np.argsort(-severity, kind="stable")[:WORST_SERIES].tolist():
+        if severity[index] <= 1:
+            return
+        # Enough to see a season or two, without leaving the forecast a corner of the figure.
+        tail = max(2 * dataset.horizon, 2 * dataset.seasonality)
+        yield WorstSeries(
+            dataset=dataset.name,
+            series=index,
+            severity=float(severity[index]),
+            ratio=_ratio(after[index], before[index]),
+            original_loss=float(before[index]),
+            compressed_loss=float(after[index]),
+            context=_floats(dataset.contexts[index][-tail:]),
+            label=_floats(dataset.labels[index]),
+            original=tuple(_floats(row) for row in original[index, _BAND]),
+            compressed=tuple(_floats(row) for row in compressed[index, _BAND]),
+        )
+
+
+def _ratio(after: float, before: float) -> float | None:
+    return float(after / before) if before > 0 else None
+
+
+def _floats(values: npt.NDArray[Any]) -> Vector:
+    return tuple(float(value) for value in values)
+
+
+# --------------------------------------------------------------------------------------------------
+# A suite
+# --------------------------------------------------------------------------------------------------
+
+
+def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
+    """Sum datasets up.
+
+    Raises
+    ------
+    UsageError
+        There are none.
+    """
+    if not parts:
+        raise UsageError("no dataset to sum up; compare at least one.")
+    longest = max(len(part.drift) for part in parts)
+    drift = [[p.drift[step] for p in parts if step < len(p.drift)] for step in range(longest)]
+    by_length = {
+        name: [group for part in parts for group in part.contexts if group.group == name]
+        for name in map(_bucket_name, range(len(CONTEXT_BUCKETS) + 1))
+    }
+    by_frequency: dict[str, list[GroupRatio]] = {}
+    for part in parts:
+        group = GroupRatio(group=part.freq, series_count=part.series_count, ratio=part.ratio)
+        by_frequency.setdefault(part.freq, []).append(group)
+    everyone = (series for part in parts for series in part.worst)
+    return Fidelity(
+        datasets=tuple(parts),
+        shift=_floats(np.mean([part.shift for part in parts], axis=0)),
+        drift=tuple(math.nan if (mean := _geometric_mean(r)) is None else mean for r in drift),
+        frequencies=_merged(by_frequency),
+        contexts=_merged(by_length),
+        worst=tuple(heapq.nlargest(WORST_SERIES, everyone, key=lambda one: one.severity)),
+    )
+
+
+class PairedForecasts:
+    """Collects the forecasts of two models, one after the other, and compares them.
+
+    :meth:`original` and then :meth:`compressed` are what
+    :func:`tscompress.evaluation.evaluate.evaluate` calls as ``on_forecasts``. The quantiles of a
+    dataset are kept until both are there.
+    """
+
+    def __init__(self) -> None:
+        self._quantiles: dict[str, Quantiles] = {}
+        self._parts: list[DatasetFidelity] = []
+
+    def original(self, dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        """Keep the original's forecasts ``[N, 9, horizon]``."""
+        self._quantiles[dataset.name] = quantiles
+
+    def compressed(self, dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        """Compare with the original's.
+
+        Raises
+        ------
+        UsageError
+            There are none of this dataset.
+        """
+        if dataset.name not in self._quantiles:
+            raise UsageError(f"the original has no forecasts for {dataset.name!r}; run it first.")
+        original = self._quantiles.pop(dataset.name)
+        self._parts.append(dataset_fidelity(original, quantiles, dataset))
+
+    def summary(self) -> Fidelity:
+        """See :func:`summarize`."""
+        return summarize(self._parts)
+
+
+def _merged(groups: Mapping[str, Sequence[GroupRatio]]) -> tuple[GroupRatio, ...]:
+    return tuple(
+        GroupRatio(
+            group=name, series_count=sum(member.series_count for member in members), ratio=ratio
+        )
+        for name, members in groups.items()
+        if (ratio := _geometric_mean(member.ratio for member in members)) is not None
+    )
+
+
+def _geometric_mean(ratios: Iterable[float | None]) -> float | None:
+    """Of the ratios that there are and that have a logarithm."""
+    logarithms = [np.log(ratio) for ratio in ratios if ratio]
+    return float(np.exp(np.mean(logarithms))) if logarithms else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables
+# --------------------------------------------------------------------------------------------------
+
+
+def fidelity_tables(fidelity: Fidelity) -> list[Table]:
+    """Calibration by dataset; ratios by step, frequency and context; the worst series."""
+    return [_calibration_table(fidelity), _group_table(fidelity), _worst_table(fidelity)]
+
+
+def _calibration_table(fidelity: Fidelity) -> Table:
+    measures: list[tuple[str, Callable[[Calibration], float]]] = [
+        ("80 % interval\ncovers", lambda one: one.coverage),
+        ("calibration\nerror", lambda one: one.error),
+        ("crossing\nquantiles", lambda one: one.crossing_rate),
+    ]
+    table = Table(
+        title="forecasts, original → compressed",
+        caption="shift of the median in seasonal errors",
+        box=box.SIMPLE_HEAD,
+        show_footer=True,
+    )
+    table.add_column("dataset", footer="mean", no_wrap=True)
+    middle = QUANTILE_LEVELS.index(0.5)
+    table.add_column("shift", justify="right", footer=f"{fidelity.shift[middle]:.4f}")
+    for header, value in measures:
+        both = [
+            np.mean([value(getattr(part, side)) for part in fidelity.datasets])
+            for side in ("original", "compressed")
+        ]
+        footer = f"{both[0]:.1%} → {both[1]:.1%}"
+        table.add_column(header, justify="right", footer=footer, no_wrap=True)
+    for part in fidelity.datasets:
+        cells = [
+            f"{value(part.original):.1%} → {value(part.compressed):.1%}" for _, value in measures
+        ]
+        table.add_row(part.dataset, f"{part.shift[middle]:.4f}", *cells)
+    return table
+
+
+def _group_table(fidelity: Fidelity) -> Table:
+    table = Table(title="loss, compressed / original", box=box.SIMPLE_HEAD)
+    table.add_column("series")
+    table.add_column("count", justify="right")
+    table.add_column("ratio", justify="right")
+    for kind, groups in (("freq", fidelity.frequencies), ("context", fidelity.contexts)):
+        for group in groups:
+            table.add_row(f"{kind} {group.group}", str(group.series_count), f"{group.ratio:.4f}")
+        table.add_section()
+    last = len(fidelity.drift)
+    for step in sorted({1, (1 + last) // 2, last}):
+        reach = [part.series_count for part in fidelity.datasets if len(part.drift) >= step]
+        ratio = fidelity.drift[step - 1]
+        shown = "–" if math.isnan(ratio) else f"{ratio:.4f}"
+        table.add_row(f"step {step}", str(sum(reach)), shown)
+    return table
+
+
+def _worst_table(fidelity: Fidelity) -> Table:
+    table = Table(title="series that got worst", box=box.SIMPLE_HEAD)
+    for header in ("dataset", "series", "loss", "ratio"):
+        table.add_column(header, justify="left" if header == "dataset" else "right")
+    for one in fidelity.worst:
+        ratio = "–" if one.ratio is None else f"{one.ratio:.2f}"
+        loss = f"{one.original_loss:.4g} → {one.compressed_loss:.4g}"
+        table.add_row(one.dataset, str(one.series), loss, ratio)
+    return table

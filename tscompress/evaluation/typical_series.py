@@ -1,0 +1,96 @@
+"""Forecasts of two models for one ordinary series of each dataset, to look at.
+
+Not the best and not the worst: of each dataset the series whose error with the original is the
+median, so that nobody chose it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from tscompress.data.suites import EvaluationDataset
+from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, series_contributions
+from tscompress.evaluation.fidelity import check_quantiles
+
+Vector = tuple[float, ...]
+#: Missing values are None: JSON has no NaN.
+Known = tuple[float | None, ...]
+Band = tuple[Vector, Vector, Vector]
+"""Quantiles 0.1, 0.5 and 0.9, each ``[horizon]``."""
+
+_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
+
+
+class ForecastExample(BaseModel):
+    """One series, what happened, and what two models said would."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str
+    series: int
+    """Index in the dataset."""
+    context: Known
+    """The last steps before the forecast."""
+    label: Known
+    original: Band
+    compressed: Band
+
+    @model_validator(mode="after")
+    def _same_horizon(self) -> ForecastExample:
+        lengths = {len(row) for row in (self.label, *self.original, *self.compressed)}
+        if len(lengths) > 1:
+            raise ValueError(f"labels and quantiles differ in length: {sorted(lengths)}")
+        return self
+
+
+def typical_example(
+    original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset
+) -> ForecastExample:
+    """The series of a dataset whose scaled error with the original is the median.
+
+    Parameters
+    ----------
+    original, compressed
+        ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
+        :func:`tscompress.evaluation.evaluate.quantile_array`.
+
+    Raises
+    ------
+    UsageError
+        The shapes are not those of the dataset.
+    DataError
+        A forecast is not finite.
+    """
+    check_quantiles(original, compressed, dataset)
+    index = _median_series(original, dataset)
+    tail = max(4 * dataset.horizon, 3 * dataset.seasonality)
+    return ForecastExample(
+        dataset=dataset.name,
+        series=index,
+        context=_known(dataset.contexts[index][-tail:]),
+        label=_known(dataset.labels[index]),
+        original=_band(original[index]),
+        compressed=_band(compressed[index]),
+    )
+
+
+def _median_series(original: Quantiles, dataset: EvaluationDataset) -> int:
+    """Of the series that have a seasonal error; the first where none has."""
+    columns = series_contributions(original, dataset, name="the original")
+    errors, steps = columns.parts("MASE")
+    counted = np.flatnonzero(steps > 0)
+    if not counted.size:
+        return 0
+    order = counted[np.argsort(errors[counted] / steps[counted], kind="stable")]
+    return int(order[(len(order) - 1) // 2])
+
+
+def _known(values: npt.NDArray[np.float64]) -> Known:
+    return tuple(float(value) if np.isfinite(value) else None for value in values)
+
+
+def _band(quantiles: Quantiles) -> Band:
+    low, median, high = (tuple(map(float, row)) for row in quantiles[_BAND])
+    return low, median, high

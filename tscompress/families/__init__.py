@@ -1,0 +1,1 @@
+"""Model families: which one a config belongs to, and what its models consist of."""

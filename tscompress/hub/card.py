@@ -1,0 +1,348 @@
+"""The model card of a compressed checkpoint: ``README.md``, with metadata that the Hub reads.
+
+Everything in it comes from files: plan, recipe, provenance and the header of the weights; scores
+and latencies where they were measured. What is not known is left out or said to be unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from huggingface_hub import (
+    EvalResult,
+    ModelCard,
+    ModelCardData,
+    hf_hub_download,
+    try_to_load_from_cache,
+)
+
+from tscompress.checkpoints.load import (
+    REFERENCE_PREFIX,
+    weight_files,
+)
+from tscompress.errors import (
+    CorruptCheckpointError,
+    HubError,
+    OutputExistsError,
+)
+from tscompress.evaluation.evaluate import METRICS
+from tscompress.hub.card_scores import (
+    Bench,
+    CardScores,
+    bench_of_run,
+    check_bench_is_of,
+    check_scores_are_of,
+    parse_bench,
+    scores_of_run,
+)
+from tscompress.hub.origin import Made, bare_name, is_local_path, read_made, without_paths
+from tscompress.io.files import sha256_of, user_path, write_text_atomically
+from tscompress.io.network import bounded_requests, network_errors
+from tscompress.io.untrusted import (
+    UnreadableFileError,
+    regular_file,
+    single_line,
+)
+
+CARD_FILE = "README.md"
+TASK = "time-series-forecasting"
+_MARK = "<!-- written by tscompress: "
+_LICENCE_KEYS = ("license", "license_name", "license_link")
+_MAX_CARD_BYTES = 2**20
+
+
+def make_card(
+    directory: str | Path,
+    repo_id: str | None = None,
+    *,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    licence: Mapping[str, str] | None = None,
+) -> ModelCard:
+    """The card of a checkpoint that :func:`tscompress.save` wrote.
+
+    Parameters
+    ----------
+    repo_id
+        Where it will be; the directory's name by default.
+    scores, bench
+        What was measured; by default what ``tscompress run`` left above the directory.
+    licence
+        ``license`` and perhaps ``license_name`` and ``license_link``; by default the original's,
+        where its own card can be read without a network.
+
+    Raises
+    ------
+    UsageError
+        tscompress did not write this directory, or what was measured is not of it.
+    CorruptCheckpointError, DataError, VerificationError
+        A file in or above it is damaged, or is not what was written.
+    """
+    return card_of(read_made(directory), repo_id, scores=scores, bench=bench, licence=licence)
+
+
+def measured_of(
+    made: Made, scores: CardScores | None, bench: Mapping[str, Any] | None
+) -> tuple[CardScores | None, Mapping[str, Any] | None]:
+    """The measurements that were given, or else what ``tscompress run`` left."""
+    if made.plan is not None:
+        scores = scores if scores is not None else scores_of_run(made.directory, made.plan)
+        bench = bench if bench is not None else bench_of_run(made.directory, made.plan)
+    return scores, bench
+
+
+def card_of(
+    made: Made,
+    repo_id: str | None = None,
+    *,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    licence: Mapping[str, str] | None = None,
+) -> ModelCard:
+    """:func:`make_card` of a checkpoint whose records were read."""
+    scores, bench = measured_of(made, scores, bench)
+    licence = licence if licence is not None else licence_of(made)
+    name = repo_id or made.directory.resolve().name
+    costs = None if bench is None else parse_bench(bench, "the bench")
+    if scores is not None:
+        check_scores_are_of(made, name, scores)
+    if costs is not None:
+        check_bench_is_of(made, costs)
+    base = made.base
+    how = "pretraining" if base is None or made.plan is None else made.plan.method
+    data = ModelCardData(
+        base_model=None if base is None else base.hub_id,
+        library_name="tscompress" if made.factored else "chronos-forecasting",
+        pipeline_tag=TASK,
+        tags=["time-series", "forecasting", made.family,
+              *([] if base is None else ["compression"]), "tscompress", how],
+        model_name=name.rpartition("/")[2] if scores is not None else None,
+        eval_results=_eval_results(scores) if scores is not None else None,
+        **licence,  # type: ignore[arg-type]
+    )  # fmt: skip
+    shown = {
+        "made": made,
+        "name": name,
+        "scores": scores,
+        "bench": costs,
+        "costs": [] if costs is None else _cost_rows(costs),
+        "licence": licence.get("license_name") or licence.get("license"),
+        "recipe": _shown_recipe(made),
+        "bare": lambda source: bare_name(source) if is_local_path(source) else source,
+        "metrics": METRICS,
+    }
+    try:
+        text = _template().render(shown)
+    except (jinja2.UndefinedError, TypeError) as error:  # a record that lacks what it had
+        raise CorruptCheckpointError(
+            f"a record in or above {str(made.directory)!r} is incomplete: {error}."
+        ) from None
+    head = f"---\n{data.to_yaml()}\n---\n"
+    return ModelCard(head + _mark(head + text) + "\n" + text)
+
+
+def write_card(
+    directory: str | Path,
+    repo_id: str | None = None,
+    *,
+    scores: CardScores | None = None,
+    bench: Mapping[str, Any] | None = None,
+    licence: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write :func:`make_card` into the directory, but not over a card that a person wrote.
+
+    Raises
+    ------
+    OutputExistsError
+        ``README.md`` was written or changed by hand, and ``force`` is false.
+    TscompressError
+        As of :func:`make_card`.
+    """
+    path = user_path(directory) / CARD_FILE
+    if card_by_hand(path, force=force) is not None:
+        raise OutputExistsError(
+            f"{str(path)!r} was written or changed by hand; keep it, or pass --force."
+        )
+    card = make_card(directory, repo_id, scores=scores, bench=bench, licence=licence)
+    write_text_atomically(path, str(card))
+    return path
+
+
+def card_by_hand(path: Path, *, force: bool = False) -> str | None:
+    """The text of a card that a person wrote or changed.
+
+    None where there is none, where it is as :func:`write_card` left it, and with ``force``: then a
+    new one may be written there.
+
+    Raises
+    ------
+    OutputExistsError
+        What is there is neither a card to push nor one to replace.
+    """
+    shown = repr(str(path))
+    if path.is_dir() and not path.is_symlink():
+        raise OutputExistsError(f"{shown} is a directory, where the card belongs; move it away.")
+    if force or not os.path.lexists(path):
+        return None
+    if path.is_symlink():  # it may lead to anything on this machine
+        raise OutputExistsError(f"{shown} is a link; put the file itself there, or pass --force.")
+    try:
+        text = _read_card(path)
+    except UnreadableFileError as error:
+        raise OutputExistsError(
+            f"{shown} cannot be read as a card: {error}; mend it, or pass --force."
+        ) from None
+    return None if is_own_card(text) else text
+
+
+def _read_card(path: Path) -> str:
+    """UTF-8 text of a regular file, its line ends as they are."""
+    regular_file(path, _MAX_CARD_BYTES)
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableFileError(single_line(error)) from None
+
+
+def is_own_card(text: str) -> bool:
+    """Whether a card is as :func:`write_card` left it, to the letter."""
+    found = re.search(rf"^({re.escape(_MARK)}\w+ -->)\n", text, flags=re.MULTILINE)
+    return found is not None and _mark(text.replace(found[0], "", 1)) == found[1]
+
+
+def _mark(content: str) -> str:
+    """A comment with the hash of the card around it: an edit of any kind shows."""
+    digest = hashlib.sha256(content.encode()).hexdigest()[:32]
+    return f"{_MARK}{digest} -->"
+
+
+def _eval_results(scores: CardScores) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type=TASK,
+            task_name="Time series forecasting",
+            dataset_type=row.dataset,
+            dataset_name=row.dataset,
+            dataset_args=None if row.series is None else {"series": row.series},
+            metric_type=metric.lower(),
+            metric_name=metric,
+            metric_value=round(row.scores[metric], 6),
+        )
+        for row in scores.rows
+        for metric in METRICS
+    ]
+
+
+def _shown_recipe(made: Made) -> str | None:
+    """Without paths of this machine: they tell others nothing."""
+    if made.pretraining is not None:
+        return _yaml(without_paths(made.pretraining.model_dump(mode="json")))
+    if made.recipe is None or made.base is None:
+        return None
+    content = without_paths(made.recipe.model_dump(mode="json"))
+    return _yaml(content | {"model": made.base.shown, "output": bare_name(made.recipe.output)})
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(content, sort_keys=False)
+    return text
+
+
+_COSTS = (
+    ("latency_ms", "latency, median (ms)", 1.0),
+    ("latency_p95_ms", "latency, p95 (ms)", 1.0),
+    ("macs", "compute (GMAC)", 1e9),
+    ("parameters", "parameters (M)", 1e6),
+    ("kv_cache_bytes", "KV cache (MB)", 1e6),
+    ("peak_memory_bytes", "peak memory (MB)", 1e6),
+)
+
+
+def _cost_rows(bench: Bench) -> list[dict[str, Any]]:
+    """Figures of the first model, the last one, and their ratio where two were measured."""
+    first, last = bench.models[0], bench.models[-1]
+    rows = []
+    for key, label, unit in _COSTS:
+        ours = getattr(last, key)
+        if not ours:
+            continue
+        original = getattr(first, key) if first is not last else None
+        spread = last.latency_ratio_interval if key == "latency_ms" else None
+        rows.append(
+            {
+                "label": label,
+                "original": None if original is None else original / unit,
+                "compressed": ours / unit,
+                "ratio": None if original is None else last.ratios.get(key),
+                "interval": None if original is None else spread,
+            }
+        )
+    return rows
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    text = files("tscompress").joinpath("hub/templates/card.md.j2").read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Licence
+# --------------------------------------------------------------------------------------------------
+
+
+def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
+    """The licence in the original's own card: keys of card metadata; empty if it cannot be known.
+
+    A directory must still hold the very weights that were compressed. A Hub id's card is taken
+    from the cache, or with ``fetch`` from the Hub.
+    """
+    base = made.base
+    path: Path | None = None
+    if base is None:
+        return {}
+    if base.hub_id is not None:
+        path = _hub_card(base.hub_id, base.revision, fetch=fetch)
+    elif base.source.startswith(REFERENCE_PREFIX):
+        path = Path(str(files("tscompress").joinpath(base.source))) / CARD_FILE
+    elif Path(base.source).is_dir():
+        recorded = made.provenance["source"].get("sha256") or {}
+        present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}
+        path = (
+            Path(base.source) / CARD_FILE
+            if present and present.items() <= recorded.items()
+            else None
+        )
+    if path is None:
+        return {}
+    try:
+        card = ModelCard(_read_card(path), ignore_metadata_errors=True)
+        metadata: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    except Exception:  # YAML of strangers: whatever is wrong with it, there is no licence to read
+        return {}
+    return {key: str(metadata[key]) for key in _LICENCE_KEYS if metadata.get(key)}
+
+
+def _hub_card(repo_id: str, revision: str | None, *, fetch: bool) -> Path | None:
+    cached = try_to_load_from_cache(repo_id, CARD_FILE, revision=revision)
+    if isinstance(cached, str) or not fetch:
+        return Path(cached) if isinstance(cached, str) else None
+    try:
+        with bounded_requests(10.0):
+            return Path(hf_hub_download(repo_id, CARD_FILE, revision=revision))
+    except HubError:  # asked to wait
+        return None
+    except network_errors():
+        return None

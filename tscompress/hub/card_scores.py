@@ -1,0 +1,275 @@
+"""What was measured of a checkpoint: scores and latencies, as evaluate, bench and run left them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import pydantic
+
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.evaluate import (
+    METRICS,
+    SCORES_FILE,
+    EvaluationResult,
+    load_results,
+    relative,
+)
+from tscompress.hub.origin import Made, read_record
+from tscompress.io.untrusted import first_problem
+from tscompress.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class CardScore:
+    """Scores on one dataset; ``original`` the uncompressed model's, with the same keys."""
+
+    dataset: str
+    scores: Mapping[str, float]
+    original: Mapping[str, float] | None = None
+    series: int | None = None
+
+
+@dataclass(frozen=True)
+class CardScores:
+    """What the card says of forecast quality.
+
+    Attributes
+    ----------
+    suite
+        Name of the evaluation suite; None if the file does not tell.
+    ratios
+        WQL and MASE: geometric mean over the datasets of the ratio to the original.
+    intervals
+        95 % confidence interval of each ratio, where it was measured.
+    model, against
+        Names of the two models in the results; None where the file does not tell.
+    """
+
+    rows: tuple[CardScore, ...]
+    suite: str | None = None
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    model: str | None = None
+    against: str | None = None
+
+    @classmethod
+    def of(cls, result: EvaluationResult, original: EvaluationResult | None = None) -> CardScores:
+        """Scores as :func:`tscompress.evaluate` gives them, next to those of the original.
+
+        Raises
+        ------
+        UsageError, DataError
+            The two were not evaluated on the same series, or a ratio is not finite.
+        """
+        theirs = {row.dataset: row for row in original.rows} if original is not None else {}
+        rows = tuple(
+            CardScore(
+                row.dataset,
+                {metric: getattr(row, metric) for metric in METRICS},
+                {metric: getattr(theirs[row.dataset], metric) for metric in METRICS}
+                if row.dataset in theirs
+                else None,
+                row.series_count,
+            )
+            for row in result.rows
+        )
+        if original is None:
+            return cls(rows, result.suite, model=result.model)
+        ratios = relative(result, original)
+        return cls(
+            rows,
+            result.suite,
+            {m: ratios[m] for m in METRICS},
+            _intervals(result, original),
+            result.model,
+            original.model,
+        )
+
+
+def _intervals(
+    result: EvaluationResult, original: EvaluationResult
+) -> dict[str, tuple[float, float]]:
+    """Confidence intervals of the ratios, where both results kept what each series adds."""
+    if any(row.series is None for row in (*result.rows, *original.rows)):
+        return {}
+    (found,) = compare([original, result]).models
+    ratios = {metric: getattr(found, metric) for metric in METRICS}
+    return {m: (r.low, r.high) for m, r in ratios.items() if r.low is not None}
+
+
+def read_scores(path: str | Path) -> CardScores:
+    """Scores from JSON: ``EvaluationResult.to_dict()``, or ``scores.json`` of ``evaluate``.
+
+    Raises
+    ------
+    DataError
+        It is neither.
+    UsageError
+        The original was not evaluated on the same series.
+    """
+    return CardScores.of(*load_results(path))
+
+
+_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+_Amount = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+
+
+class _BenchedWorkload(pydantic.BaseModel):
+    batch_size: int
+    context_length: int
+    horizon: int
+    device: str
+
+
+class _BenchedModel(pydantic.BaseModel):
+    name: str
+    latency_ms: _Positive
+    latency_p95_ms: _Amount | None = None
+    macs: _Amount | None = None
+    parameters: int | None = None
+    kv_cache_bytes: _Amount | None = None
+    peak_memory_bytes: _Amount | None = None
+    ratios: dict[str, _Amount] = {}
+    latency_ratio_interval: tuple[_Positive, _Positive] | None = None
+
+
+class Bench(pydantic.BaseModel):
+    """What the card takes from the measurements of ``tscompress bench``."""
+
+    workload: _BenchedWorkload
+    threads: int
+    device_name: str
+    torch_version: str
+    models: tuple[_BenchedModel, ...] = pydantic.Field(min_length=1)
+
+
+def read_bench(path: str | Path) -> dict[str, Any]:
+    """What ``tscompress bench --json`` printed.
+
+    Raises
+    ------
+    DataError
+        It is something else.
+    """
+    content = read_record(Path(path))
+    parse_bench(content, repr(str(path)))
+    return content
+
+
+def parse_bench(content: Mapping[str, Any], source: str) -> Bench:
+    """The measurements in ``content``; ``source`` names it in the error.
+
+    Raises
+    ------
+    DataError
+        It is something else.
+    """
+    try:
+        return Bench.model_validate(content)
+    except pydantic.ValidationError as error:
+        where, reason, _ = first_problem(error)
+        raise DataError(
+            f"{source} is not what `tscompress bench --json` prints: {where}: {reason}."
+        ) from None
+
+
+def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
+    """Scores that ``tscompress run`` left above its checkpoint; None if there are none of it."""
+    report = _report_of_run(directory, plan)
+    if report is None:
+        return None
+    above = directory.resolve().parent
+    if (above / SCORES_FILE).is_file():
+        return read_scores(above / SCORES_FILE)
+    try:
+        ours, theirs = (
+            pd.read_csv(above / name).set_index("dataset")
+            for name in ("scores.csv", "scores-original.csv")
+        )
+        rows = tuple(
+            CardScore(
+                str(dataset),
+                {metric: float(ours.loc[dataset, metric]) for metric in METRICS},
+                {metric: float(theirs.loc[dataset, metric]) for metric in METRICS},
+            )
+            for dataset in ours.index
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    ratios = report.get("relative") or {}
+    evaluation = report["recipe"].get("evaluation") or {}
+    return CardScores(rows, evaluation.get("suite"), {m: ratios[m] for m in METRICS if m in ratios})
+
+
+def bench_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
+    """Latencies that ``tscompress run`` left above its checkpoint; None if there are none of it."""
+    report = _report_of_run(directory, plan)
+    bench = None if report is None else report.get("bench")
+    if bench is not None:
+        parse_bench(bench, repr(str(directory.resolve().parent / "report.json")))
+    return bench
+
+
+def _report_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
+    """``report.json`` above ``directory``, if it tells of a checkpoint with this very plan."""
+    path = directory.resolve().parent / "report.json"
+    if not path.is_file():
+        return None
+    report = read_record(path)
+    same = report.get("plan") == plan.model_dump(mode="json")
+    return report if same and isinstance(report.get("recipe"), dict) else None
+
+
+def about_measurements(
+    made: Made, repo_id: str, scores: CardScores | None, bench: Mapping[str, Any] | None
+) -> list[str]:
+    """What speaks against scores or latencies being of this checkpoint: a sentence each."""
+    named = {"scores": None if scores is None else scores.model}
+    named["latencies"] = None if bench is None else str(bench["models"][-1]["name"])
+    ours = made.names(repo_id)
+    return [
+        f"the {what} are of a model called {name!r}; see that it is this one"
+        for what, name in named.items()
+        if name is not None and name.removesuffix(" (2)") not in ours
+    ]
+
+
+def check_scores_are_of(made: Made, name: str, scores: CardScores) -> None:
+    """Refuse scores of the original against this model.
+
+    Raises
+    ------
+    UsageError
+    """
+    ours = made.names(name)
+    if scores.against in ours and scores.model not in ours:
+        raise UsageError(
+            f"the scores are of {scores.model!r} against {scores.against!r}, the wrong way round; "
+            "evaluate this model, with the original as --against."
+        )
+
+
+def check_bench_is_of(made: Made, bench: Bench) -> None:
+    """Refuse latencies of a model with another number of parameters.
+
+    Raises
+    ------
+    UsageError
+    """
+    first, last = bench.models[0], bench.models[-1]
+    if last.parameters is None or last.parameters == made.parameters:
+        return
+    if first.parameters == made.parameters:
+        raise UsageError(
+            f"the latencies are of {last.name!r} against {first.name!r}, the wrong way round; "
+            "bench this model, with the original as --against."
+        )
+    raise UsageError(
+        f"the latencies are of {last.name!r}, which has {last.parameters:,} parameters; this "
+        f"model has {made.parameters:,}: bench this one."
+    )

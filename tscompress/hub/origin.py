@@ -1,0 +1,290 @@
+"""What the records of a checkpoint say: what it was made of, and how.
+
+Everything comes from files: plan, recipe, provenance and the header of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from tscompress.checkpoints.format import CONFIG_FILE, PLAN_FILE, is_factored_config
+from tscompress.checkpoints.load import (
+    PROVENANCE_FILE,
+    REFERENCE_PREFIX,
+    read_config,
+    stored_dtype,
+    weight_files,
+)
+from tscompress.data.series import SUFFIXES
+from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
+from tscompress.io.files import user_path
+from tscompress.io.network import is_repo_id
+from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
+from tscompress.plan.plan import Plan
+from tscompress.training.pretraining import PRETRAIN_FILE, PretrainRecipe
+from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.workflows.save import RECIPE_FILE
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+#: Of recipes and of provenance.json, whose values may be paths of the machine they were made on.
+_PATH_KEYS = (
+    "model", "output", "source", "series", "suite", "root", "teacher", "embedding_from",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The original of a compressed checkpoint.
+
+    Attributes
+    ----------
+    source
+        What ``compress`` was asked for: a Hub id, ``reference/...`` or a directory.
+    hub_id, revision
+        The Hub id and the commit; both None if it did not come from the Hub.
+    """
+
+    source: str
+    hub_id: str | None
+    revision: str | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether others have no way to it: neither on the Hub nor shipped with tscompress."""
+        return self.hub_id is None and not _is_shipped(self.source)
+
+    @property
+    def shown(self) -> str:
+        """For people elsewhere: of a path on this machine only the name."""
+        return bare_name(self.source) if self.is_local else self.source
+
+
+@dataclass(frozen=True)
+class Made:
+    """What lies in the directory of a checkpoint that was compressed or pretrained.
+
+    Attributes
+    ----------
+    plan
+        None for a model pretrained with the same sizes everywhere.
+    pretraining
+        The recipe of a model trained from scratch; it has no ``base``.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    plan: Plan | None
+    recipe: Recipe | None
+    provenance: Mapping[str, Any]
+    parameters: int
+    bytes_on_disk: int
+    dtype: str
+    pretraining: PretrainRecipe | None = None
+
+    @property
+    def factored(self) -> bool:
+        return is_factored_config(self.config)
+
+    @property
+    def family(self) -> str:
+        return str(self.provenance["source"]["family"])
+
+    def names(self, repo_id: str) -> Collection[str]:
+        """What measurements may call it: the directory's name, or that of the repository."""
+        return {self.directory.resolve().name, repo_id, repo_id.rpartition("/")[2]}
+
+    @property
+    def local_paths(self) -> list[str]:
+        """Paths of this machine that recipe and provenance carry along."""
+        recipes = [recipe.model_dump() for recipe in (self.recipe, self.pretraining) if recipe]
+        found = set(_local_paths([self.provenance, *recipes]))
+        if self.base is not None and self.base.shown != self.base.source:
+            found.add(self.base.source)
+        return sorted(found)
+
+    @property
+    def base(self) -> BaseModel | None:
+        """The recipe knows the original even where what was recovered came from a directory."""
+        if self.pretraining is not None:
+            return None
+        source = self.provenance["source"]
+        found = (source["model"], source["revision"])
+        if self.recipe is not None:
+            found = (self.recipe.model, self.recipe.revision)
+        name, revision = str(found[0]), found[1]
+        if not _COMMIT.fullmatch(str(revision)) or not is_repo_id(name):
+            return BaseModel(name, None, None)
+        return BaseModel(name, name, str(revision))
+
+
+def read_made(directory: str | Path) -> Made:
+    """Read what :func:`tscompress.save` wrote beside the weights, and their header.
+
+    Raises
+    ------
+    UsageError
+        tscompress did not write this directory.
+    CorruptCheckpointError, PlanError, RecipeError, DataError
+        The weights are damaged, the plan, a recipe, the provenance.
+    """
+    directory = user_path(directory)
+    _check_is_written(directory)
+    plan, pretraining = directory / PLAN_FILE, directory / PRETRAIN_FILE
+    provenance = read_record(directory / PROVENANCE_FILE)
+    source = provenance.get("source")
+    if not isinstance(source, dict) or not {"model", "revision", "family"} <= source.keys():
+        raise CorruptCheckpointError(f"{PROVENANCE_FILE} of {str(directory)!r} has no source.")
+    recipe = load_recipe(directory / RECIPE_FILE) if (directory / RECIPE_FILE).is_file() else None
+    if recipe is not None:
+        _check_same_original(recipe, provenance, directory)
+    weights = weight_files(directory)
+    try:
+        parameters = sum(map(_stored_parameters, weights))
+    except Exception as error:  # safetensors raises a class of its own, and OSErrors
+        raise CorruptCheckpointError(f"{str(directory)!r}: {error}.") from None
+    return Made(
+        directory,
+        read_config(directory, str(directory)),
+        Plan.load(plan) if plan.is_file() else None,
+        recipe,
+        provenance,
+        parameters,
+        sum(path.stat().st_size for path in weights),
+        str(stored_dtype(directory)).removeprefix("torch."),
+        load_pretrain_recipe(pretraining) if pretraining.is_file() else None,
+    )
+
+
+def _check_is_written(directory: Path) -> None:
+    """Refuse what tscompress did not write, and say what lies near it.
+
+    Raises
+    ------
+    UsageError
+    """
+    shown = repr(str(directory))
+    if directory.is_file():
+        raise UsageError(f"{shown} is a file; give the directory that it is in.")
+    if not directory.is_dir():
+        if _is_shipped(str(directory)):
+            raise UsageError(
+                f"{shown} comes with tscompress; give a directory that compress, recover or run "
+                "wrote, or the model of pretrain."
+            )
+        raise UsageError(f"there is no directory {shown}.")
+    records = (PLAN_FILE, PRETRAIN_FILE)
+    if (directory / PROVENANCE_FILE).is_file() and any((directory / n).is_file() for n in records):
+        return
+    below = sorted(path.parent for path in directory.glob(f"*/{PROVENANCE_FILE}"))
+    if below:
+        rest = f" (or another of {len(below)} in it)" if len(below) > 1 else ""
+        raise UsageError(f"{shown} is no checkpoint; give {str(below[0])!r}{rest}.")
+    raise UsageError(
+        f"{shown} was not written by tscompress: it lacks {PROVENANCE_FILE} or {PLAN_FILE}; give "
+        "what compress, recover or run wrote, or the model of pretrain."
+    )
+
+
+def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], directory: Path) -> None:
+    """Hold the recipe against the provenance, which of a recovered model names the student.
+
+    Raises
+    ------
+    VerificationError
+    """
+    source = provenance["source"]
+    recorded = source["model"], source["revision"]
+    if provenance.get("recovery") is None and recorded != (recipe.model, recipe.revision):
+        raise VerificationError(
+            f"{RECIPE_FILE} in {str(directory)!r} names {single_line(recipe.model)!r} as the "
+            f"original, {PROVENANCE_FILE} {single_line(recorded[0])!r}, or another revision; "
+            "restore what was written, or compress again."
+        )
+
+
+def _is_shipped(source: str) -> bool:
+    """Whether it is one of the references of tscompress."""
+    name = source.removeprefix(REFERENCE_PREFIX)
+    if source == name or Path(name).name != name:
+        return False
+    return files("tscompress").joinpath(source).joinpath(CONFIG_FILE).is_file()
+
+
+def bare_name(path: str) -> str:
+    """The last part of a path."""
+    return Path(path).name or path
+
+
+def is_local_path(text: str) -> bool:
+    """Whether a value of a recipe names a file or directory that others do not have.
+
+    ``owner/name`` is on the Hub unless there is such a directory.
+    """
+    path = Path(text)
+    if path.name == text or _is_shipped(text):
+        return False
+    return (
+        text.startswith((".", "~"))
+        or path.is_absolute()
+        or len(path.parts) > 2
+        or path.suffix.lower() in (*SUFFIXES, ".yaml", ".yml")
+        or os.path.exists(text)  # noqa: PTH110  (Path raises for names that are too long)
+    )
+
+
+def _local_paths(record: Any, key: str = "") -> Iterator[str]:
+    """Paths of this machine in plain data, at any depth."""
+    if isinstance(record, Mapping):
+        for name, value in record.items():
+            yield from _local_paths(value, name)
+    elif isinstance(record, list | tuple):
+        for value in record:
+            yield from _local_paths(value, key)
+    elif key in _PATH_KEYS and isinstance(record, str) and is_local_path(record):
+        yield record
+
+
+def without_paths(record: Any, key: str = "") -> Any:
+    """Plain data with the bare names of what :func:`_local_paths` finds."""
+    if isinstance(record, Mapping):
+        return {name: without_paths(value, name) for name, value in record.items()}
+    if isinstance(record, list | tuple):
+        return [without_paths(value, key) for value in record]
+    local = key in _PATH_KEYS and isinstance(record, str) and is_local_path(record)
+    return bare_name(record) if local else record
+
+
+def _stored_parameters(path: Path) -> int:
+    with safe_open(path, framework="pt") as reader:
+        shapes = [reader.get_slice(key).get_shape() for key in reader.keys()]  # noqa: SIM118
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises
+    ------
+    UsageError
+        There is no such file.
+    DataError
+        It is not a JSON object.
+    """
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {str(path)!r}.") from None
+    except UnreadableFileError as error:
+        raise DataError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{str(path)!r} is not a JSON object.")
+    return content

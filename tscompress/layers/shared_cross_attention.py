@@ -1,0 +1,157 @@
+"""Sample paths of Chronos-T5 that share the keys and values of their series.
+
+Chronos-T5 draws many paths of each series, 20 unless told otherwise. Stock generation repeats the
+encoder's output for each of them before the decoder starts, so that every layer projects, caches
+and reads the same cross-attention keys and values once a path. Here they are there once a series,
+and the paths of a series are but further queries of one attention: the same products, in the same
+precision, of which 19 in 20 projections, cached bytes and reads are left out. The literature knows
+the like for prompts of language models as bifurcated attention (Athiwaratkun et al., 2024,
+arXiv:2403.08845).
+
+No weight changes and no file: this is a way to run a model, stock, folded or factored alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from chronos import BaseChronosPipeline, ChronosPipeline
+from chronos.chronos import ChronosModel
+from torch import Tensor
+from transformers import GenerationConfig, T5ForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.t5.modeling_t5 import T5LayerCrossAttention
+
+from tscompress.errors import UnsupportedModelError
+from tscompress.layers.resize import bare
+
+
+def share_cross_attention(pipeline: BaseChronosPipeline) -> ChronosPipeline:
+    """A pipeline around the same model whose sample paths share cross-attention keys and values.
+
+    Forecasts are those of ``pipeline`` but for rounding, from the same random numbers. The longer
+    the context and the more the paths, the more time and memory it saves.
+
+    Parameters
+    ----------
+    pipeline
+        Of Chronos-T5, from chronos or from :func:`tscompress.load`. It goes on as before: its
+        decoder layers learn to share, and do so only where the new pipeline asks them to.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model draws no sample paths from an encoder's output.
+    """
+    model = getattr(pipeline, "inner_model", None)
+    if not isinstance(pipeline, ChronosPipeline) or not isinstance(
+        model, T5ForConditionalGeneration
+    ):
+        raise UnsupportedModelError(
+            f"a {type(pipeline).__name__} has no sample paths that could share the keys and values "
+            "of their series; only Chronos-T5 draws them."
+        )
+    for block in model.decoder.block:
+        if not isinstance(block.layer[1], SharedCrossAttention):
+            block.layer[1] = bare(SharedCrossAttention, block.layer[1])
+    sharing = SharingChronosModel(config=pipeline.model.config, model=model)
+    return ChronosPipeline(tokenizer=pipeline.tokenizer, model=sharing)
+
+
+def shares_cross_attention(pipeline: BaseChronosPipeline) -> bool:
+    """Whether ``pipeline`` came from :func:`share_cross_attention`."""
+    return isinstance(getattr(pipeline, "model", None), SharingChronosModel)
+
+
+class SharedCrossAttention(T5LayerCrossAttention):  # type: ignore[misc]
+    """Decoder cross-attention in which several rows may read one row of the encoder's output.
+
+    With as many rows on both sides it is what it was.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """As ``T5LayerCrossAttention.forward``.
+
+        Parameters
+        ----------
+        hidden_states
+            ``[B * P, T, d_model]``, the P rows of each series one after the other.
+        key_value_states
+            ``[B, S, d_model]``.
+        attention_mask
+            ``[B, 1, 1 or T, S]``.
+
+        Attention weights, where they are asked for, come as ``[B, heads, P * T, S]``.
+        """
+        shape, series = hidden_states.shape, len(key_value_states)
+        if shape[0] > series:
+            # T5's cross-attention has no relative bias: nothing tells a path from a token.
+            hidden_states = hidden_states.reshape(series, -1, shape[-1])
+            if attention_mask is not None and attention_mask.shape[-2] > 1:
+                attention_mask = attention_mask.repeat(1, 1, shape[0] // series, 1)
+        output, *rest = super().forward(
+            hidden_states, key_value_states, attention_mask=attention_mask, **options
+        )
+        return output.reshape(shape), *rest
+
+
+class SharingChronosModel(ChronosModel):  # type: ignore[misc]
+    """Chronos-T5's model that encodes each series once and hands that to all of its paths."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        prediction_length: int | None = None,
+        num_samples: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> Tensor:
+        """Token ids ``[B, num_samples, prediction_length]``, as ``ChronosModel.forward``.
+
+        What is None is as the checkpoint's ``chronos_config`` says.
+        """
+        config = self.config
+        steps = config.prediction_length if prediction_length is None else prediction_length
+        paths = config.num_samples if num_samples is None else num_samples
+        encoded = self.model.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        states = encoded.last_hidden_state.as_subclass(_OnceASeries)
+        generated = self.model.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            attention_mask=attention_mask.as_subclass(_OnceASeries),
+            generation_config=GenerationConfig(
+                min_new_tokens=steps,
+                max_new_tokens=steps,
+                do_sample=True,
+                num_return_sequences=paths,
+                eos_token_id=config.eos_token_id,
+                pad_token_id=config.pad_token_id,
+                temperature=config.temperature if temperature is None else temperature,
+                top_k=config.top_k if top_k is None else top_k,
+                top_p=config.top_p if top_p is None else top_p,
+            ),
+        )
+        return generated[:, 1:].reshape(len(input_ids), paths, -1)  # type: ignore[no-any-return]
+
+
+class _OnceASeries(Tensor):
+    """What there is one row of for each series, and that does not repeat itself for each path.
+
+    ``generate`` asks each of its tensors for ``repeat_interleave`` before the first step, in all
+    versions of transformers since 4.49. This one stays what it is; the others do as they are told.
+    """
+
+    # As for nn.Parameter: whatever is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def repeat_interleave(self, *_: Any, **__: Any) -> Tensor:
+        """Itself."""
+        return self

@@ -1,0 +1,409 @@
+"""What a report of a run says, as plain data: sentences, rows and ratios. Pages only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.ticker import EngFormatter
+
+from tscompress.benchmark.bench import BenchResult
+from tscompress.errors import UsageError
+from tscompress.evaluation.comparison import Comparison, Ratio, compare
+from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
+from tscompress.plan.plan import Plan
+from tscompress.profiling.rank_profile import RankProfile
+from tscompress.reports.points import TABLE_SUFFIX, Point, table_points
+from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.run import RunResult
+from tscompress.workflows.run_files import load_run, read_provenance
+
+
+class Cost(NamedTuple):
+    """One measure of size or speed, of both models."""
+
+    key: str
+    label: str
+    original: str
+    compressed: str
+    ratio: float
+    interval: tuple[float, float] | None = None
+
+
+class QualityRow(NamedTuple):
+    """Both models on one dataset; pairs are original, compressed."""
+
+    dataset: str
+    series_count: int
+    wql: tuple[float, float]
+    mase: tuple[float, float]
+    wql_ratio: Ratio
+    mase_ratio: Ratio
+
+
+class Tile(NamedTuple):
+    """One number at a glance."""
+
+    label: str
+    ratio: float
+    change: str
+    note: str = ""
+
+
+class RankRow(NamedTuple):
+    """ε-ranks of the projections of one attention block and the feed-forward behind it."""
+
+    kind: str
+    depth: int
+    cells: tuple[RankCell | None, ...]
+    kept: str
+
+
+class RankCell(NamedTuple):
+    """Shares of the full rank in per cent, in the order of the profile's ε."""
+
+    percents: tuple[int, ...]
+    tip: str
+
+
+class Missing(NamedTuple):
+    """A part of the report that there is no data for, and what to do about it."""
+
+    title: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that a page says about a run.
+
+    Attributes
+    ----------
+    comparison
+        Compressed against original; None where the run evaluated nothing.
+    points
+        Of the Pareto figure; the original first.
+    """
+
+    result: RunResult
+    recipe: Recipe
+    headline: str
+    comparison: Comparison | None
+    naive: dict[str, Any] | None
+    provenance: dict[str, Any] | None
+    points: tuple[Point, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    quality: tuple[QualityRow, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    cost_note: str = ""
+    findings: tuple[str, ...] = ()
+    tiles: tuple[Tile, ...] = field(default=())
+
+
+def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] = ()) -> Report:
+    """Put into words and rows what a run measured.
+
+    Parameters
+    ----------
+    others
+        Directories of more runs with the same original, or tables of models that ``sweep`` or
+        ``eval/peers.py`` wrote, for the Pareto figure.
+
+    Raises
+    ------
+    UsageError
+        One of ``others`` is no run, or one of another model or on other series.
+    DataError
+        A score is not finite, or a file cannot be read.
+    """
+    comparison = naive = None
+    if result.original is not None and result.compressed is not None:
+        comparison = compare([result.original, result.compressed])
+    if result.compressed is not None and result.baseline is not None:
+        naive = relative(result.compressed, result.baseline)
+    costs = tuple(_costs(result.bench))
+    return Report(
+        result=result,
+        recipe=recipe,
+        headline=headline(result),
+        comparison=comparison,
+        naive=naive,
+        provenance=read_provenance(result.checkpoint),
+        points=tuple(_points(result, recipe, comparison, others)),
+        missing=tuple(_missing(result)),
+        quality=tuple(_quality_rows(result, comparison)),
+        costs=costs,
+        cost_note=_cost_note(result.bench),
+        findings=() if result.profile is None else tuple(result.profile.findings()),
+        tiles=tuple(_tiles(result, comparison, naive, costs)),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# In words
+# --------------------------------------------------------------------------------------------------
+
+
+def headline(result: RunResult) -> str:
+    """One sentence: what was kept, what it cost, what it saved. Good news or bad."""
+    kept = f"Attention keeps {result.plan.attention_parameter_ratio:.1%} of its parameters"
+    before, after = result.plan.parameters("feed_forward")
+    if after < before:
+        kept += f", feed-forwards {after / before:.1%}"
+    parts = [kept]
+    if result.compressed is not None and result.original is not None:
+        ratios = relative(result.compressed, result.original)
+        parts.append(
+            f"WQL is {ratios['WQL']:.3f} and MASE {ratios['MASE']:.3f} times the original's"
+        )
+    if result.bench is not None:
+        name = result.bench.models[-1].name
+        cost = result.bench.ratios(name)
+        parts.append(
+            f"a forecast takes {cost['latency_ms']:.2f} of the time with "
+            f"{cost['parameters']:.2f} of all parameters"
+        )
+    return "; ".join(parts) + "."
+
+
+def plan_label(plan: Plan) -> str:
+    """The sizes in a few words."""
+    sizes = plan.uniform_sizes
+    width = "" if plan.width is None else f"d_model {plan.width.kept}, "
+    if sizes is not None:
+        return f"fold, {width}d_kv {sizes[0]}, d_ff {sizes[1]}"
+    return f"{plan.method}, {width}attention {plan.attention_parameter_ratio:.0%}"
+
+
+def _missing(result: RunResult) -> Iterable[Missing]:
+    again = "run `tscompress run` again with --force"
+    if result.compressed is None:
+        yield Missing(
+            "Forecast quality and forecasts",
+            f"were not measured: give the recipe a section `evaluation:` and {again}.",
+        )
+    elif result.fidelity is None or not result.examples:
+        yield Missing(
+            "Forecasts and fidelity",
+            f"were not kept by the version of tscompress that wrote this run: {again}.",
+        )
+    if result.bench is None:
+        yield Missing(
+            "Latency and memory",
+            f"were not measured: give the recipe a section `bench:` and {again}.",
+        )
+    if result.profile is None:
+        yield Missing(
+            "Ranks", f"were not measured: give the recipe a section `profile:` and {again}."
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Quality and cost
+# --------------------------------------------------------------------------------------------------
+
+
+def _quality_rows(result: RunResult, comparison: Comparison | None) -> Iterable[QualityRow]:
+    if comparison is None or result.original is None or result.compressed is None:
+        return
+    ours = {row.dataset: row for row in result.compressed.rows}
+    (model,) = comparison.models
+    for dense, ratios in zip(result.original.rows, model.datasets, strict=True):
+        small = ours[dense.dataset]
+        yield QualityRow(
+            dataset=dense.dataset,
+            series_count=dense.series_count,
+            wql=(dense.WQL, small.WQL),
+            mase=(dense.MASE, small.MASE),
+            wql_ratio=ratios.WQL,
+            mase_ratio=ratios.MASE,
+        )
+
+
+#: Measure of a bench: its name for people, and its unit.
+_COSTS = {
+    "latency_ms": ("latency, median", "s"),
+    "parameters": ("parameters", ""),
+    "bytes_on_disk": ("size on disk", "B"),
+    "peak_memory_bytes": ("peak memory", "B"),
+    "kv_cache_bytes": ("KV cache", "B"),
+    "macs": ("multiply-accumulates", ""),
+}
+
+
+def cost_label(key: str) -> str:
+    """A measure's name for people."""
+    return _COSTS[key][0]
+
+
+def _costs(bench: BenchResult | None) -> Iterable[Cost]:
+    if bench is None:
+        return
+    original, compressed = bench.models
+    ratios = bench.ratios(compressed.name)
+    for key, (label, unit) in _COSTS.items():
+        values = (getattr(original, key), getattr(compressed, key))
+        if None in values or ratios.get(key) is None:
+            continue
+        shown = EngFormatter(unit=unit, places=2 if unit != "s" else 1)
+        scale = 1e-3 if key == "latency_ms" else 1
+        before, after = (shown(value * scale) for value in values)
+        interval = bench.latency_ratio_interval(compressed.name) if unit == "s" else None
+        yield Cost(key, label, before, after, ratios[key], interval)
+
+
+def _cost_note(bench: BenchResult | None) -> str:
+    if bench is None:
+        return ""
+    interval = bench.latency_ratio_interval(bench.models[-1].name)
+    spread = "" if interval is None else f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
+    work = bench.workload
+    return (
+        f"Both models took turns in one process on {work.device} ({bench.device_name}, "
+        f"{bench.threads} threads, torch {bench.torch_version}), batch {work.batch_size}, context "
+        f"{work.context_length}, horizon {work.horizon}, {work.repeats} rounds; the latency "
+        f"ratio{spread} is of medians."
+    )
+
+
+def _tiles(
+    result: RunResult,
+    comparison: Comparison | None,
+    naive: dict[str, Any] | None,
+    costs: Sequence[Cost],
+) -> Iterable[Tile]:
+    if comparison is not None:
+        (model,) = comparison.models
+        for metric in METRICS[::-1]:
+            beside = "" if naive is None else f"{naive[metric]:.3f} × seasonal naive"
+            ratio: Ratio = getattr(model, metric)
+            yield Tile(metric, ratio.ratio, beside, _interval(ratio.low, ratio.high))
+    shown = list(costs)
+    if not shown:  # the plan knows parameters without a bench
+        parts = {"attention parameters": "attention", "feed-forward parameters": "feed_forward"}
+        for label, part in parts.items():
+            before, after = result.plan.parameters(part)
+            if before:
+                yield Tile(label, after / before, f"{before:,} → {after:,}")
+    for cost in shown:
+        note = _interval(*cost.interval) if cost.interval else ""
+        yield Tile(cost.label, cost.ratio, f"{cost.original} → {cost.compressed}", note)
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return f"95 %: {low:.3f} to {high:.3f}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Cost against quality
+# --------------------------------------------------------------------------------------------------
+
+
+def _points(
+    result: RunResult,
+    recipe: Recipe,
+    comparison: Comparison | None,
+    others: Sequence[str | Path],
+) -> Iterable[Point]:
+    ours = _point(plan_label(result.plan), "compressed", result, comparison)
+    if ours is None:
+        if others:
+            raise UsageError(
+                "runs are compared by quality and cost, and this one measured only one of them; "
+                "leave --compare out, or run it with evaluation and bench."
+            )
+        return
+    same = dict.fromkeys(METRICS, Ratio(ratio=1.0, low=1.0, high=1.0))
+    yield Point("original", "original", dict.fromkeys(ours.costs, 1.0), same)
+    yield ours
+    for path in map(Path, others):
+        if path.suffix == TABLE_SUFFIX:
+            yield from table_points(path, recipe.model)
+        else:
+            yield _other_point(path, result, recipe)
+
+
+def _point(name: str, kind: str, result: RunResult, comparison: Comparison | None) -> Point | None:
+    if comparison is None or result.bench is None:
+        return None
+    (model,) = comparison.models
+    costs = {cost.key: cost.ratio for cost in _costs(result.bench)}
+    return Point(name, kind, costs, {metric: getattr(model, metric) for metric in METRICS})
+
+
+def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
+    other, theirs = load_run(directory)
+    if (theirs.model, theirs.revision) != (recipe.model, recipe.revision):
+        raise UsageError(
+            f"{str(directory)!r} compressed {theirs.model!r}, this run {recipe.model!r}; compare "
+            "runs of the same original."
+        )
+    point = None
+    if other.original is not None and other.compressed is not None:
+        if _series(other.original) != _series(result.original):
+            raise UsageError(
+                f"{str(directory)!r} was evaluated on other series; use the same suite, datasets "
+                "and max_series."
+            )
+        comparison = compare([other.original, other.compressed])
+        point = _point(f"{directory.name}: {plan_label(other.plan)}", "other", other, comparison)
+    if point is None:
+        raise UsageError(
+            f"{str(directory)!r} measured no quality or no cost; run it with evaluation and bench."
+        )
+    return point
+
+
+def _series(scores: EvaluationResult | None) -> dict[str, int]:
+    return {} if scores is None else {row.dataset: row.series_count for row in scores.rows}
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranks
+# --------------------------------------------------------------------------------------------------
+
+
+def rank_roles(profile: RankProfile) -> list[str]:
+    """q, k, v, o and the feed-forward's, as far as there are weights of them."""
+    return list(dict.fromkeys(weight.role for weight in profile.weights))
+
+
+def rank_rows(profile: RankProfile, plan: Plan) -> list[RankRow]:
+    """One row for each attention block, those of a kind together."""
+    roles = rank_roles(profile)
+    blocks: dict[tuple[str, int], dict[str, RankCell]] = {}
+    for weight in profile.weights:
+        percents = tuple(round(100 * share) for share in weight.spectrum.relative_ranks())
+        ranks = zip(profile.epsilons, weight.spectrum.ranks, strict=True)
+        lines = [f"{weight.name}, {weight.out_features} × {weight.in_features}"]
+        lines += [f"ε = {e:g}: rank {rank} of {weight.spectrum.full_rank}" for e, rank in ranks]
+        cell = RankCell(percents, "\n".join(lines))
+        blocks.setdefault((weight.kind, weight.depth), {})[weight.role] = cell
+    kept = _kept(profile, plan)
+    kinds = list(dict.fromkeys(kind for kind, _ in blocks))
+    return [
+        RankRow(*block, tuple(cells.get(role) for role in roles), kept.get(block, ""))
+        for block, cells in sorted(blocks.items(), key=lambda item: kinds.index(item[0][0]))
+    ]
+
+
+def _kept(profile: RankProfile, plan: Plan) -> dict[tuple[str, int], str]:
+    """Share of the parameters of each attention block that the plan keeps."""
+    found: dict[tuple[str, int], str] = {}
+    for weight in profile.weights:
+        if weight.part != "attention":
+            continue
+        block = weight.name.rpartition(".")[0]
+        layers, narrower = (
+            [one for one in layers if one.name == block or one.name.startswith(f"{block}.")]
+            for layers in (plan.layers, plan.narrowed().layers)
+        )
+        before = sum(layer.dense_parameters for layer in layers)
+        if before:
+            share = sum(layer.parameters for layer in narrower) / before
+            found[weight.kind, weight.depth] = f"{share:.1%}"
+    return found

@@ -1,0 +1,170 @@
+"""The report as one HTML page that needs nothing but itself: no network, no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tscompress._version import __version__
+from tscompress.evaluation.evaluate import METRICS
+from tscompress.evaluation.fidelity import WorstSeries
+from tscompress.evaluation.typical_series import ForecastExample
+from tscompress.io.files import write_text_atomically
+from tscompress.linalg import even_picks
+from tscompress.reports.charts import (
+    FAR,
+    calibration_chart,
+    drift_chart,
+    fidelity_row,
+    flow_charts,
+    forecast_chart,
+    forest,
+    head_charts,
+    is_far,
+    pareto_chart,
+    shift_chart,
+)
+from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
+
+MAX_EXAMPLES = 9
+#: Cost axes of the Pareto figure, the first one shown first.
+_PARETO_COSTS = ("parameters", "latency_ms", "bytes_on_disk", "peak_memory_bytes", "macs")
+_SECTIONS = {
+    "glance": "At a glance",
+    "missing": "Not in this report",
+    "pareto": "Quality against cost",
+    "quality": "Quality by dataset",
+    "forecasts": "Forecasts",
+    "fidelity": "Fidelity",
+    "worst": "Worst series",
+    "ranks": "Ranks",
+    "reproduce": "Reproduce",
+}
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write :func:`render_page` to a file, in one step.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    write_text_atomically(path, render_page(report))
+
+
+def render_page(report: Report) -> str:
+    """The page of a run. Parts that nothing was measured for are left out, and it says so."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tscompress.reports"),
+        # Names of models and datasets are other people's text.
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    parts = {**_quality(report), **_forecasts(report), **_ranks(report)}
+    shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
+    sections = [
+        (id_, title)
+        for id_, title in _SECTIONS.items()
+        if id_ in ("glance", "reproduce") or shown.get(id_, parts.get(id_))
+    ]
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        version=__version__,
+        sections=sections,
+        provenance=list(_facts(report.provenance or {})),
+        **parts,
+    )
+
+
+def _quality(report: Report) -> dict[str, Any]:
+    """Figures of scores and of cost."""
+    known = report.points[1].costs if report.points else {}
+    costs = [key for key in _PARETO_COSTS if key in known]
+    charts = [
+        (key, pareto_chart(report.points, metric, key)) for key in costs for metric in METRICS[::-1]
+    ]
+    forests = []
+    if report.comparison is not None:
+        (model,) = report.comparison.models
+        forests = [(metric, forest(model, metric)) for metric in METRICS[::-1]]
+    return {
+        "pareto": charts,
+        "costs": [(key, cost_label(key)) for key in costs],
+        "far": sum(any(is_far(p, metric) for metric in METRICS) for p in report.points),
+        "far_percent": f"{100 * FAR:g}",
+        "forests": forests,
+        "metrics": [(metric, metric) for metric, _ in forests],
+    }
+
+
+def _forecasts(report: Report) -> dict[str, Any]:
+    """Forecasts drawn, and how they differ."""
+    examples = report.result.examples
+    picked = [examples[i] for i in even_picks(len(examples), MAX_EXAMPLES).tolist()]
+    found: dict[str, Any] = {
+        "examples": [forecast_chart(one, _title(one)) for one in picked],
+        "fidelity": [],
+        "fidelity_rows": [],
+        "groups": [],
+        "worst": [],
+    }
+    fidelity = report.result.fidelity
+    if fidelity is None:
+        return found
+    return {
+        **found,
+        "fidelity": [draw(fidelity) for draw in (calibration_chart, shift_chart, drift_chart)],
+        "fidelity_rows": [fidelity_row(part) for part in fidelity.datasets],
+        "groups": [("frequency", fidelity.frequencies), ("context of", fidelity.contexts)],
+        "worst": [forecast_chart(one, _title(one)) for one in fidelity.worst],
+    }
+
+
+def _title(series: ForecastExample | WorstSeries) -> str:
+    """As :meth:`WorstSeries.panel` has it."""
+    title = f"{series.dataset} {series.series}"
+    if isinstance(series, WorstSeries) and series.ratio is not None:
+        title += f", loss × {series.ratio:.2f}"
+    return title
+
+
+def _ranks(report: Report) -> dict[str, Any]:
+    """The profile of the original."""
+    profile, plan = report.result.profile, report.result.plan
+    if profile is None:
+        return {"ranks": [], "heads": [], "flow": []}
+    return {
+        "ranks": rank_rows(profile, plan),
+        "roles": rank_roles(profile),
+        "epsilons": [(index, f"{epsilon:g}") for index, epsilon in enumerate(profile.epsilons)],
+        "middle": profile.middle,
+        "heads": head_charts(profile, plan),
+        "flow": flow_charts(profile),
+    }
+
+
+def _facts(provenance: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Versions and hashes as rows; whatever the file lacks is left out."""
+    for name in ("tscompress", "python"):
+        if name in provenance:
+            yield name, str(provenance[name])
+    libraries = provenance.get("libraries")
+    if isinstance(libraries, dict):
+        yield from ((str(name), str(version)) for name, version in libraries.items())
+    source = provenance.get("source")
+    if isinstance(source, dict):
+        if source.get("revision"):
+            yield "commit of the original", str(source["revision"])
+        yield from _hashes("original", source.get("sha256"))
+    yield from _hashes("compressed", provenance.get("sha256"))
+
+
+def _hashes(whose: str, hashes: object) -> Iterable[tuple[str, str]]:
+    if isinstance(hashes, dict):
+        yield from ((f"{whose}: {name}", str(value)) for name, value in hashes.items())

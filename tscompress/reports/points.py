@@ -1,0 +1,138 @@
+"""Models in the plane of cost and quality, and tables of them that others measured.
+
+``tscompress sweep`` and ``eval/peers.py`` write a CSV with a row for each model, the original among
+them. Columns of costs may be amounts or ratios: all are divided by the original's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from tscompress.errors import DataError, UsageError
+from tscompress.evaluation.comparison import Ratio, pareto_front
+from tscompress.evaluation.evaluate import METRICS
+from tscompress.io.untrusted import single_line
+
+TABLE_SUFFIX = ".csv"
+#: Cost to the names that its column may have.
+_COSTS = {
+    "parameters": ("parameters",),
+    "latency_ms": ("latency_ms", "latency"),
+    "bytes_on_disk": ("bytes_on_disk", "on disk"),
+    "peak_memory_bytes": ("peak_memory_bytes", "peak MiB"),
+    "macs": ("macs",),
+}
+#: What the row of the original has in ``method`` or ``kind``.
+_ORIGINAL = ("original", "dense")
+
+
+class Point(NamedTuple):
+    """A model in the plane of cost and quality; ratios are to the original."""
+
+    name: str
+    kind: str
+    costs: dict[str, float]
+    quality: dict[str, Ratio]
+
+
+def table_points(path: Path, model: str) -> list[Point]:
+    """The models of a CSV of ``tscompress sweep`` or ``eval/peers.py``, but for the original.
+
+    Parameters
+    ----------
+    model
+        The original that the table has to be of, if it says which.
+
+    Raises
+    ------
+    UsageError
+        The table is of another model.
+    DataError
+        The file cannot be read, lacks a column or the original's row, or has a number that is none.
+    """
+    try:
+        frame = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{str(path)!r} is no table of models: {single_line(error)}.") from error
+    kinds = _column(frame, ("method", "kind"), path)
+    originals = frame[frame[kinds].isin(_ORIGINAL)]
+    if len(originals) != 1:
+        raise DataError(
+            f"{str(path)!r} has {len(originals)} rows with {' or '.join(_ORIGINAL)} in {kinds!r}; "
+            "give a table that has the original once, as sweep and eval/peers.py write it."
+        )
+    others = sorted({*map(str, frame["model"])} - {model}) if "model" in frame else []
+    if others:
+        raise UsageError(
+            f"{str(path)!r} is of {single_line(others[0])!r}, this run of {model!r}; compare "
+            "models made of the same original."
+        )
+    original = originals.iloc[0]
+    labels = _column(frame, ("label",), path)
+    return [
+        Point(
+            _name(str(row[kinds]), str(row[labels])),
+            "other",
+            dict(_costs(row, original, path)),
+            {metric: _ratio(row, metric, path) for metric in METRICS},
+        )
+        for _, row in frame[~frame[kinds].isin(_ORIGINAL)].iterrows()
+    ]
+
+
+def front(points: Sequence[Point], metric: str, cost: str) -> set[str]:
+    """Names of the points that no other beats in both; all have the cost."""
+    costs = np.array([point.costs[cost] for point in points])
+    scores = np.array([point.quality[metric].ratio for point in points])
+    best = pareto_front(costs, scores)
+    return {point.name for point, on_front in zip(points, best, strict=True) if on_front}
+
+
+def _name(kind: str, label: str) -> str:
+    return label if label.startswith(kind) else f"{kind}: {label}"
+
+
+def _column(frame: pd.DataFrame, names: Sequence[str], path: Path) -> str:
+    found = next((name for name in names if name in frame.columns), None)
+    if found is None:
+        raise DataError(
+            f"{str(path)!r} has no column {' or '.join(map(repr, names))}; give a table that "
+            "tscompress sweep or eval/peers.py wrote."
+        )
+    return found
+
+
+def _costs(row: Any, original: Any, path: Path) -> Iterator[tuple[str, float]]:
+    """Ratios of those that the table has for this model."""
+    for cost, names in _COSTS.items():
+        name = next((name for name in names if name in row), None)
+        if name is None or pd.isna(row[name]) or pd.isna(original[name]):
+            continue
+        yield cost, _number(row, name, path) / _number(original, name, path)
+
+
+def _ratio(row: Any, metric: str, path: Path) -> Ratio:
+    central = metric if metric in row else f"{metric}_ratio"
+    if central not in row:
+        raise DataError(f"{str(path)!r} has no column {metric!r} or '{metric}_ratio'.")
+    ends = []
+    for end in ("low", "high"):
+        name = next((n for n in (f"{metric} {end}", f"{metric}_{end}") if n in row), None)
+        known = name is not None and not pd.isna(row[name])
+        ends.append(_number(row, str(name), path) if known else None)
+    return Ratio(ratio=_number(row, central, path), low=ends[0], high=ends[1])
+
+
+def _number(row: Any, name: str, path: Path) -> float:
+    try:
+        number = float(row[name])
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number) or number <= 0:
+        raise DataError(f"{str(path)!r} has {single_line(row[name])!r} in column {name!r}.")
+    return number

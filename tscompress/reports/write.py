@@ -1,0 +1,159 @@
+"""The report of a run: its data, one page of HTML, and Markdown with figures beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tscompress.benchmark.bench import bench_table
+from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.evaluate import evaluation_table
+from tscompress.io.files import cannot_write, check_output, write_text_atomically
+from tscompress.plotting import DPI, ComparisonRow, comparison_figure
+from tscompress.profiling.figures import save_profile_figures
+from tscompress.profiling.tables import profile_table
+from tscompress.reports.content import Report, headline, make_report, plan_label
+from tscompress.reports.page import write_page
+from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.run import RunResult
+from tscompress.workflows.run_files import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
+
+PAGE_FILE = "report.html"
+MARKDOWN_FILE = "report.md"
+
+
+def write_report(result: RunResult, recipe: Recipe) -> Path:
+    """Write what was measured, ``report.html``, ``report.md`` and figures; returns the Markdown.
+
+    Raises
+    ------
+    OutputError
+        The directory cannot be written to.
+    DataError
+        A score is not finite.
+    """
+    report = make_report(result, recipe)
+    save_run(result, recipe)
+    write_page(report, result.directory / PAGE_FILE)
+    _save_figures(report)
+    return write_markdown(report)
+
+
+def rewrite_report(
+    directory: str | Path,
+    output: str | Path | None = None,
+    *,
+    compare: Sequence[str | Path] = (),
+    force: bool = False,
+) -> Path:
+    """Make the page of a run again, from what lies in its directory; no model is loaded.
+
+    Parameters
+    ----------
+    output
+        The page alone, elsewhere; by default ``report.html`` and ``report.md`` in the directory.
+    compare
+        Directories of more runs with the same original, or CSV files of ``sweep`` or
+        ``eval/peers.py``, for the figure of quality against cost.
+    force
+        Replace a page that exists.
+
+    Returns
+    -------
+    Path
+        Of the page.
+
+    Raises
+    ------
+    UsageError
+        It is not the directory of a run, or one to compare does not fit.
+    OutputExistsError
+        The page exists and ``force`` is false.
+    DataError
+        A file holds something else than a run writes.
+    OutputError
+        The page cannot be written.
+    """
+    page = Path(directory) / PAGE_FILE if output is None else Path(output)
+    if page.is_dir():
+        raise cannot_write(page, "it is a directory")
+    report = make_report(*load_run(directory), others=compare)
+    read = [path for path in Path(directory).rglob("*") if path.is_file()]
+    measured = [path for path in read if path.suffix != ".html"]
+    check_output(page, force=force, inputs=[*compare, *measured])
+    write_page(report, page)
+    if output is None:
+        write_markdown(report)
+    return page
+
+
+def write_markdown(report: Report) -> Path:
+    """Write ``report.md`` into the run's directory, with the figures that lie there."""
+    directory = report.result.directory
+    drawn = [directory / FIGURE_FILE, *sorted((directory / PROFILE_DIRECTORY).glob("*.png"))]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tscompress.reports"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"plain": _plain, "ratio": _ratio}
+    text = environment.get_template("report.md.j2").render(
+        report=report,
+        figures=[figure.relative_to(directory) for figure in drawn if figure.is_file()],
+        page=PAGE_FILE,
+    )
+    path = directory / MARKDOWN_FILE
+    write_text_atomically(path, text)
+    return path
+
+
+def _plain(text: str) -> str:
+    """Names are other people's text: nothing in them is markup, a link or a new cell."""
+    return re.sub(r"([\\`*_\[\]<>|&])", r"\\\1", " ".join(text.split()))
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio:.3f}"
+    return f"{ratio.ratio:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+
+
+def _save_figures(report: Report) -> None:
+    """Figures of the Markdown, as PNG."""
+    directory = report.result.directory
+    row = _comparison_row(report)
+    if row is not None:
+        comparison_figure([row]).savefig(directory / FIGURE_FILE, dpi=DPI)
+    if report.result.profile is not None:
+        save_profile_figures(report.result.profile, directory / PROFILE_DIRECTORY)
+
+
+def _comparison_row(report: Report) -> ComparisonRow | None:
+    if len(report.points) < 2:
+        return None
+    ours = report.points[1]
+    return ComparisonRow(
+        plan_label(report.result.plan),
+        relative_wql=ours.quality["WQL"].ratio,
+        relative_mase=ours.quality["MASE"].ratio,
+        latency_ratio=ours.costs["latency_ms"],
+        parameter_ratio=ours.costs["parameters"],
+    )
+
+
+def report_tables(result: RunResult) -> list[Any]:
+    """Rich tables and lines of everything that was measured, for a terminal."""
+    shown: list[Any] = []
+    if result.profile is not None:
+        shown += [*profile_table(result.profile), "\n".join(result.profile.findings())]
+    if result.compressed is not None:
+        shown.append(evaluation_table(result.compressed, result.original, result.baseline))
+    if result.bench is not None:
+        shown.append(bench_table(result.bench))
+    return [*shown, result.plan.summary(), headline(result)]

@@ -1,0 +1,1 @@
+"""A recipe in, a result out: read the recipe, compress, save, run and sweep."""

@@ -1,0 +1,287 @@
+"""Compress a model in memory: calibrate, plan, operate, recover."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, wrap_pipeline
+from tscompress.compression.apply import apply_plan_, fold_planned_, keep_layers_
+from tscompress.compression.calibration import (
+    OWN_SOURCES,
+    CalibrationBatch,
+    Moment,
+    calibration_batches,
+    collect_moments,
+    seasonal_share,
+)
+from tscompress.compression.fold_plans import FitSchedule, Method, fold_plan_of, make_plan
+from tscompress.data.series import guarded
+from tscompress.data.synthetic import FloatArray
+from tscompress.errors import OutputExistsError, PlanError, UsageError
+from tscompress.io.freed_memory import return_memory
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PlannedSchedule
+from tscompress.progress import OnProgress, silent
+from tscompress.training.recovery import can_resume, recover_, what_differs
+from tscompress.workflows.recipe import Recipe, labels_of
+from tscompress.workflows.save import CompressedModel
+
+
+def compress_loaded_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    *,
+    plan: Plan | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
+    directory: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress = silent,
+) -> CompressedModel:
+    """Calibrate, plan, operate on and recover a model in memory, as ``recipe`` says.
+
+    Its weights change. ``directory`` is for the checkpoint and log of a recovery; one that was
+    stopped goes on from there. With ``force`` one of other models or settings makes way.
+    """
+    with guarded(labels_of(recipe, given=series is not None)):
+        return _compress_loaded_(loaded, recipe, plan, series, directory, force, on_progress)
+
+
+def _compress_loaded_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    plan: Plan | None,
+    series: Sequence[FloatArray] | str | Path | None,
+    directory: Path | None,
+    force: bool,
+    on_progress: OnProgress,
+) -> CompressedModel:
+    _check_original(loaded)
+    if recipe.recover is not None and directory is not None and not force:
+        _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
+    return_memory()  # of the stored weights, which were loaded before they became float32
+    method = plan.method if plan is not None else recipe.method
+    batches = _batches(loaded, recipe, method, series)
+    record: dict[str, Any] = {}
+    if batches:
+        record = recipe.calibration.model_dump()
+        if series is not None and recipe.calibration.source in OWN_SOURCES:
+            record["source"] = "given series"
+        record["series"] = sum(len(batch.context) for batch in batches)
+        record["seasonal_share"] = seasonal_share(batches)
+    original = _copy(loaded) if recipe.recover is not None else loaded
+    if method == "fold":
+        recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
+        record["precision"] = recipe.fold.precision
+        _fold_(loaded, recipe, plan, batches, on_progress)
+    else:
+        _factor_(loaded, recipe, plan, batches, on_progress)
+    recovery = None
+    if recipe.recover is not None:
+        stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
+        if directory is not None and not force:
+            differs = what_differs(directory, recipe.recover, original, loaded)
+            _check_unfinished(directory, differs)
+        recovery = recover_(
+            loaded,
+            original,
+            recipe.recover,
+            series=series,
+            directory=directory,
+            resume=stopped,
+            report=lambda line: on_progress("recover", round(1000 * line.share), 1000),
+        )
+        if not recovery.finished:
+            raise KeyboardInterrupt
+    cast_parameters_(loaded.model, loaded.stored_dtype)
+    known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    # A plan made by hand has no recipe: plan.json alone says what was done.
+    return CompressedModel(
+        **known, recipe=recipe if plan is None else None, calibration=record, recovery=recovery
+    )
+
+
+def _check_unfinished(directory: Path, differs: str | None) -> None:
+    """Refuse to replace a recovery that was stopped and is not the one that is asked for.
+
+    Raises
+    ------
+    OutputExistsError
+    """
+    if differs is not None:
+        raise OutputExistsError(
+            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; go on as it "
+            "was begun, or start afresh with --force (force=True)."
+        )
+
+
+def plan_loaded(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    *,
+    series: Sequence[FloatArray] | str | Path | None = None,
+    on_progress: OnProgress = silent,
+) -> Plan:
+    """What :func:`compress_loaded_` would do to a model, which stays as it is.
+
+    Free rotary frequencies are chosen only when the model is folded.
+    """
+    _check_original(loaded)
+    if recipe.method != "fold":
+        batches = _batches(loaded, recipe, recipe.method, series)
+        return _factor_plan(loaded, recipe, batches, on_progress)[0]
+    measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
+    recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
+    batches = _batches(loaded, recipe, "fold", series) if measures else []
+    return _fold_plan(loaded, recipe, batches, on_progress)
+
+
+def _check_original(loaded: LoadedModel) -> None:
+    _ = loaded.forecaster  # families that do not forecast are for profiling only
+    if loaded.plan is not None:
+        raise PlanError(f"{loaded.name!r} is compressed already; compress the original checkpoint.")
+
+
+def _batches(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    method: Method,
+    series: Sequence[FloatArray] | str | Path | None,
+) -> list[CalibrationBatch]:
+    """What the method is calibrated on; nothing for svd."""
+    if method != "svd":
+        return calibration_batches(loaded, recipe.calibration, series)
+    if series is not None:
+        raise UsageError("svd does not calibrate; give no series, or use another method.")
+    return []
+
+
+def _copy(loaded: LoadedModel) -> LoadedModel:
+    """The same model with weights of its own."""
+    model = copy.deepcopy(loaded.model)
+    return replace(loaded, model=model, pipeline=wrap_pipeline(loaded.family, model))
+
+
+def _factor_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    plan: Plan | None,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> None:
+    """Replace projections by two factors."""
+    if plan is None:
+        plan, moments = _factor_plan(loaded, recipe, batches, on_progress)
+    else:
+        feed_forward = bool(plan.parameters("feed_forward")[0])
+        moments = _moments(loaded, plan.method, feed_forward, batches, on_progress)
+    apply_plan_(loaded, plan, moments, lambda done, total: on_progress("factor", done, total))
+
+
+def _factor_plan(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> tuple[Plan, dict[str, Moment] | None]:
+    """The ranks that a recipe asks for, and the moments they were chosen by."""
+    assert recipe.schedule is not None
+    assert not isinstance(recipe.schedule, PlannedSchedule | FitSchedule)
+    moments = _moments(loaded, recipe.method, recipe.feed_forward, batches, on_progress)
+    on_progress("plan", 0, 1)
+    plan = make_plan(
+        loaded.model,
+        loaded.architecture,
+        recipe.method,
+        recipe.schedule,
+        moments=moments,
+        exclude=recipe.exclude,
+        feed_forward=recipe.feed_forward,
+    )
+    on_progress("plan", 1, 1)
+    return plan, moments
+
+
+def _moments(
+    loaded: LoadedModel,
+    method: Method,
+    feed_forward: bool,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> dict[str, Moment] | None:
+    """Second moments of what feeds the projections; None for a method without."""
+    if method != "activation-svd":
+        return None
+    architecture = loaded.architecture
+    names = [name for _, _, name in architecture.attention_projections()]
+    if feed_forward:
+        names += [name for _, _, name in architecture.feed_forward_projections()]
+    return collect_moments(
+        loaded, batches, names, lambda done: on_progress("calibrate", done, len(batches))
+    )
+
+
+def _fold_(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    plan: Plan | None,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> None:
+    """Make heads and hidden layers smaller."""
+    if plan is None:
+        plan = _fold_plan(loaded, recipe, batches, on_progress)
+    fold_planned_(
+        loaded,
+        plan,
+        batches,
+        recipe.fold,
+        lambda done, total: on_progress("fold", done, total),
+    )
+
+
+def _fold_plan(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    batches: Sequence[CalibrationBatch],
+    on_progress: OnProgress,
+) -> Plan:
+    """The sizes that a recipe asks for; ``batches`` are for what is measured first."""
+    if isinstance(recipe.schedule, PlannedSchedule):
+        return plan_within_budget(
+            loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
+        )
+    schedule = recipe.schedule
+
+    def planned(loaded: LoadedModel) -> Plan:
+        return fold_plan_of(
+            loaded.model,
+            loaded.architecture,
+            schedule,
+            ff_ratio=recipe.ff_ratio,
+            latent=recipe.latent,
+            width=recipe.width,
+            exclude=recipe.exclude,
+            free_frequencies=recipe.fold.frequencies == "free",
+        )
+
+    if recipe.layers is None:
+        return planned(loaded)
+    planned(loaded)  # what no layer allows is refused before anything is measured
+    kept = layers_that_stay(loaded, recipe.layers, batches, recipe.fold, on_progress)
+    fewer = replace(loaded)  # weights are shared
+    keep_layers_(fewer, kept)
+    plan = planned(fewer)
+    chosen = {**plan.schedule, "layers": list(recipe.layers)}
+    return plan.model_copy(update={"kept_layers": kept, "schedule": chosen})
+
+
+def finish_recovery(compressed: CompressedModel, work: Path) -> None:
+    """Remove ``work``, which a recovery is resumed from: its result is saved."""
+    if compressed.recovery is not None:
+        shutil.rmtree(work, ignore_errors=True)

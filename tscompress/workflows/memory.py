@@ -1,0 +1,81 @@
+"""About how much memory a compression takes, from config and headers, before any weights are read.
+
+Everything is done in float32, whatever the checkpoint's dtype: while it is loaded, weights and the
+pages of its mapped files; then weights and what the method adds; at last the result twice, as it is
+in memory and as it was loaded back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import psutil
+
+from tscompress.checkpoints.config_checks import check_config
+from tscompress.checkpoints.format import base_config_of
+from tscompress.checkpoints.load import Checkpoint
+from tscompress.plan.schedules import PlannedSchedule
+from tscompress.workflows.recipe import Recipe
+
+_PROJECTION = re.compile(r"\.[qkvo]\.weight$")
+_FEED_FORWARD = re.compile(r"\.w[io]\.weight$")
+#: Streams of the original, of the model changed so far, and the encoder's output that is read.
+_STREAMS = 3
+
+
+def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str, int]:
+    """What a compression holds at its peak, by part; the sum is the estimate, in bytes.
+
+    ``process`` is what the interpreter and the libraries hold now; ``weights`` those of the model
+    in float32, with ``recover`` also the original's, and with ``layers`` or a budget in latency or
+    WQL those of the candidates that are measured; ``work`` what is needed besides, at the
+    greediest moment. A recovery's own needs are those of
+    :func:`tscompress.training.recovery_config.memory_bytes`.
+
+    Raises
+    ------
+    CorruptCheckpointError, UnsupportedModelError
+        No model has such a config.
+    """
+    weights = 4 * checkpoint.parameters
+    method_bytes = _stream_bytes if recipe.method == "fold" else _factor_bytes
+    copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
+    if isinstance(recipe.schedule, PlannedSchedule):
+        copies = max(copies, 2 if recipe.schedule.budget.measure in ("latency", "wql") else 1)
+    return {
+        "process": int(psutil.Process().memory_info().rss),
+        "weights": weights * copies,
+        "work": max(checkpoint.bytes_on_disk, method_bytes(checkpoint, recipe)),
+    }
+
+
+def _factor_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """Two factors are made only where they are smaller than what they replace."""
+    planned = [_PROJECTION, *([_FEED_FORWARD] if recipe.feed_forward else [])]
+    matrices = [
+        tensor.shape
+        for name, tensor in checkpoint.stored.items()
+        if len(tensor.shape) == 2 and any(pattern.search(name) for pattern in planned)
+    ]
+    factors = sum(4 * rows * columns for rows, columns in matrices)
+    if recipe.method == "svd":
+        return factors
+    return factors + sum(8 * columns**2 for _, columns in matrices)  # moments of the inputs
+
+
+def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
+    """The residual streams of all calibration series, which are carried from layer to layer."""
+    config = base_config_of(checkpoint.config) if checkpoint.is_factored else checkpoint.config
+    settings = config.get("chronos_config")
+    if not isinstance(settings, Mapping):
+        return 0  # a family for profiling only, or what loading will refuse
+    check_config(config, checkpoint.source, len(checkpoint.stored))
+    tokens = "tokenizer_class" in settings
+    patch = int(settings.get("input_patch_stride", 1))
+    longest = min(recipe.calibration.context_length, int(settings.get("context_length", 0)))
+    series = recipe.calibration.num_series or (256 if tokens else 1024)
+    ahead = int(settings.get("prediction_length", 0)) if tokens else 1
+    twice = 2 if tokens and recipe.fold.continuations == "both" else 1
+    positions = twice * series * (longest // patch + 1 + ahead)
+    return _STREAMS * 4 * positions * int(config.get("d_model", 0))

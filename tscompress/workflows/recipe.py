@@ -1,0 +1,264 @@
+"""The recipe: one YAML file that says everything about a compression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from tscompress.benchmark.bench import Workload
+from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
+from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_plans import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    FitSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+)
+from tscompress.data.suites import (
+    FREQUENCIES_SUITE,
+    OFFLINE_SUITE,
+    Fingerprints,
+    LongFormat,
+    find_suite,
+    label_fingerprints,
+    load_suite,
+)
+from tscompress.errors import RecipeError
+from tscompress.io.files import user_path
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
+from tscompress.plan.schedules import PlannedSchedule
+from tscompress.training.pretraining import PretrainRecipe
+from tscompress.training.recovery_config import RecoveryConfig
+
+M = TypeVar("M", bound=BaseModel)
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class EvaluationConfig(BaseModel):
+    """What a compressed model is scored on."""
+
+    model_config = _STRICT
+
+    suite: str = "offline"
+    long_format: LongFormat | None = Field(
+        default=None, description="for a suite that is a file of series: horizon, columns, ..."
+    )
+    datasets: tuple[str, ...] | None = Field(default=None, description="null: the whole suite")
+    max_series: int | None = Field(default=None, ge=1, description="first N series of each dataset")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=32, description="auto: as many series as fit into free memory"
+    )
+    seed: int = 0
+    root: str | None = Field(
+        default=None, description="local copy of the datasets: <root>/<dataset>/*.parquet"
+    )
+
+
+class ProfileConfig(BaseModel):
+    """Thresholds of the rank profile."""
+
+    model_config = _STRICT
+
+    epsilons: tuple[float, ...] = Field(default=(0.3, 0.1, 0.03, 0.01), min_length=1)
+
+
+AnySchedule = Annotated[
+    EpsilonSchedule
+    | RankSchedule
+    | EnergySchedule
+    | PowerLawSchedule
+    | BudgetSchedule
+    | FitSchedule
+    | PlannedSchedule,
+    Field(discriminator="kind"),
+]
+
+
+#: What fold makes smaller besides heads: with one of these a schedule is not needed.
+SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "width", "layers")
+
+
+class Recipe(BaseModel):
+    """A compression from the model to the output directory."""
+
+    model_config = _STRICT
+
+    model: str
+    revision: str | None = None
+    output: str
+    method: Method = "fold"
+    schedule: AnySchedule | None = Field(
+        default=RankSchedule(rank=16), description="null, with fold: heads keep their size"
+    )
+    ff_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="hidden units that fold keeps; null: all"
+    )
+    latent: int | None = Field(
+        default=None, ge=1, description="with fold: size of what all cross-attention reads"
+    )
+    width: int | None = Field(
+        default=None, ge=1, description="with fold: numbers of the residual stream, d_model"
+    )
+    layers: tuple[PositiveInt, ...] | None = Field(
+        default=None, min_length=1, max_length=2,
+        description="experimental, with fold: layers that stay, of the encoder and of the decoder",
+    )  # fmt: skip
+    fold: FoldConfig = FoldConfig()
+    exclude: tuple[str, ...] = Field(
+        default=(), description="shell patterns on layer names; a width narrows these as well"
+    )
+    feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
+    calibration: CalibrationConfig = CalibrationConfig()
+    recover: RecoveryConfig | None = Field(
+        default=None, description="distil from the original afterwards; null: no training"
+    )
+    profile: ProfileConfig | None = Field(default=ProfileConfig(), description="null: skip it")
+    evaluation: EvaluationConfig | None = Field(
+        default=EvaluationConfig(), description="null: skip it"
+    )
+    bench: Workload | None = Field(default=Workload(), description="null: skip it")
+
+    @model_validator(mode="after")
+    def _options_belong_to_the_method(self) -> Recipe:
+        kind = None if self.schedule is None else self.schedule.kind
+        if self.method == "fold":
+            if kind is None and all(getattr(self, name) is None for name in SIZES_BESIDE_HEADS):
+                raise ValueError(
+                    "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"
+                )
+            if kind == "budget":
+                raise ValueError(
+                    "a budget for fold says of what, such as "
+                    "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
+                )
+            if kind == "planned" and self.ff_ratio is not None:
+                raise ValueError("a budget chooses the hidden units; give no ff_ratio with it")
+            if kind == "planned" and self.latent is not None:
+                raise ValueError("a budget plans folded heads; give no latent with it")
+            if kind == "planned" and self.width is not None:
+                raise ValueError("a budget chooses the width; give no width with it")
+            if kind == "planned" and self.layers is not None:
+                raise ValueError("a budget chooses the layers by depth: true; give no layers too")
+            if kind == "planned" and self.exclude:
+                raise ValueError("a budget considers every layer; give no exclude with it")
+            if isinstance(self.schedule, PlannedSchedule) and (
+                self.schedule.layout == "folded" and self.fold.frequencies == "free"
+            ):
+                raise ValueError(
+                    "free frequencies make a factored checkpoint; give layout: factored with them"
+                )
+            if self.layers is not None and self.exclude:
+                raise ValueError(
+                    "which layers stay is not known to exclude; leave it out, or edit the plan"
+                )
+            if self.feed_forward:
+                raise ValueError("fold sizes feed-forwards by ff_ratio; leave out feed_forward")
+            return self
+        if kind in (None, "fit", "planned"):
+            raise ValueError(
+                f"{self.method} needs a schedule of kind epsilon, rank, energy, power-law or budget"
+            )
+        if self.ff_ratio is not None:
+            raise ValueError(f"ff_ratio is for fold; {self.method} has feed_forward")
+        if self.latent is not None:
+            raise ValueError(f"latent is for fold; {self.method} factors each projection")
+        if self.width is not None:
+            raise ValueError(f"width is for fold; {self.method} factors each projection")
+        if self.layers is not None:
+            raise ValueError(f"layers is for fold; {self.method} keeps all of them")
+        return self
+
+    def to_yaml(self) -> str:
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return text
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a compression recipe.
+
+    Raises
+    ------
+    RecipeError
+        The file is missing, is not YAML, or has an unknown key or a value out of range.
+    """
+    return parse_recipe(Recipe, path)
+
+
+def load_pretrain_recipe(path: str | Path) -> PretrainRecipe:
+    """Read a pretraining recipe; RecipeError as in :func:`load_recipe`."""
+    return parse_recipe(PretrainRecipe, path)
+
+
+def load_recovery_config(path: str | Path) -> RecoveryConfig:
+    """Read what a recipe has below ``recover``; RecipeError as in :func:`load_recipe`."""
+    return parse_recipe(RecoveryConfig, path)
+
+
+def parse_recipe(model: type[M], path: str | Path) -> M:
+    """A YAML file as ``model``; RecipeError as in :func:`load_recipe`."""
+    path = Path(path)
+    try:
+        content: Any = read_yaml(path)
+    except FileNotFoundError:
+        raise RecipeError(f"there is no recipe at {str(path)!r}.") from None
+    except UnreadableFileError as error:
+        raise RecipeError(f"{str(path)!r} cannot be read as YAML: {error}.") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"{str(path)!r} holds no mapping; see recipes/ for examples.")
+    return validate(model, content, source=repr(str(path)))
+
+
+def validate(model: type[M], content: dict[str, Any], source: str) -> M:
+    """``content`` as ``model``; RecipeError names the first offending key."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        where, reason, first = first_problem(error)
+        if not where:  # of several keys together: the message names them
+            raise RecipeError(f"{source}: {reason}.") from None
+        if first["type"] == "extra_forbidden":
+            allowed = ", ".join(model.model_fields) if len(first["loc"]) == 1 else "see the docs"
+            raise RecipeError(
+                f"{source}: unknown key {where!r}; allowed here: {allowed}."
+            ) from None
+        raise RecipeError(f"{source}: {where}: {reason} (got {shown(first['input'])}).") from None
+
+
+def inputs_of(recipe: Recipe) -> list[str | Path | None]:
+    """What a recipe reads: paths, and names of other things, such as Hub ids and suites."""
+    found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
+    if recipe.evaluation is not None:
+        found += [recipe.evaluation.suite, recipe.evaluation.root]
+    return found
+
+
+def series_files(config: RecoveryConfig | None) -> list[str | Path | None]:
+    """The sources of series of a recovery, and all that lies in those that are directories."""
+    found: list[str | Path | None] = []
+    for source in () if config is None else config.series:
+        directory = user_path(source)
+        found += [source, *(directory.rglob("*") if directory.is_dir() else ())]
+    return found
+
+
+def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:
+    """What a recipe is scored on, where it may learn from that; the offline suites are known.
+
+    Of the suites that have names, what wheels have in common with them is not offered anyway.
+    ``given``: it learns from series besides its own.
+    """
+    config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
+    if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+        return []
+    from_files = given or trained or recipe.calibration.source not in OWN_SOURCES
+    if not from_files and not Path(config.suite).suffix:
+        return []
+    suite = find_suite(config.suite, config.long_format)
+    datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)
+    return [label_fingerprints(dataset) for dataset in datasets]

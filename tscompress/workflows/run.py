@@ -1,0 +1,149 @@
+"""The whole walk of a recipe: profile, compress, save, evaluate, bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tscompress.benchmark import bench as latency
+from tscompress.checkpoints.load import LoadedModel, load, model_name
+from tscompress.data.series import guarded
+from tscompress.data.suites import EvaluationDataset
+from tscompress.evaluation.evaluate import SEASONAL_NAIVE, EvaluationResult, Quantiles
+from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
+from tscompress.evaluation.typical_series import ForecastExample, typical_example
+from tscompress.io.files import check_output, user_path
+from tscompress.plan.plan import Plan
+from tscompress.profiling.measure import profile
+from tscompress.profiling.rank_profile import RankProfile
+from tscompress.progress import OnProgress, silent
+from tscompress.workflows.compress import compress_loaded_, finish_recovery
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
+from tscompress.workflows.save import save
+
+#: Where a run keeps what an unfinished recovery is resumed from.
+WORK = "recovery"
+
+
+@dataclass
+class RunResult:
+    """What :func:`run` measured; :mod:`tscompress.workflows.run_files` puts it on disk and reads it
+    back.
+
+    Attributes
+    ----------
+    directory, checkpoint
+        The recipe's output, and the compressed checkpoint in it.
+    examples
+        Forecasts of both models, for one series of each dataset.
+    """
+
+    directory: Path
+    checkpoint: Path
+    plan: Plan
+    profile: RankProfile | None = None
+    original: EvaluationResult | None = None
+    compressed: EvaluationResult | None = None
+    baseline: EvaluationResult | None = None
+    fidelity: Fidelity | None = None
+    examples: tuple[ForecastExample, ...] = ()
+    bench: latency.BenchResult | None = None
+
+
+def run(
+    recipe: Recipe,
+    *,
+    force: bool = False,
+    device: str = "cpu",
+    on_progress: OnProgress = silent,
+) -> RunResult:
+    """The whole walk: the compressed checkpoint goes below ``recipe.output``, and is measured.
+
+    The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
+    chooses batch size and device by it, and asks for a GPU where the path contains
+    ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
+    recipe is run again; with another, only ``force`` replaces it.
+
+    Raises
+    ------
+    TscompressError
+        A subclass says what was wrong; nothing is left half-written.
+    """
+    output = user_path(recipe.output)
+    target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
+    check_output(target, force=force, inputs=inputs_of(recipe))
+    if recipe.recover is not None:
+        check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
+    loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    measured: RankProfile | None = None
+    if recipe.profile is not None:
+        with guarded(labels_of(recipe)):
+            measured = profile(
+                loaded,
+                epsilons=recipe.profile.epsilons,
+                calibration=recipe.calibration,
+                on_progress=lambda *step: on_progress("profile", *_last_two(step)),
+            )
+    compressed = compress_loaded_(
+        loaded, recipe, directory=work, force=force, on_progress=on_progress
+    )
+    save(compressed, target, force=force)
+    finish_recovery(compressed, work)
+
+    original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
+    again = load(target, device=device, dtype=torch.float32)
+    assert compressed.plan is not None
+    result = RunResult(output, target, compressed.plan, measured)
+    if recipe.evaluation is not None:
+        _evaluate_(result, original, again, recipe.evaluation, on_progress)
+    if recipe.bench is not None:
+        workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
+        result.bench = latency.bench(
+            [(original.name, original.forecaster), (again.name, again.forecaster)],
+            workload,
+            measure_memory=True,
+            directories={original.name: original.directory, again.name: again.directory},
+            on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
+        )
+    return result
+
+
+def _evaluate_(
+    result: RunResult,
+    original: LoadedModel,
+    compressed: LoadedModel,
+    config: EvaluationConfig,
+    on_progress: OnProgress,
+) -> None:
+    """Put the scores of both models and of seasonal naive into ``result``, and how both differ."""
+    before: dict[str, Quantiles] = {}
+    parts: list[DatasetFidelity] = []
+    examples: list[ForecastExample] = []
+
+    def keep(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        before[dataset.name] = quantiles
+
+    def hold_against(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        dense = before.pop(dataset.name)
+        parts.append(dataset_fidelity(dense, quantiles, dataset))
+        examples.append(typical_example(dense, quantiles, dataset))
+
+    result.baseline = score(SEASONAL_NAIVE, SEASONAL_NAIVE, config, on_progress)
+    result.original = score(
+        original.forecaster, original.name, config, on_progress, on_forecasts=keep
+    )
+    result.compressed = score(
+        compressed.forecaster, compressed.name, config, on_progress, on_forecasts=hold_against
+    )
+    result.fidelity = summarize(parts)
+    result.examples = tuple(examples)
+
+
+def _last_two(step: Sequence[Any]) -> tuple[int, int]:
+    done, total = step[-2:]
+    return int(done), int(total)

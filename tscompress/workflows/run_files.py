@@ -1,0 +1,283 @@
+"""What :func:`tscompress.run` leaves in its directory besides the checkpoint: written, read back.
+
+``report.json`` says what was done and what it takes; ``scores.json`` (both models) and
+``scores-seasonal-naive.json`` have every series' part of the scores; ``fidelity.json`` and
+``forecasts.json`` what both models said; ``profile/`` the ranks. All of it is plain data, so that
+tables and pages are made without loading a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from tscompress.benchmark.bench import BenchResult
+from tscompress.checkpoints.format import PLAN_FILE
+from tscompress.checkpoints.load import PROVENANCE_FILE
+from tscompress.errors import DataError, PlanError, RecipeError, UsageError
+from tscompress.evaluation.evaluate import (
+    SCORES_FILE,
+    EvaluationResult,
+    load_results,
+    relative,
+    results_json,
+)
+from tscompress.evaluation.fidelity import Fidelity
+from tscompress.evaluation.typical_series import ForecastExample
+from tscompress.io.files import write_text_atomically
+from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
+from tscompress.plan.plan import Plan
+from tscompress.profiling.rank_profile import RankProfile
+from tscompress.workflows.recipe import Recipe, validate
+from tscompress.workflows.run import RunResult
+
+RUN_FILE = "report.json"
+BASELINE_FILE = "scores-seasonal-naive.json"
+FIDELITY_FILE = "fidelity.json"
+FORECASTS_FILE = "forecasts.json"
+FIGURE_FILE = "comparison.png"
+PROFILE_DIRECTORY, PROFILE_FILE = "profile", "profile.json"
+_TABLES = ("scores.csv", "scores-original.csv", "scores-seasonal-naive.csv")
+FILES = (SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, FIGURE_FILE, *_TABLES)
+_EXAMPLES = TypeAdapter(tuple[ForecastExample, ...])
+_BENCH = TypeAdapter(BenchResult)
+
+
+# --------------------------------------------------------------------------------------------------
+# Writing
+# --------------------------------------------------------------------------------------------------
+
+
+def save_run(result: RunResult, recipe: Recipe) -> None:
+    """Write everything that was measured below ``result.directory``.
+
+    Each file is replaced in one step. What an earlier run left of its measurements and figures
+    goes away, so that no page ever mixes two runs.
+
+    Raises
+    ------
+    OutputError
+        The directory cannot be written to.
+    """
+    directory, profile = result.directory, result.directory / PROFILE_DIRECTORY
+    content = _contents(result)
+    # First away and last back: without it nobody takes the directory for a run's.
+    for name in (RUN_FILE, *FILES):
+        if name not in content:
+            (directory / name).unlink(missing_ok=True)
+    for path in (profile / PROFILE_FILE, *profile.glob("*.png")):
+        path.unlink(missing_ok=True)
+    for name, text in content.items():
+        write_text_atomically(directory / name, text)
+    if result.profile is not None:
+        result.profile.save(profile)
+    write_text_atomically(
+        directory / RUN_FILE, json.dumps(_record(result, recipe), indent=2) + "\n"
+    )
+
+
+def _contents(result: RunResult) -> dict[str, str]:
+    """Text of each file that there is something for."""
+    found: dict[str, str] = {}
+    if result.compressed is not None and result.original is not None:
+        scores: dict[str, Any] = {
+            "result": result.compressed.to_dict(),
+            "against": result.original.to_dict(),
+            "relative_to_against": relative(result.compressed, result.original),
+        }
+        if result.baseline is not None:
+            scores["relative_to_seasonal_naive"] = relative(result.compressed, result.baseline)
+        found[SCORES_FILE] = results_json(scores)
+    if result.baseline is not None:
+        found[BASELINE_FILE] = results_json({"result": result.baseline.to_dict()})
+    tables = (result.compressed, result.original, result.baseline)
+    for name, scored in zip(_TABLES, tables, strict=True):
+        if scored is not None:
+            found[name] = scored.frame().to_csv(index=False, lineterminator="\n")
+    if result.fidelity is not None:
+        found[FIDELITY_FILE] = _fidelity_json(result.fidelity)
+    if result.examples:
+        found[FORECASTS_FILE] = _EXAMPLES.dump_json(result.examples).decode() + "\n"
+    return found
+
+
+def _fidelity_json(fidelity: Fidelity) -> str:
+    """The worst series of each dataset are left out, as in its ``to_dict``; NaN becomes null."""
+    text: str = fidelity.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})
+    return text + "\n"
+
+
+def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
+    """What ``report.json`` holds."""
+    ratios = naive = None
+    if result.compressed is not None and result.original is not None:
+        ratios = relative(result.compressed, result.original)
+    if result.compressed is not None and result.baseline is not None:
+        naive = relative(result.compressed, result.baseline)
+    return {
+        "recipe": recipe.model_dump(mode="json"),
+        "checkpoint": result.checkpoint.name,
+        "plan": result.plan.model_dump(mode="json"),
+        "attention_parameter_ratio": result.plan.attention_parameter_ratio,
+        "relative": ratios,
+        "relative_to_seasonal_naive": naive,
+        "bench": None if result.bench is None else result.bench.to_dict(),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading
+# --------------------------------------------------------------------------------------------------
+
+
+def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
+    """Read back what :func:`save_run` wrote; no model is loaded.
+
+    What was not measured is None. The checkpoint may have been moved elsewhere.
+
+    Raises
+    ------
+    UsageError
+        It is not the directory of a run, or the checkpoint in it is of another run.
+    DataError
+        A file holds something else than a run writes.
+    """
+    directory = Path(directory)
+    path = directory / RUN_FILE
+    if not path.is_file():
+        raise UsageError(
+            f"{str(directory)!r} is not the directory of a finished run: it has no {RUN_FILE}; "
+            "give the output of `tscompress run`."
+        )
+    content = _read(path)
+    if not isinstance(content, dict) or not {"recipe", "plan"} <= content.keys():
+        raise DataError(f"{str(path)!r} is not what `tscompress run` writes; run it again.")
+    recipe, plan = _parsed(content, path)
+    checkpoint = directory / Path(str(content.get("checkpoint") or "-")).name
+    _check_checkpoint(checkpoint, plan)
+    scores = _scores(directory)
+    baseline = directory / BASELINE_FILE
+    result = RunResult(
+        directory=directory,
+        checkpoint=checkpoint,
+        plan=plan,
+        profile=_profile(directory / PROFILE_DIRECTORY / PROFILE_FILE),
+        original=scores[1] if scores else None,
+        compressed=scores[0] if scores else None,
+        baseline=EvaluationResult.load(baseline) if baseline.is_file() else None,
+        fidelity=_fidelity(directory / FIDELITY_FILE),
+        examples=_validated(_EXAMPLES.validate_python, directory / FORECASTS_FILE) or (),
+        bench=_bench(content, path),
+    )
+    return result, recipe
+
+
+def read_provenance(checkpoint: Path) -> dict[str, Any] | None:
+    """Hashes, versions and calibration that lie beside the weights; None if there are none.
+
+    Raises
+    ------
+    DataError
+        They cannot be read.
+    """
+    path = checkpoint / PROVENANCE_FILE
+    if not path.is_file():
+        return None
+    content = _read(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{str(path)!r} is not what `tscompress compress` writes.")
+    return content
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, UnreadableFileError) as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error}; run it again.") from None
+
+
+def _parsed(content: dict[str, Any], path: Path) -> tuple[Recipe, Plan]:
+    source = repr(str(path))
+    try:
+        if not isinstance(content["recipe"], dict) or not isinstance(content["plan"], dict):
+            raise DataError(f"{source}: recipe and plan are no mappings; run it again.")
+        return validate(Recipe, content["recipe"], source), Plan.parse(content["plan"], source)
+    except (RecipeError, PlanError) as error:
+        raise DataError(str(error)) from None
+
+
+def _check_checkpoint(checkpoint: Path, plan: Plan) -> None:
+    """Refuse a page about another checkpoint than the one that lies there."""
+    path = checkpoint / PLAN_FILE
+    if path.is_file() and Plan.load(path) != plan:
+        raise UsageError(
+            f"{str(checkpoint.parent)!r} is incomplete: {RUN_FILE} tells of another plan than "
+            f"{checkpoint.name} has, so that run did not finish; run it again with --force."
+        )
+
+
+def _scores(directory: Path) -> tuple[EvaluationResult, EvaluationResult] | None:
+    if not (directory / SCORES_FILE).is_file():
+        return None
+    found = load_results(directory)
+    if len(found) != 2:
+        raise DataError(
+            f"{str(directory / SCORES_FILE)!r} has no scores of the original; run it again."
+        )
+    return found[0], found[1]
+
+
+def _validated(parse: Any, path: Path) -> Any:
+    """What ``parse`` makes of a JSON file; None where there is none."""
+    if not path.is_file():
+        return None
+    content = _read(path)
+    try:
+        return parse(content)
+    except ValidationError as error:
+        where, reason, _ = first_problem(error)
+        raise DataError(
+            f"{str(path)!r} is not what `tscompress run` writes: {where}: {reason}; run it again."
+        ) from None
+
+
+def _profile(path: Path) -> RankProfile | None:
+    found: RankProfile | None = _validated(RankProfile.model_validate, path)
+    return found
+
+
+def _bench(content: dict[str, Any], path: Path) -> BenchResult | None:
+    if content.get("bench") is None:
+        return None
+    try:
+        found = _BENCH.validate_python(content["bench"])
+    except ValidationError as error:
+        where, reason, _ = first_problem(error)
+        raise DataError(f"{str(path)!r}: bench.{where}: {reason}; run it again.") from None
+    if len(found.models) != 2:
+        raise DataError(f"{str(path)!r}: bench has {len(found.models)} models, not two.")
+    return found
+
+
+def _fidelity(path: Path) -> Fidelity | None:
+    def parse(content: Any) -> Fidelity:
+        # Content of another shape is left as it is: validation says what is wrong with it.
+        with suppress(KeyError, TypeError):
+            content["drift"] = _with_nan(content["drift"])
+            for part in content["datasets"]:
+                part["worst"] = ()
+            for series in content["worst"]:
+                series |= {key: _with_nan(series[key]) for key in ("context", "label")}
+        return Fidelity.model_validate(content)
+
+    found: Fidelity | None = _validated(parse, path)
+    return found
+
+
+def _with_nan(values: list[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

@@ -1,0 +1,212 @@
+"""Saving a compressed model, and proving that what was written loads back the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tscompress.checkpoints.format import (
+    MAX_SHARD_SIZE,
+    PLAN_FILE,
+    unique_tensors,
+    write_factored,
+    write_folded,
+)
+from tscompress.checkpoints.load import (
+    GENERATION_FILE,
+    PROVENANCE_FILE,
+    LoadedModel,
+    load,
+    source_files,
+)
+from tscompress.checkpoints.provenance import hashes, write_provenance
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.data.seasonality import season_note
+from tscompress.errors import PlanError, VerificationError
+from tscompress.io.files import new_directory, user_path, write_text_atomically
+from tscompress.io.freed_memory import return_memory
+from tscompress.io.untrusted import UnreadableFileError, read_json
+from tscompress.plan.plan import Plan
+from tscompress.plotting import DPI, loss_figure
+from tscompress.training.recovery import RecoveryResult
+from tscompress.workflows.recipe import Recipe, load_recipe
+
+RECIPE_FILE = "recipe.yaml"
+RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
+
+
+@dataclass
+class CompressedModel(LoadedModel):
+    """A model after surgery, with what is needed to say how it came about."""
+
+    recipe: Recipe | None = None
+    calibration: dict[str, Any] = field(default_factory=dict)
+    recovery: RecoveryResult | None = None
+
+    @property
+    def note(self) -> str | None:
+        """What the calibration series lack, if anything, in one line."""
+        record = self.calibration
+        return season_note(record.get("seasonal_share"), record.get("series", 0))
+
+
+def save(
+    compressed: CompressedModel,
+    output: str | Path,
+    *,
+    force: bool = False,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> Path:
+    """Write a checkpoint directory, load it back, compare, and only then put it in place.
+
+    A model folded to the same sizes everywhere becomes a plain checkpoint that stock software
+    loads; anything else becomes a factored one. Besides config and weights the directory holds
+    ``plan.json``, ``recipe.yaml`` and ``provenance.json`` (source, revision, hashes, library
+    versions, calibration), and after a recovery its log, ``recovery.jsonl`` and ``recovery.png``.
+    Give it a name that contains the original's: AutoGluon chooses batch size and device by it.
+
+    Parameters
+    ----------
+    max_shard_size
+        Of one weight file, in bytes or as ``"5GB"``; more is spread over several files, with the
+        index that stock software reads.
+
+    Raises
+    ------
+    PlanError
+        The plan keeps every layer as it is: there is nothing to save.
+    UsageError
+        ``max_shard_size`` is not a size.
+    OutputExistsError
+        ``output`` holds something and ``force`` is false; or it is or holds the model that
+        ``compressed`` was made from.
+    VerificationError
+        What was written does not load back bit-equal.
+    """
+    plan = compressed.plan
+    if plan is None or not plan.changes_anything:
+        raise PlanError(
+            "the plan keeps every layer dense, so there is nothing to save; "
+            "ask for a lower rank, a larger epsilon or a smaller budget."
+        )
+    output = user_path(output)
+    return_memory()  # of the float32 weights, before the result is loaded beside itself
+    with new_directory(output, force=force, inputs=[compressed.directory]) as directory:
+        _write_model(compressed, plan, directory, max_shard_size)
+        if compressed.recipe is not None:
+            resolved = {"output": str(output), "revision": compressed.revision}
+            recipe = compressed.recipe.model_copy(update=resolved)
+            write_text_atomically(directory / RECIPE_FILE, recipe.to_yaml())
+        _write_provenance(compressed, directory)
+        if compressed.recovery is not None:
+            _write_log(compressed.recovery, directory)
+        verify(compressed, directory)
+    return output
+
+
+def _write_model(
+    compressed: CompressedModel, plan: Plan, directory: Path, max_shard_size: int | str
+) -> None:
+    if plan.uniform_sizes is None:
+        write_factored(compressed.model, plan, compressed.config, directory, max_shard_size)
+        return
+    dtype = compressed.stored_dtype
+    write_folded(compressed.model, plan, compressed.config, dtype, directory, max_shard_size)
+    generation = compressed.directory / GENERATION_FILE
+    if generation.is_file():
+        shutil.copyfile(generation, directory / GENERATION_FILE)
+
+
+def _write_log(recovery: RecoveryResult, directory: Path) -> None:
+    records = [asdict(line) for line in recovery.history]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    write_text_atomically(directory / RECOVERY_LOG_FILE, text)
+    loss_figure(records, recovery.best_step).savefig(directory / RECOVERY_FIGURE_FILE, dpi=DPI)
+
+
+def verify(compressed: LoadedModel, directory: Path) -> None:
+    """Load ``directory`` afresh and compare weights and one forward pass, bit for bit.
+
+    Raises
+    ------
+    VerificationError
+    """
+    device = str(next(compressed.model.parameters()).device)
+    reloaded = load(directory, device=device)
+    # Frozen weights take another path through matmul, and its last digit differs.
+    reloaded.model.requires_grad_(next(compressed.model.parameters()).requires_grad)
+    ours, theirs = unique_tensors(compressed.model), unique_tensors(reloaded.model)
+    different = [n for n in ours if n not in theirs or not torch.equal(ours[n], theirs[n])]
+    if different or len(ours) != len(theirs):
+        name = (different or sorted(set(theirs) - set(ours)))[0]
+        raise VerificationError(f"{name} does not load back as it was in memory; nothing was kept.")
+    for model in (compressed.model, reloaded.model):
+        for parameter in model.parameters():
+            # Memory that is aligned otherwise, as in a loaded file, rounds products otherwise.
+            parameter.data = parameter.data.clone()
+    probe = CalibrationBatch(_probe(2, 48), _probe(2, 8))
+    ours_out, theirs_out = _output(compressed, probe), _output(reloaded, probe)
+    if not torch.allclose(ours_out, theirs_out, rtol=0, atol=0, equal_nan=True):
+        raise VerificationError("the saved model predicts differently; nothing was kept.")
+
+
+def _probe(rows: int, steps: int) -> torch.Tensor:
+    time = torch.arange(steps, dtype=torch.float32)
+    return torch.stack([torch.sin(time / (2 + row)) + 0.01 * time for row in range(rows)])
+
+
+def _output(loaded: LoadedModel, probe: CalibrationBatch) -> torch.Tensor:
+    output = run_teacher_forced(loaded, probe)
+    result: torch.Tensor = output.logits if "logits" in output else output.quantile_preds
+    return result
+
+
+def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
+    source = {
+        "model": compressed.source,
+        "revision": compressed.revision,
+        "family": compressed.family,
+        "sha256": hashes(source_files(compressed.directory)),
+    }
+    recipe = directory / RECIPE_FILE
+    write_provenance(
+        directory,
+        source,
+        others=[recipe] if recipe.is_file() else [],
+        dtype=str(compressed.stored_dtype).removeprefix("torch."),
+        calibration=compressed.calibration,
+        recovery=None if compressed.recovery is None else compressed.recovery.record(),
+    )
+
+
+def as_compressed(loaded: LoadedModel) -> CompressedModel:
+    """With the plan and the recipe that lie beside a compressed checkpoint.
+
+    Raises
+    ------
+    PlanError
+        There is no plan: it is not what ``compress`` wrote.
+    """
+    if isinstance(loaded, CompressedModel):
+        return loaded
+    known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    known["plan"] = loaded.plan or Plan.load(loaded.directory / PLAN_FILE)
+    path = loaded.directory / RECIPE_FILE
+    recipe = load_recipe(path) if path.is_file() else None
+    known["revision"] = loaded.revision if recipe is None else recipe.revision
+    return CompressedModel(**known, recipe=recipe, calibration=_calibration_of(loaded.directory))
+
+
+def _calibration_of(directory: Path) -> dict[str, Any]:
+    """What a checkpoint says of the series that it was calibrated on; empty if nothing."""
+    try:
+        provenance = read_json(directory / PROVENANCE_FILE)
+    except (FileNotFoundError, UnreadableFileError):
+        return {}
+    found = provenance.get("calibration") if isinstance(provenance, dict) else None
+    return found if isinstance(found, dict) else {}
