@@ -55,6 +55,8 @@ from tscompress.planning import (
     fold_plan_of,
     make_plan,
 )
+from tscompress.probing.measure import ProbeConfig, probe
+from tscompress.probing.results import ProbeResult
 from tscompress.profiling import profile
 from tscompress.rank_profile import RankProfile
 from tscompress.readers import UnreadableFileError, read_json
@@ -698,6 +700,8 @@ def finish_recovery(compressed: CompressedModel, work: Path) -> None:
 def inputs_of(recipe: Recipe) -> list[str | Path | None]:
     """What a recipe reads: paths, and names of other things, such as Hub ids and suites."""
     found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
+    if recipe.probe is not None:
+        found.append(recipe.probe.tasks_file)
     if recipe.evaluation is not None:
         found += [recipe.evaluation.suite, recipe.evaluation.root]
     return found
@@ -722,6 +726,8 @@ class RunResult:
         The recipe's output, and the compressed checkpoint in it.
     examples
         Forecasts of both models, for one series of each dataset.
+    probes
+        Skill of the original and of the compressed model.
     """
 
     directory: Path
@@ -733,6 +739,7 @@ class RunResult:
     baseline: EvaluationResult | None = None
     fidelity: Fidelity | None = None
     examples: tuple[ForecastExample, ...] = ()
+    probes: tuple[ProbeResult, ProbeResult] | None = None
     bench: latency.BenchResult | None = None
 
 
@@ -763,6 +770,8 @@ def run(
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     if recipe.recover is not None:
         recipe.recover.check_options(loaded.family)
+    if recipe.probe is not None:
+        recipe.probe.chosen()  # before the work
     measured: RankProfile | None = None
     if recipe.profile is not None:
         with guarded(labels_of(recipe)):
@@ -784,6 +793,11 @@ def run(
     result = RunResult(output, target, compressed.plan, measured)
     if recipe.evaluation is not None:
         _evaluate_(result, original, again, recipe.evaluation, on_progress)
+    if recipe.probe is not None:
+        result.probes = (
+            _probe(original, recipe.probe, on_progress),
+            _probe(again, recipe.probe, on_progress),
+        )
     if recipe.bench is not None:
         workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
         result.bench = latency.bench(
@@ -794,6 +808,13 @@ def run(
             on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
         )
     return result
+
+
+def _probe(model: LoadedModel, config: ProbeConfig, on_progress: OnProgress) -> ProbeResult:
+    stage = f"probe {model.name}"
+    return probe(
+        model, **dict(config), on_task=lambda _, done, total: on_progress(stage, done, total)
+    )
 
 
 def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:

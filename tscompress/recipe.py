@@ -31,6 +31,7 @@ from tscompress.planning import (
     RankSchedule,
 )
 from tscompress.pretraining import PretrainRecipe
+from tscompress.probing.measure import ProbeConfig
 from tscompress.readers import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.recovery_config import RecoveryConfig
 from tscompress.suites import LongFormat
@@ -160,6 +161,9 @@ class Recipe(BaseModel):
     profile: ProfileConfig | None = Field(default=ProfileConfig(), description="null: skip it")
     evaluation: EvaluationConfig | None = Field(
         default=EvaluationConfig(), description="null: skip it"
+    )
+    probe: ProbeConfig | None = Field(
+        default=None, description="skill of both models at known processes; null: skip it"
     )
     bench: Workload | None = Field(default=Workload(), description="null: skip it")
 

@@ -14,6 +14,7 @@ from tscompress.evaluation import evaluation_table
 from tscompress.figures import DPI, ComparisonRow, comparison_figure, save_profile_figures
 from tscompress.files import cannot_write, check_output, write_text_atomically
 from tscompress.latency import bench_table
+from tscompress.probing.tables import probe_tables
 from tscompress.profile_tables import profile_table
 from tscompress.recipe import Recipe
 from tscompress.report_content import Report, headline, make_report, plan_label
@@ -153,6 +154,10 @@ def report_tables(result: RunResult) -> list[Any]:
         shown += [*profile_table(result.profile), "\n".join(result.profile.findings())]
     if result.compressed is not None:
         shown.append(evaluation_table(result.compressed, result.original, result.baseline))
+    if result.probes is not None:
+        original, compressed = result.probes
+        shown += probe_tables(compressed, original)[:1]  # the tasks are on the page
+        shown.append("\n".join(compressed.against(original).lines()))
     if result.bench is not None:
         shown.append(bench_table(result.bench))
     return [*shown, result.plan.summary(), headline(result)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from chronos import BaseChronosPipeline, ForecastType
+from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.errors import DataError, UsageError
@@ -30,6 +31,25 @@ _MEDIAN = QUANTILE_LEVELS.index(0.5)
 _BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 
 OnTask = Callable[[TaskScore, int, int], None]
+
+
+class ProbeConfig(BaseModel):
+    """What a recipe has below ``probe``; see :func:`probe`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="names, groups or shell patterns; null: all"
+    )
+    tasks_file: str | None = Field(default=None, description="YAML with tasks of your own")
+    num_series: int | None = Field(default=None, ge=1, description="null: each task's own number")
+    num_samples: int | None = Field(default=None, ge=1, description="paths of a Chronos-T5")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = DEFAULT_BATCH_SIZE
+    seed: int = Field(default=0, ge=0)
+
+    def chosen(self) -> tuple[ProbeTask, ...]:
+        """The tasks; UsageError if one is unknown or the file is wrong."""
+        return _chosen(self.tasks, self.tasks_file, self.num_series)
 
 
 def probe(
@@ -86,6 +106,8 @@ def probe(
         A forecast is not finite.
     """
     chosen = _chosen(tasks, tasks_file, num_series)
+    if seed < 0:
+        raise UsageError(f"seed is {seed}; it must not be negative.")
     pipeline, name = _forecaster(model, name, revision, device)
     draws = pipeline.forecast_type == ForecastType.SAMPLES
     scores = []

@@ -160,6 +160,13 @@ class ProbeResult(BaseModel):
         """Group to the mean skill of its tasks, none of them counted below :data:`FLOOR`."""
         return {group: _mean([scores]) for group, scores in _by_group(self.tasks).items()}
 
+    def naive_groups(self) -> dict[str, float]:
+        """The same of seasonal naive."""
+        return {
+            group: float(np.mean([max(FLOOR, score.seasonal_naive) for score in scores]))
+            for group, scores in _by_group(self.tasks).items()
+        }
+
     def overall(self) -> Estimate:
         """Mean over the groups, each counted once."""
         return _mean(list(_by_group(self.tasks).values()))
@@ -175,9 +182,13 @@ class ProbeResult(BaseModel):
         return compare_probes(self, original)
 
     def summary(self) -> dict[str, Any]:
-        """Overall and group skills as plain data, without the tasks."""
-        groups = {name: found.model_dump() for name, found in self.groups().items()}
-        return {"model": self.model, "overall": self.overall().model_dump(), "groups": groups}
+        """Mean skills as plain data, without the tasks."""
+        return {
+            "model": self.model,
+            "overall": self.overall().model_dump(),
+            "groups": {name: found.model_dump() for name, found in self.groups().items()},
+            "seasonal_naive": self.naive_groups(),
+        }
 
     def to_dict(self, *, series: bool = True) -> dict[str, Any]:
         """Plain data, for JSON; with ``series`` :meth:`from_dict` reads it back.
@@ -192,7 +203,7 @@ class ProbeResult(BaseModel):
 
     def save(self, path: str | Path) -> None:
         """Write JSON; the file is replaced in one step or not at all."""
-        write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
+        write_text_atomically(Path(path), results_json(probe_content(self)))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeResult:
@@ -212,6 +223,19 @@ class ProbeResult(BaseModel):
     def load(cls, path: str | Path) -> ProbeResult:
         """Read what :meth:`save` or ``tscompress probe --output`` wrote; DataError otherwise."""
         return load_probes(path)[0]
+
+
+def probe_content(
+    result: ProbeResult, original: ProbeResult | None = None, *, series: bool = True
+) -> dict[str, Any]:
+    """What a file of probes holds; :func:`load_probes` reads it back if it has the ``series``."""
+    content = {"result": result.to_dict(series=series), "summary": result.summary()}
+    if original is not None:
+        content |= {
+            "against": original.to_dict(series=series),
+            "comparison": result.against(original).to_dict(),
+        }
+    return content
 
 
 def load_probes(path: str | Path) -> tuple[ProbeResult, ...]:
