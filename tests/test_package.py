@@ -26,9 +26,9 @@ LAYERS = (
     "surgery", "latency", "batching", "score_cache", "evaluation", "statistics", "fidelity",
     "fev_tasks", "gift_eval", "examples", "probing", "costs", "sensitivity", "budgets",
     "candidates", "optimizers", "training", "pretraining", "distillation", "recovery_config",
-    "recovery", "recipe", "memory", "sizing", "serialization", "pipelines", "api", "records", "measurements",
-    "card", "hub", "runs", "sweep", "report_points", "report_content", "report_charts",
-    "report_html", "report", "interrupts", "console", "cli", "__main__",
+    "recovery", "recipe", "memory", "sizing", "serialization", "pipelines", "api", "records",
+    "measurements", "card", "hub", "runs", "sweep", "report_points", "report_content",
+    "report_charts", "report_html", "report", "interrupts", "console", "cli", "__main__",
 )  # fmt: skip
 #: Of a folder; here, too, a module imports only from those before it.
 FOLDERS = {"probing": ("processes", "tasks", "results", "measure", "tables")}

@@ -823,15 +823,17 @@ def probe(
     results = []
     with progress_bars() as advance:
         for one, label in zip(loaded, labels, strict=True):
-            tell = partial(advance, f"probe {label}")
-            results.append(
-                measure(one, **dict(config), name=label, on_task=lambda _, *step: tell(*step))
-            )
+            tell = partial(_tell_task, partial(advance, f"probe {label}"))
+            results.append(measure(one, **dict(config), name=label, on_task=tell))
     if output is not None:
         write_text_atomically(output, results_json(probe_content(*results)))
     lines = [] if against is None else results[0].against(results[1]).lines()
     tables = probe_tables(*results)
     show(as_json, probe_content(*results, series=False), *tables, *lines)
+
+
+def _tell_task(advance: Callable[[int, int], None], _: object, done: int, total: int) -> None:
+    advance(done, total)
 
 
 @app.command()

@@ -14,9 +14,10 @@ from tscompress.evaluation import evaluation_table
 from tscompress.figures import DPI, ComparisonRow, comparison_figure, save_profile_figures
 from tscompress.files import cannot_write, check_output, write_text_atomically
 from tscompress.latency import bench_table
-from tscompress.probing.tables import probe_tables
+from tscompress.probing.tables import percent, probe_tables
 from tscompress.profile_tables import profile_table
 from tscompress.recipe import Recipe
+from tscompress.report_charts import skill_strip
 from tscompress.report_content import Report, headline, make_report, plan_label
 from tscompress.report_html import write_page
 from tscompress.runs import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
@@ -102,9 +103,11 @@ def write_markdown(report: Report) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "ratio": _ratio}
+    environment.filters |= {"plain": _plain, "ratio": _ratio, "percent": percent}
+    probes = report.result.probes
     text = environment.get_template("report.md.j2").render(
         report=report,
+        skill=None if probes is None else skill_strip(*probes),
         figures=[figure.relative_to(directory) for figure in drawn if figure.is_file()],
         page=PAGE_FILE,
     )

@@ -132,15 +132,13 @@ def _chosen(
         raise UsageError(f"tasks is {tasks!r}; give a list of names.")
     if num_series is not None and num_series < 1:
         raise UsageError(f"num_series is {num_series}; it must be at least 1.")
-    given: list[str | ProbeTask] = list(tasks or ())
-    own = [task for task in given if isinstance(task, ProbeTask)]
-    # Tasks that were given are chosen; those of a file only if nothing else is, or by name.
-    names = None
-    if tasks is not None:
-        names = [task.name if isinstance(task, ProbeTask) else task for task in given]
-    if tasks_file is not None:
-        own += load_tasks(tasks_file)
-    chosen = choose_tasks(names, own)
+    own = () if tasks_file is None else load_tasks(tasks_file)
+    if tasks is None:
+        chosen = choose_tasks(None, own)
+    else:
+        names = [task for task in tasks if isinstance(task, str)]
+        given = tuple(task for task in tasks if isinstance(task, ProbeTask))
+        chosen = (choose_tasks(names, own) if names else ()) + given
     if not chosen:
         raise UsageError("no task is chosen; leave tasks out for all of them.")
     if num_series is None:
@@ -205,7 +203,13 @@ def _forecast(
 
 
 def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore:
-    """Skill of one model's quantiles ``[N, 9, H]`` at a task."""
+    """Skill of one model's quantiles ``[N, 9, H]`` at a task.
+
+    Raises
+    ------
+    UsageError
+        The best constant forecast of the series is no worse than the best possible one.
+    """
     naive = seasonal_naive(drawn.context, task.season_length, task.horizon)
     constant = np.broadcast_to(drawn.constant[:, None], drawn.label.shape)
     losses = Losses(
@@ -214,6 +218,11 @@ def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore
         constant=_losses(task, _certain(constant), drawn.label),
         seasonal_naive=_losses(task, _certain(naive), drawn.label),
     )
+    if sum(losses.constant) <= sum(losses.best):
+        raise UsageError(
+            f"the task {task.name!r} cannot tell models apart: for its {task.num_series} series no "
+            "forecast is better than a constant; give it more series, or more of a pattern."
+        )
     found = calibration(quantiles, drawn.label)
     return TaskScore(
         task=task,

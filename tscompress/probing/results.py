@@ -77,11 +77,13 @@ class Losses(BaseModel):
         """Skill of the model on resampled series, ``[RESAMPLES]``.
 
         The same series for each model, chosen by the name of the task; n − 1 of n, as
-        :mod:`tscompress.statistics` explains.
+        :mod:`tscompress.statistics` explains. NaN of a single series.
         """
         count = len(self.model)
+        if count == 1:
+            return np.full(RESAMPLES, np.nan)
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        picks = rng.integers(count, size=(RESAMPLES, max(1, count - 1)))
+        picks = rng.integers(count, size=(RESAMPLES, count - 1))
         return _skill(*(np.array(getattr(self, column))[picks] for column in _columns("model")))
 
 
@@ -97,8 +99,8 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """With the middle 95 % of the draws, if all of them are finite and differ."""
-    if not np.isfinite(draws).all() or draws.min() == draws.max() != value:
+    """With the middle 95 % of the draws, if all of them are finite."""
+    if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])
     return Estimate(value=value, low=float(low), high=float(high))
