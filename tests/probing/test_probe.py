@@ -110,7 +110,7 @@ def test_what_was_lost_and_what_was_never_there_is_said() -> None:
     text = "\n".join(comparison.lines())
     assert "lost in seasons, 67%" in text
     assert "period-12 (0.80 → 0.20)" in text
-    assert "never had: period-7; the original has skill 0.1 or less" in text
+    assert "could not be lost: period-7; the original cannot do these (skill 0.1 or less" in text
     assert "3 of 4 tasks" in text
 
 

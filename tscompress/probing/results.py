@@ -27,7 +27,8 @@ from tscompress.readers import UnreadableFileError, read_json
 
 Array = npt.NDArray[np.float64]
 
-#: With no more skill than this a model cannot do a task, and nothing of it can be lost.
+#: With no more skill than this, or with an interval that reaches 0, a model cannot do a task, and
+#: nothing of it can be lost.
 ABLE = 0.1
 #: Of a task's skill that is kept, at least, where nothing is called lost.
 _KEPT = 0.95
@@ -137,6 +138,11 @@ class TaskScore(BaseModel):
     @property
     def name(self) -> str:
         return self.task.name
+
+    @property
+    def able(self) -> bool:
+        """Whether the model can do the task at all; see :data:`ABLE`."""
+        return self.skill.value > ABLE and (self.skill.low is None or self.skill.low > 0)
 
     def draws(self) -> Array:
         """Skill on resampled series, ``[RESAMPLES]``."""
@@ -342,8 +348,8 @@ class ProbeComparison(BaseModel):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
             found.append(
-                f"never had: {_listed([task.name for task in absent])}; the original has skill "
-                f"{ABLE:g} or less there, of which a cut can cost nothing."
+                f"could not be lost: {_listed([task.name for task in absent])}; the original cannot "
+                f"do these (skill {ABLE:g} or less, or maybe none), so a cut costs nothing there."
             )
         return found
 
@@ -389,7 +395,7 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
             "probe both alike."
         )
     pairs = list(zip(compressed.tasks, original.tasks, strict=True))
-    able = [(ours, theirs) for ours, theirs in pairs if theirs.skill.value > ABLE]
+    able = [(ours, theirs) for ours, theirs in pairs if theirs.able]
     names = list(_by_group(original.tasks))
     kept = _kept([[pair for pair in able if pair[1].task.group == name] for name in names])
     return ProbeComparison(
@@ -431,10 +437,10 @@ def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
     after, before = ours.skill.value, theirs.skill.value
     differences = ours.draws() - theirs.draws()
     surely = estimate(after - before, differences)
-    kept = _kept([[(ours, theirs)]]) if before > ABLE else None
+    kept = _kept([[(ours, theirs)]]) if theirs.able else None
     change: Literal["kept", "lost", "gained", "absent"]
     if kept is None:
-        more = after > ABLE and (surely.low is None or surely.low > 0)
+        more = ours.able and (surely.low is None or surely.low > 0)
         change = "gained" if more else "absent"
     else:
         less = kept.value < _KEPT and (surely.high is None or surely.high < 0)
