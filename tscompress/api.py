@@ -767,11 +767,11 @@ def run(
     check_output(target, force=force, inputs=inputs_of(recipe))
     if recipe.recover is not None:
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
+    if recipe.probe is not None:
+        recipe.probe.chosen()  # what is wrong with it is said before the work
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     if recipe.recover is not None:
         recipe.recover.check_options(loaded.family)
-    if recipe.probe is not None:
-        recipe.probe.chosen()  # before the work
     measured: RankProfile | None = None
     if recipe.profile is not None:
         with guarded(labels_of(recipe)):

@@ -10,9 +10,10 @@ import pytest
 
 import tscompress
 from tscompress import cli
+from tscompress.api import run
 from tscompress.errors import DataError, TscompressError, UsageError
 from tscompress.evaluation import QUANTILE_LEVELS
-from tscompress.probing.measure import probe, score_task
+from tscompress.probing.measure import ProbeConfig, probe, score_task
 from tscompress.probing.processes import Structural
 from tscompress.probing.results import (
     FLOOR,
@@ -24,6 +25,7 @@ from tscompress.probing.results import (
 )
 from tscompress.probing.tables import probe_tables
 from tscompress.probing.tasks import TASKS, ProbeTask, seasonal_naive
+from tscompress.recipe import Recipe, load_recipe
 
 EVERY = list(TASKS.values())
 FEW = ["period-4", "period-7", "linear-trend", "random-demand"]
@@ -258,6 +260,17 @@ def test_bad_input_is_one_line(
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert says in line
     assert "Traceback" not in err
+
+
+def test_a_recipe_with_an_unknown_task_is_refused_before_the_work(tmp_path: Path) -> None:
+    recipe = Recipe(
+        model="nowhere/none", output=str(tmp_path / "out"), probe=ProbeConfig(tasks=("nothing",))
+    )
+    with pytest.raises(UsageError, match="no task 'nothing'"):
+        run(recipe)
+    with pytest.raises(ValueError, match="speed"):
+        ProbeConfig.model_validate({"speed": 3})
+    assert load_recipe(Path(__file__).parents[2] / "recipes/demo.yaml").probe == ProbeConfig()
 
 
 def test_a_model_for_profiling_only_is_refused(

@@ -348,8 +348,9 @@ class ProbeComparison(BaseModel):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
             found.append(
-                f"could not be lost: {_listed([task.name for task in absent])}; the original cannot "
-                f"do these (skill {ABLE:g} or less, or maybe none), so a cut costs nothing there."
+                f"could not be lost: {_listed([task.name for task in absent])}; the original "
+                f"cannot do these (skill {ABLE:g} or less, or maybe none), so a cut costs nothing "
+                "there."
             )
         return found
 
