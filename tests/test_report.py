@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
-from tscompress.cli import app as cli
+from tscompress.cli.app import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.suites import EvaluationDataset
@@ -29,6 +29,7 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.hub.card_scores import read_scores
+from tscompress.probing.measure import ProbeConfig
 from tscompress.reports.charts import Chart, forecast_chart, ticks
 from tscompress.reports.content import make_report
 from tscompress.reports.page import render_page
@@ -42,8 +43,10 @@ DATASETS = ("monash_m3_yearly", "monash_m1_yearly")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
 FIGURES = {
     "figure-pareto", "figure-forest", "figure-forecasts", "figure-fidelity", "figure-worst",
-    "figure-ranks", "figure-heads", "figure-flow",
+    "figure-ranks", "figure-heads", "figure-flow", "figure-skill", "figure-tasks",
 }  # fmt: skip
+#: Figures that need no scores.
+APART = ("ranks", "heads", "flow", "skill", "tasks")
 Run = tuple[RunResult, Recipe]
 
 
@@ -75,6 +78,7 @@ def walked(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
         schedule=RankSchedule(rank=2),
         calibration=CalibrationConfig(num_series=6, context_length=32, batch_size=3),
         profile=ProfileConfig(epsilons=(0.3, 0.1, 0.03)),
+        probe=ProbeConfig(tasks=("period-4*", "linear-trend", "gaps"), num_series=4),
         evaluation=EvaluationConfig(datasets=DATASETS, max_series=6),
         bench=None,
     )
@@ -156,6 +160,11 @@ def test_everything_that_was_measured_is_on_the_page(walked: Run, page: Page) ->
         assert line in page.prose
     for line in report.findings:
         assert line in page.prose
+    assert report.probe is not None
+    for line in report.probe.lines():
+        assert line in page.prose
+    for task in report.probe.tasks:
+        assert f"{task.name}: skill {task.original:.2f} → {task.compressed:.2f}" in page.prose
     assert result.fidelity is not None
     assert "× 0.500" in page.prose  # latency, parameters, ...
     assert "95 %: 0.490 to" in page.prose or "95 %: 0.5" in page.prose
@@ -288,9 +297,10 @@ def test_names_are_text_in_markdown_too(walked: Run, tmp_path: Path) -> None:
     [
         ({"profile"}, {"figure-ranks", "figure-heads", "figure-flow"}, "profile:"),
         ({"bench"}, {"figure-pareto"}, "bench:"),
+        ({"probes"}, {"figure-skill", "figure-tasks"}, "probe:"),
         (
             {"original", "compressed", "baseline", "fidelity", "examples"},
-            FIGURES - {"figure-ranks", "figure-heads", "figure-flow"},
+            {name for name in FIGURES if name.split("-")[1] not in APART},
             "evaluation:",
         ),
         (
@@ -331,7 +341,16 @@ def test_what_is_saved_is_what_is_read(walked: Run, directory: Path) -> None:
     result, recipe = walked
     again, read = load_run(directory)
     assert read == recipe
-    for name in ("plan", "profile", "original", "compressed", "baseline", "examples", "bench"):
+    for name in (
+        "plan",
+        "profile",
+        "original",
+        "compressed",
+        "baseline",
+        "examples",
+        "probes",
+        "bench",
+    ):
         assert getattr(again, name) == getattr(result, name), name
     assert again.checkpoint == directory / result.checkpoint.name
     page, before = (render_page(make_report(*one)) for one in ((again, read), walked))

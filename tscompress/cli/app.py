@@ -767,6 +767,79 @@ def compare(
 
 
 @app.command()
+def probe(
+    model: Model,
+    against: Annotated[
+        str | None, typer.Option(help="The original: what of its skill is kept.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Names, groups or patterns: seasons,'period-7*'; all without."),
+    ] = None,
+    tasks_file: Annotated[
+        Path | None, typer.Option(help="YAML with tasks of your own, instead.", parser=path)
+    ] = None,
+    num_series: Annotated[int | None, typer.Option(help="Of each task.", min=1)] = None,
+    num_samples: Annotated[
+        int | None, typer.Option(help="Sample paths of Chronos-T5.", min=1)
+    ] = None,
+    batch_size: Annotated[
+        str, typer.Option(help="Series at a time; auto: as many as fit into free memory.")
+    ] = "32",
+    seed: Annotated[int, typer.Option(help="Of the series.", min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="FILE.json, with the loss of every series.", parser=path)
+    ] = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Skill at tasks whose best possible forecast is known: seasons, trends, noise, gaps, ...
+
+    1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
+    """
+    from tscompress.evaluation.batching import parse_batch_size
+    from tscompress.evaluation.evaluate import results_json
+    from tscompress.io.files import check_output, write_text_atomically
+    from tscompress.probing.measure import ProbeConfig
+    from tscompress.probing.measure import probe as measure
+    from tscompress.probing.results import probe_content
+    from tscompress.probing.tables import probe_tables
+
+    if output is not None:
+        check_output(output, force=force, inputs=(model, against, tasks_file))
+    config = ProbeConfig(
+        tasks=None if tasks is None else tuple(tasks.split(",")),
+        tasks_file=None if tasks_file is None else str(tasks_file),
+        num_series=num_series,
+        num_samples=num_samples,
+        batch_size=parse_batch_size(batch_size),
+        seed=seed,
+    )
+    config.chosen()  # what is wrong with it is said before a model is loaded
+    names = [(model, revision)] if against is None else [(model, revision), (against, None)]
+    loaded = [_load(name, device, dtype, at) for name, at in names]
+    labels = [one.name for one in loaded]
+    labels[0] = labels[0] if against is None else _distinct(*labels)
+    results = []
+    with progress_bars() as advance:
+        for one, label in zip(loaded, labels, strict=True):
+            tell = partial(_tell_task, partial(advance, f"probe {label}"))
+            results.append(measure(one, **dict(config), name=label, on_task=tell))
+    if output is not None:
+        write_text_atomically(output, results_json(probe_content(*results)))
+    lines = [] if against is None else results[0].against(results[1]).lines()
+    tables = probe_tables(*results)
+    show(as_json, probe_content(*results, series=False), *tables, *lines)
+
+
+def _tell_task(advance: Callable[[int, int], None], _: object, done: int, total: int) -> None:
+    advance(done, total)
+
+
+@app.command()
 def bench(
     model: Model,
     against: Against = None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from chronos import BaseChronosPipeline, ForecastType
+from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import DataError, UsageError
@@ -30,6 +31,25 @@ _MEDIAN = QUANTILE_LEVELS.index(0.5)
 _BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 
 OnTask = Callable[[TaskScore, int, int], None]
+
+
+class ProbeConfig(BaseModel):
+    """What a recipe has below ``probe``; see :func:`probe`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: tuple[str, ...] | None = Field(
+        default=None, min_length=1, description="names, groups or shell patterns; null: all"
+    )
+    tasks_file: str | None = Field(default=None, description="YAML with tasks of your own")
+    num_series: int | None = Field(default=None, ge=1, description="null: each task's own number")
+    num_samples: int | None = Field(default=None, ge=1, description="paths of a Chronos-T5")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = DEFAULT_BATCH_SIZE
+    seed: int = Field(default=0, ge=0)
+
+    def chosen(self) -> tuple[ProbeTask, ...]:
+        """The tasks; UsageError if one is unknown or the file is wrong."""
+        return _chosen(self.tasks, self.tasks_file, self.num_series)
 
 
 def probe(
@@ -86,6 +106,8 @@ def probe(
         A forecast is not finite.
     """
     chosen = _chosen(tasks, tasks_file, num_series)
+    if seed < 0:
+        raise UsageError(f"seed is {seed}; it must not be negative.")
     pipeline, name = _forecaster(model, name, revision, device)
     draws = pipeline.forecast_type == ForecastType.SAMPLES
     scores = []
@@ -110,15 +132,13 @@ def _chosen(
         raise UsageError(f"tasks is {tasks!r}; give a list of names.")
     if num_series is not None and num_series < 1:
         raise UsageError(f"num_series is {num_series}; it must be at least 1.")
-    given: list[str | ProbeTask] = list(tasks or ())
-    own = [task for task in given if isinstance(task, ProbeTask)]
-    # Tasks that were given are chosen; those of a file only if nothing else is, or by name.
-    names = None
-    if tasks is not None:
-        names = [task.name if isinstance(task, ProbeTask) else task for task in given]
-    if tasks_file is not None:
-        own += load_tasks(tasks_file)
-    chosen = choose_tasks(names, own)
+    own = () if tasks_file is None else load_tasks(tasks_file)
+    if tasks is None:
+        chosen = choose_tasks(None, own)
+    else:
+        names = [task for task in tasks if isinstance(task, str)]
+        given = tuple(task for task in tasks if isinstance(task, ProbeTask))
+        chosen = (choose_tasks(names, own) if names else ()) + given
     if not chosen:
         raise UsageError("no task is chosen; leave tasks out for all of them.")
     if num_series is None:
@@ -183,7 +203,13 @@ def _forecast(
 
 
 def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore:
-    """Skill of one model's quantiles ``[N, 9, H]`` at a task."""
+    """Skill of one model's quantiles ``[N, 9, H]`` at a task.
+
+    Raises
+    ------
+    UsageError
+        The best constant forecast of the series is no worse than the best possible one.
+    """
     naive = seasonal_naive(drawn.context, task.season_length, task.horizon)
     constant = np.broadcast_to(drawn.constant[:, None], drawn.label.shape)
     losses = Losses(
@@ -192,6 +218,11 @@ def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore
         constant=_losses(task, _certain(constant), drawn.label),
         seasonal_naive=_losses(task, _certain(naive), drawn.label),
     )
+    if sum(losses.constant) <= sum(losses.best):
+        raise UsageError(
+            f"the task {task.name!r} cannot tell models apart: for its {task.num_series} series no "
+            "forecast is better than a constant; give it more series, or more of a pattern."
+        )
     found = calibration(quantiles, drawn.label)
     return TaskScore(
         task=task,

@@ -27,7 +27,8 @@ from tscompress.probing.tasks import ProbeTask
 
 Array = npt.NDArray[np.float64]
 
-#: With no more skill than this a model cannot do a task, and nothing of it can be lost.
+#: With no more skill than this, or with an interval that reaches 0, a model cannot do a task, and
+#: nothing of it can be lost.
 ABLE = 0.1
 #: Of a task's skill that is kept, at least, where nothing is called lost.
 _KEPT = 0.95
@@ -77,11 +78,13 @@ class Losses(BaseModel):
         """Skill of the model on resampled series, ``[RESAMPLES]``.
 
         The same series for each model, chosen by the name of the task; n − 1 of n, as
-        :mod:`tscompress.statistics` explains.
+        :mod:`tscompress.statistics` explains. NaN of a single series.
         """
         count = len(self.model)
+        if count == 1:
+            return np.full(RESAMPLES, np.nan)
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        picks = rng.integers(count, size=(RESAMPLES, max(1, count - 1)))
+        picks = rng.integers(count, size=(RESAMPLES, count - 1))
         return _skill(*(np.array(getattr(self, column))[picks] for column in _columns("model")))
 
 
@@ -97,8 +100,8 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """With the middle 95 % of the draws, if all of them are finite and differ."""
-    if not np.isfinite(draws).all() or draws.min() == draws.max() != value:
+    """With the middle 95 % of the draws, if all of them are finite."""
+    if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])
     return Estimate(value=value, low=float(low), high=float(high))
@@ -136,6 +139,11 @@ class TaskScore(BaseModel):
     def name(self) -> str:
         return self.task.name
 
+    @property
+    def able(self) -> bool:
+        """Whether the model can do the task at all; see :data:`ABLE`."""
+        return self.skill.value > ABLE and (self.skill.low is None or self.skill.low > 0)
+
     def draws(self) -> Array:
         """Skill on resampled series, ``[RESAMPLES]``."""
         return self.losses.resampled(self.name)
@@ -160,6 +168,13 @@ class ProbeResult(BaseModel):
         """Group to the mean skill of its tasks, none of them counted below :data:`FLOOR`."""
         return {group: _mean([scores]) for group, scores in _by_group(self.tasks).items()}
 
+    def naive_groups(self) -> dict[str, float]:
+        """The same of seasonal naive."""
+        return {
+            group: float(np.mean([max(FLOOR, score.seasonal_naive) for score in scores]))
+            for group, scores in _by_group(self.tasks).items()
+        }
+
     def overall(self) -> Estimate:
         """Mean over the groups, each counted once."""
         return _mean(list(_by_group(self.tasks).values()))
@@ -175,9 +190,13 @@ class ProbeResult(BaseModel):
         return compare_probes(self, original)
 
     def summary(self) -> dict[str, Any]:
-        """Overall and group skills as plain data, without the tasks."""
-        groups = {name: found.model_dump() for name, found in self.groups().items()}
-        return {"model": self.model, "overall": self.overall().model_dump(), "groups": groups}
+        """Mean skills as plain data, without the tasks."""
+        return {
+            "model": self.model,
+            "overall": self.overall().model_dump(),
+            "groups": {name: found.model_dump() for name, found in self.groups().items()},
+            "seasonal_naive": self.naive_groups(),
+        }
 
     def to_dict(self, *, series: bool = True) -> dict[str, Any]:
         """Plain data, for JSON; with ``series`` :meth:`from_dict` reads it back.
@@ -192,7 +211,7 @@ class ProbeResult(BaseModel):
 
     def save(self, path: str | Path) -> None:
         """Write JSON; the file is replaced in one step or not at all."""
-        write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
+        write_text_atomically(Path(path), results_json(probe_content(self)))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeResult:
@@ -212,6 +231,19 @@ class ProbeResult(BaseModel):
     def load(cls, path: str | Path) -> ProbeResult:
         """Read what :meth:`save` or ``tscompress probe --output`` wrote; DataError otherwise."""
         return load_probes(path)[0]
+
+
+def probe_content(
+    result: ProbeResult, original: ProbeResult | None = None, *, series: bool = True
+) -> dict[str, Any]:
+    """What a file of probes holds; :func:`load_probes` reads it back if it has the ``series``."""
+    content = {"result": result.to_dict(series=series), "summary": result.summary()}
+    if original is not None:
+        content |= {
+            "against": original.to_dict(series=series),
+            "comparison": result.against(original).to_dict(),
+        }
+    return content
 
 
 def load_probes(path: str | Path) -> tuple[ProbeResult, ...]:
@@ -316,8 +348,9 @@ class ProbeComparison(BaseModel):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
             found.append(
-                f"never had: {_listed([task.name for task in absent])}; the original has skill "
-                f"{ABLE:g} or less there, of which a cut can cost nothing."
+                f"could not be lost: {_listed([task.name for task in absent])}; the original "
+                f"cannot do these (skill {ABLE:g} or less, or maybe none), so a cut costs nothing "
+                "there."
             )
         return found
 
@@ -363,7 +396,7 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
             "probe both alike."
         )
     pairs = list(zip(compressed.tasks, original.tasks, strict=True))
-    able = [(ours, theirs) for ours, theirs in pairs if theirs.skill.value > ABLE]
+    able = [(ours, theirs) for ours, theirs in pairs if theirs.able]
     names = list(_by_group(original.tasks))
     kept = _kept([[pair for pair in able if pair[1].task.group == name] for name in names])
     return ProbeComparison(
@@ -405,10 +438,10 @@ def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
     after, before = ours.skill.value, theirs.skill.value
     differences = ours.draws() - theirs.draws()
     surely = estimate(after - before, differences)
-    kept = _kept([[(ours, theirs)]]) if before > ABLE else None
+    kept = _kept([[(ours, theirs)]]) if theirs.able else None
     change: Literal["kept", "lost", "gained", "absent"]
     if kept is None:
-        more = after > ABLE and (surely.low is None or surely.low > 0)
+        more = ours.able and (surely.low is None or surely.low > 0)
         change = "gained" if more else "absent"
     else:
         less = kept.value < _KEPT and (surely.high is None or surely.high < 0)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tscompress.errors import RecipeError, UsageError
 from tscompress.evaluation.evaluate import Quantiles
+from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.probing.processes import (
     Array,
@@ -228,7 +229,7 @@ def load_tasks(path: str | Path) -> tuple[ProbeTask, ...]:
         The file is missing, is not YAML, has an unknown key or a value out of range, such as a
         period longer than its context.
     """
-    path = Path(path)
+    path = user_path(path)
     source = repr(str(path))
     try:
         content = read_yaml(path)

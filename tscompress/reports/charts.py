@@ -18,6 +18,7 @@ from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, WorstSeries
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.plan.plan import Plan
+from tscompress.probing.results import Estimate, ProbeResult, TaskScore
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.reports.content import cost_label
 from tscompress.reports.points import Point, front
@@ -418,10 +419,12 @@ def _depth_chart(
 # --------------------------------------------------------------------------------------------------
 
 
-def forecast_chart(series: ForecastExample | WorstSeries, title: str) -> Chart:
+def forecast_chart(
+    series: ForecastExample | WorstSeries, title: str, *, least_context: int = _LEAST_CONTEXT
+) -> Chart:
     """The end of a series, what happened, and medians and 80 % bands of both models."""
     horizon = len(series.label)
-    context = series.context[-max(_LEAST_CONTEXT, 2 * horizon) :]
+    context = series.context[-max(least_context, 2 * horizon) :]
     before = [float(step) for step in range(1 - len(context), 1)]
     steps = [float(step) for step in range(1, horizon + 1)]
     models = {"original": series.original, "compressed": series.compressed}
@@ -459,6 +462,76 @@ def _forecast_tip(
         band = f"{number(low[step])} to {number(high[step])}"
         lines.append(f"{name}: {number(median[step])} ({band})")
     return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------
+# Skill
+# --------------------------------------------------------------------------------------------------
+
+
+class SkillRow(NamedTuple):
+    """Mean skill of a group of tasks on a strip; positions in per cent of its width."""
+
+    name: str
+    tasks: int
+    original: float
+    compressed: float
+    seasonal_naive: float
+    kept: Estimate | None
+    able: int
+    at: tuple[float, float, float]
+    """Of original, compressed and seasonal naive."""
+
+
+class SkillStrip(NamedTuple):
+    """Skills of all groups on one scale, the mean of the groups last."""
+
+    rows: tuple[SkillRow, ...]
+    zero: float
+    ticks: tuple[tuple[float, str], ...]
+
+
+def skill_strip(original: ProbeResult, compressed: ProbeResult) -> SkillStrip:
+    """Where the skills of both models and of seasonal naive lie on a strip."""
+    comparison = compressed.against(original)
+    before, after, naive = original.groups(), compressed.groups(), compressed.naive_groups()
+    values = {
+        change.group: (before[change.group].value, after[change.group].value, naive[change.group])
+        for change in comparison.groups
+    }
+    means = (original.overall().value, compressed.overall().value, sum(naive.values()) / len(naive))
+    # Seasonal naive may be far below, where there is no season; it then lies at the edge.
+    low = min(-0.25, *(value for row in (*values.values(), means) for value in row[:2])) - 0.03
+    high = max(1.0, *(value for row in (*values.values(), means) for value in row)) + 0.03
+
+    def place(value: float) -> float:
+        return round(100 * (max(low, value) - low) / (high - low), 2)
+
+    def row(name: str, kept: Estimate | None, able: int, tasks: int) -> SkillRow:
+        skills = values.get(name, means)
+        at = place(skills[0]), place(skills[1]), place(skills[2])
+        return SkillRow(name, tasks, *skills, kept, able, at)
+
+    rows = [row(c.group, c.kept, c.able, c.tasks) for c in comparison.groups]
+    able = sum(change.able for change in comparison.groups)
+    rows.append(row("mean of the groups", comparison.kept, able, len(comparison.tasks)))
+    shown = tuple((place(value), f"{value:g}") for value in (-1.0, -0.5, 0.0, 0.5, 1.0))
+    inside = tuple((at, text) for at, text in shown if float(text) > low)
+    return SkillStrip(tuple(rows), place(0.0), inside)
+
+
+def task_chart(original: TaskScore, compressed: TaskScore) -> Chart:
+    """The first series of a task, what happened, and the forecasts of both models."""
+    series = ForecastExample(
+        dataset=original.name,
+        series=0,
+        context=original.example.context,
+        label=original.example.label,
+        original=original.example.forecast,
+        compressed=compressed.example.forecast,
+    )
+    title = f"{original.name}: skill {original.skill.value:.2f} → {compressed.skill.value:.2f}"
+    return forecast_chart(series, title, least_context=len(series.context))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
 from tscompress.plan.plan import Plan
+from tscompress.probing.results import ProbeComparison
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.reports.points import TABLE_SUFFIX, Point, table_points
 from tscompress.workflows.recipe import Recipe
@@ -100,6 +101,7 @@ class Report:
     cost_note: str = ""
     findings: tuple[str, ...] = ()
     tiles: tuple[Tile, ...] = field(default=())
+    probe: ProbeComparison | None = None
 
 
 def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] = ()) -> Report:
@@ -138,6 +140,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
         cost_note=_cost_note(result.bench),
         findings=() if result.profile is None else tuple(result.profile.findings()),
         tiles=tuple(_tiles(result, comparison, naive, costs)),
+        probe=_probe(result),
     )
 
 
@@ -158,6 +161,9 @@ def headline(result: RunResult) -> str:
         parts.append(
             f"WQL is {ratios['WQL']:.3f} and MASE {ratios['MASE']:.3f} times the original's"
         )
+    skill = _probe(result)
+    if skill is not None and skill.kept is not None:
+        parts.append(f"it keeps {skill.kept.value:.0%} of the skill at what the original can do")
     if result.bench is not None:
         name = result.bench.models[-1].name
         cost = result.bench.ratios(name)
@@ -166,6 +172,13 @@ def headline(result: RunResult) -> str:
             f"{cost['parameters']:.2f} of all parameters"
         )
     return "; ".join(parts) + "."
+
+
+def _probe(result: RunResult) -> ProbeComparison | None:
+    if result.probes is None:
+        return None
+    original, compressed = result.probes
+    return compressed.against(original)
 
 
 def plan_label(plan: Plan) -> str:
@@ -188,6 +201,11 @@ def _missing(result: RunResult) -> Iterable[Missing]:
         yield Missing(
             "Forecasts and fidelity",
             f"were not kept by the version of tscompress that wrote this run: {again}.",
+        )
+    if result.probes is None:
+        yield Missing(
+            "Skill at known processes",
+            f"was not measured: give the recipe a section `probe:` and {again}.",
         )
     if result.bench is None:
         yield Missing(

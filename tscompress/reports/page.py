@@ -14,6 +14,7 @@ from tscompress.evaluation.fidelity import WorstSeries
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks
+from tscompress.probing.tables import covers, percent
 from tscompress.reports.charts import (
     FAR,
     calibration_chart,
@@ -26,6 +27,8 @@ from tscompress.reports.charts import (
     is_far,
     pareto_chart,
     shift_chart,
+    skill_strip,
+    task_chart,
 )
 from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
 
@@ -37,6 +40,7 @@ _SECTIONS = {
     "missing": "Not in this report",
     "pareto": "Quality against cost",
     "quality": "Quality by dataset",
+    "skill": "Skill",
     "forecasts": "Forecasts",
     "fidelity": "Fidelity",
     "worst": "Worst series",
@@ -66,7 +70,8 @@ def render_page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    parts = {**_quality(report), **_forecasts(report), **_ranks(report)}
+    environment.filters |= {"covers": covers, "percent": percent}
+    parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
     shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
     sections = [
         (id_, title)
@@ -101,6 +106,20 @@ def _quality(report: Report) -> dict[str, Any]:
         "forests": forests,
         "metrics": [(metric, metric) for metric, _ in forests],
     }
+
+
+def _skill(report: Report) -> dict[str, Any]:
+    """Both models at known processes: figures, and rows of original, compressed and change."""
+    if report.result.probes is None or report.probe is None:
+        return {"skill": None, "tasks": {}}
+    original, compressed = report.result.probes
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for before, after, change in zip(
+        original.tasks, compressed.tasks, report.probe.tasks, strict=True
+    ):
+        row = {"original": before, "compressed": after, "change": change}
+        tasks.setdefault(change.group, []).append({**row, "chart": task_chart(before, after)})
+    return {"skill": skill_strip(original, compressed), "tasks": tasks}
 
 
 def _forecasts(report: Report) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.evaluate import evaluation_table
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
 from tscompress.plotting import DPI, ComparisonRow, comparison_figure
+from tscompress.probing.tables import percent, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
+from tscompress.reports.charts import skill_strip
 from tscompress.reports.content import Report, headline, make_report, plan_label
 from tscompress.reports.page import write_page
 from tscompress.workflows.recipe import Recipe
@@ -102,9 +104,11 @@ def write_markdown(report: Report) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "ratio": _ratio}
+    environment.filters |= {"plain": _plain, "ratio": _ratio, "percent": percent}
+    probes = report.result.probes
     text = environment.get_template("report.md.j2").render(
         report=report,
+        skill=None if probes is None else skill_strip(*probes),
         figures=[figure.relative_to(directory) for figure in drawn if figure.is_file()],
         page=PAGE_FILE,
     )
@@ -154,6 +158,10 @@ def report_tables(result: RunResult) -> list[Any]:
         shown += [*profile_table(result.profile), "\n".join(result.profile.findings())]
     if result.compressed is not None:
         shown.append(evaluation_table(result.compressed, result.original, result.baseline))
+    if result.probes is not None:
+        original, compressed = result.probes
+        shown += probe_tables(compressed, original)[:1]  # the tasks are on the page
+        shown.append("\n".join(compressed.against(original).lines()))
     if result.bench is not None:
         shown.append(bench_table(result.bench))
     return [*shown, result.plan.summary(), headline(result)]

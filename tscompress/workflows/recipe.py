@@ -33,6 +33,7 @@ from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import PlannedSchedule
+from tscompress.probing.measure import ProbeConfig
 from tscompress.training.pretraining import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
 
@@ -121,6 +122,9 @@ class Recipe(BaseModel):
     profile: ProfileConfig | None = Field(default=ProfileConfig(), description="null: skip it")
     evaluation: EvaluationConfig | None = Field(
         default=EvaluationConfig(), description="null: skip it"
+    )
+    probe: ProbeConfig | None = Field(
+        default=None, description="skill of both models at known processes; null: skip it"
     )
     bench: Workload | None = Field(default=Workload(), description="null: skip it")
 
@@ -233,6 +237,8 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
 def inputs_of(recipe: Recipe) -> list[str | Path | None]:
     """What a recipe reads: paths, and names of other things, such as Hub ids and suites."""
     found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
+    if recipe.probe is not None:
+        found.append(recipe.probe.tasks_file)
     if recipe.evaluation is not None:
         found += [recipe.evaluation.suite, recipe.evaluation.root]
     return found

@@ -18,6 +18,8 @@ from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fi
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.io.files import check_output, user_path
 from tscompress.plan.plan import Plan
+from tscompress.probing.measure import ProbeConfig, probe
+from tscompress.probing.results import ProbeResult
 from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
@@ -41,6 +43,8 @@ class RunResult:
         The recipe's output, and the compressed checkpoint in it.
     examples
         Forecasts of both models, for one series of each dataset.
+    probes
+        Skill of the original and of the compressed model.
     """
 
     directory: Path
@@ -52,6 +56,7 @@ class RunResult:
     baseline: EvaluationResult | None = None
     fidelity: Fidelity | None = None
     examples: tuple[ForecastExample, ...] = ()
+    probes: tuple[ProbeResult, ProbeResult] | None = None
     bench: latency.BenchResult | None = None
 
 
@@ -79,6 +84,8 @@ def run(
     check_output(target, force=force, inputs=inputs_of(recipe))
     if recipe.recover is not None:
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
+    if recipe.probe is not None:
+        recipe.probe.chosen()  # refused before the work
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None
     if recipe.profile is not None:
@@ -101,6 +108,11 @@ def run(
     result = RunResult(output, target, compressed.plan, measured)
     if recipe.evaluation is not None:
         _evaluate_(result, original, again, recipe.evaluation, on_progress)
+    if recipe.probe is not None:
+        result.probes = (
+            _probe(original, recipe.probe, on_progress),
+            _probe(again, recipe.probe, on_progress),
+        )
     if recipe.bench is not None:
         workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
         result.bench = latency.bench(
@@ -111,6 +123,13 @@ def run(
             on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
         )
     return result
+
+
+def _probe(model: LoadedModel, config: ProbeConfig, on_progress: OnProgress) -> ProbeResult:
+    stage = f"probe {model.name}"
+    return probe(
+        model, **dict(config), on_task=lambda _, done, total: on_progress(stage, done, total)
+    )
 
 
 def _evaluate_(

@@ -2,8 +2,8 @@
 
 ``report.json`` says what was done and what it takes; ``scores.json`` (both models) and
 ``scores-seasonal-naive.json`` have every series' part of the scores; ``fidelity.json`` and
-``forecasts.json`` what both models said; ``profile/`` the ranks. All of it is plain data, so that
-tables and pages are made without loading a model.
+``forecasts.json`` what both models said; ``probe.json`` their skill; ``profile/`` the ranks. All of
+it is plain data, so that tables and pages are made without loading a model.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.plan.plan import Plan
+from tscompress.probing.results import ProbeResult, load_probes, probe_content
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.workflows.recipe import Recipe, validate
 from tscompress.workflows.run import RunResult
@@ -40,10 +41,13 @@ RUN_FILE = "report.json"
 BASELINE_FILE = "scores-seasonal-naive.json"
 FIDELITY_FILE = "fidelity.json"
 FORECASTS_FILE = "forecasts.json"
+PROBE_FILE = "probe.json"
 FIGURE_FILE = "comparison.png"
 PROFILE_DIRECTORY, PROFILE_FILE = "profile", "profile.json"
 _TABLES = ("scores.csv", "scores-original.csv", "scores-seasonal-naive.csv")
-FILES = (SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, FIGURE_FILE, *_TABLES)
+FILES = (
+    SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, PROBE_FILE, FIGURE_FILE, *_TABLES,
+)  # fmt: skip
 _EXAMPLES = TypeAdapter(tuple[ForecastExample, ...])
 _BENCH = TypeAdapter(BenchResult)
 
@@ -103,6 +107,9 @@ def _contents(result: RunResult) -> dict[str, str]:
         found[FIDELITY_FILE] = _fidelity_json(result.fidelity)
     if result.examples:
         found[FORECASTS_FILE] = _EXAMPLES.dump_json(result.examples).decode() + "\n"
+    if result.probes is not None:
+        original, compressed = result.probes
+        found[PROBE_FILE] = results_json(probe_content(compressed, original))
     return found
 
 
@@ -115,6 +122,7 @@ def _fidelity_json(fidelity: Fidelity) -> str:
 def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
     """What ``report.json`` holds."""
     ratios = naive = None
+    probes = result.probes
     if result.compressed is not None and result.original is not None:
         ratios = relative(result.compressed, result.original)
     if result.compressed is not None and result.baseline is not None:
@@ -126,6 +134,7 @@ def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
         "attention_parameter_ratio": result.plan.attention_parameter_ratio,
         "relative": ratios,
         "relative_to_seasonal_naive": naive,
+        "probe": None if probes is None else probes[1].against(probes[0]).to_dict(),
         "bench": None if result.bench is None else result.bench.to_dict(),
     }
 
@@ -172,6 +181,7 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
         baseline=EvaluationResult.load(baseline) if baseline.is_file() else None,
         fidelity=_fidelity(directory / FIDELITY_FILE),
         examples=_validated(_EXAMPLES.validate_python, directory / FORECASTS_FILE) or (),
+        probes=_probes(directory / PROBE_FILE),
         bench=_bench(content, path),
     )
     return result, recipe
@@ -249,6 +259,15 @@ def _validated(parse: Any, path: Path) -> Any:
 def _profile(path: Path) -> RankProfile | None:
     found: RankProfile | None = _validated(RankProfile.model_validate, path)
     return found
+
+
+def _probes(path: Path) -> tuple[ProbeResult, ProbeResult] | None:
+    if not path.is_file():
+        return None
+    found = load_probes(path)
+    if len(found) != 2:
+        raise DataError(f"{str(path)!r} has no probe of the original; run it again.")
+    return found[1], found[0]
 
 
 def _bench(content: dict[str, Any], path: Path) -> BenchResult | None:

@@ -1,0 +1,72 @@
+"""A probe for a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from tscompress.probing.results import Estimate, ProbeResult, TaskScore
+
+_CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95 % intervals"
+
+
+def probe_tables(result: ProbeResult, original: ProbeResult | None = None) -> list[Table]:
+    """Skill by group and by task, beside seasonal naive and, if given, the original."""
+    return [_group_table(result, original), _task_table(result, original)]
+
+
+def _group_table(result: ProbeResult, original: ProbeResult | None) -> Table:
+    naive, overall = result.naive_groups(), result.overall()
+    table = Table(
+        title=f"skill of {result.model}", caption=_CAPTION, show_footer=True, box=box.SIMPLE_HEAD
+    )
+    table.add_column("group", footer="mean of groups", no_wrap=True)
+    table.add_column("tasks", justify="right", footer=str(len(result.tasks)))
+    if original is not None:
+        before = original.groups()
+        changes = result.against(original)
+        kept = {change.group: change for change in changes.groups}
+        able = sum(change.able for change in changes.groups)
+        table.add_column("original", justify="right", footer=str(original.overall()))
+    table.add_column("skill", justify="right", footer=str(overall))
+    if original is not None:
+        table.add_column("original\ncan do", justify="right", footer=str(able))
+        table.add_column("kept\nof these", justify="right", footer=percent(changes.kept))
+    mean = sum(naive.values()) / len(naive)
+    table.add_column("seasonal\nnaive", justify="right", footer=f"{mean:.2f}")
+    for group, skill in result.groups().items():
+        count = sum(score.task.group == group for score in result.tasks)
+        cells = [group, str(count), str(skill), f"{naive[group]:.2f}"]
+        if original is not None:
+            cells.insert(2, str(before[group]))
+            cells[4:4] = [str(kept[group].able), percent(kept[group].kept)]
+        table.add_row(*cells)
+    return table
+
+
+def _task_table(result: ProbeResult, original: ProbeResult | None) -> Table:
+    table = Table(title="by task", box=box.SIMPLE_HEAD)
+    table.add_column("task", no_wrap=True)
+    for header in ("original",) if original is not None else ():
+        table.add_column(header, justify="right")
+    for header in ("skill", "seasonal\nnaive", "80 % interval\ncovers", "crossing\nquantiles"):
+        table.add_column(header, justify="right")
+    for index, score in enumerate(result.tasks):
+        if index and score.task.group != result.tasks[index - 1].task.group:
+            table.add_section()
+        cells = [score.name, str(score.skill), f"{score.seasonal_naive:.2f}"]
+        cells += [covers(score), f"{score.crossing_rate:.1%}"]
+        if original is not None:
+            cells.insert(1, f"{original.tasks[index].skill.value:.2f}")
+        table.add_row(*cells)
+    return table
+
+
+def covers(score: TaskScore) -> str:
+    """Coverage in per cent; a dash for a task without noise."""
+    return "–" if score.coverage is None else f"{score.coverage:.0%}"
+
+
+def percent(share: Estimate | None) -> str:
+    """Of what was kept; a dash where there was nothing to keep."""
+    return "–" if share is None else f"{share.value:.0%}"
