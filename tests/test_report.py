@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
-from tscompress.cli.app import app as cli
+from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.suites import EvaluationDataset

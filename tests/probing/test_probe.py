@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import tscompress
-from tscompress import cli
-from tscompress.api import run
+from tscompress.cli import app as cli
 from tscompress.errors import DataError, TscompressError, UsageError
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.probing.measure import ProbeConfig, probe, score_task
@@ -26,6 +25,7 @@ from tscompress.probing.results import (
 from tscompress.probing.tables import probe_tables
 from tscompress.probing.tasks import TASKS, ProbeTask, seasonal_naive
 from tscompress.workflows.recipe import Recipe, load_recipe
+from tscompress.workflows.run import run
 
 EVERY = list(TASKS.values())
 FEW = ["period-4", "period-7", "linear-trend", "random-demand"]
