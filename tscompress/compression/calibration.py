@@ -46,6 +46,9 @@ _REAL_STEPS = {"chronos-t5": 320}
 #: Series in a group that Chronos-2 attends across.
 GROUP_SIZE = 4
 
+#: Half of the synthetic series repeat a pattern: without, folding forgets seasons.
+_HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
+
 
 class CalibrationConfig(BaseModel):
     """Which series a model is run on before it is compressed."""
@@ -69,7 +72,7 @@ class CalibrationConfig(BaseModel):
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
     corpus: CorpusConfig = Field(
-        default=CorpusConfig(), description="of which the synthetic series are drawn"
+        default=_HALF_PATTERNS, description="of which the synthetic series are drawn"
     )
     stratify: bool = Field(
         default=True,
