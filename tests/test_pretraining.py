@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
-from tscompress.training.loop import pretraining
+from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.pretraining import (
     Batch,
