@@ -326,12 +326,15 @@ def _file_suite(path: Path, table: LongFormat) -> Suite:
 def _find_suite_file(name_or_path: str | Path) -> Path:
     path = user_path(name_or_path)
     named = path.suffix in {".yaml", ".yml"}
-    candidate = path if named else _SUITE_FILES / f"{path}.yaml"
-    if candidate.is_file():
-        return candidate
+    homes = (_SUITE_FILES, Path.cwd() / "eval")
+    candidates = [path] if named else [home / f"{path}.yaml" for home in homes]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    looked = ", ".join(map(str, candidates))
     raise RecipeError(
         f"no suite {str(name_or_path)!r}; use {' or '.join(map(repr, _WHEEL_SUITES))}, or the path "
-        f"of a YAML file or of a file of series (looked for {candidate})."
+        f"of a YAML file or of a file of series (looked for {looked})."
     )
 
 
