@@ -31,6 +31,8 @@ def run(path: Path) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
     for path in [Path(name).resolve() for name in sys.argv[1:]]:
         run(path)
 
