@@ -35,9 +35,9 @@ fast-tests: $(VENV)/.dev
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"
 
-# The Python snippet of the README, run as it stands there.
+# The Python blocks of the pages, run as they stand there.
 readme: $(VENV)/.dev
-	$(BIN)/python tests/run_readme.py README.md
+	$(BIN)/python tests/run_readme.py README.md tscompress/training/README.md tscompress/checkpoints/README.md
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,6 @@
-"""Run every Python block of a Markdown file, in order, in an empty directory.
+"""Run every Python block of Markdown files, in order, each file in an empty directory.
 
-python tests/run_readme.py README.md
+python tests/run_readme.py README.md tscompress/training/README.md
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ def python_blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def main() -> None:
-    path = Path(sys.argv[1]).resolve()
+def run(path: Path) -> None:
     blocks = python_blocks(path.read_text(encoding="utf-8"))
     if not blocks:
         raise SystemExit(f"{path} has no Python block")
@@ -26,9 +25,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         for number, block in enumerate(blocks, start=1):
-            print(f"--- block {number} of {path.name}")
-            exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+            print(f"--- block {number} of {path}")
+            exec(compile(block, f"{path} block {number}", "exec"), namespace)
         os.chdir(path.parent)
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    for path in [Path(name).resolve() for name in sys.argv[1:]]:
+        run(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands that documents show are commands that the program takes."""
+"""Documents: their commands are commands that the program takes, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,25 @@ ROOT = Path(__file__).resolve().parent.parent
 INLINE = re.compile(r"`(?:python -m )?tscompress ([a-z]+ [^`]*)`")
 AT_START = re.compile(r"^(?:# )?(?:[$] )?tscompress ([^#\n]+)", re.MULTILINE)
 SHELL_BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+FRONT_PAGE = ROOT / "README.md"
+#: Of folders of the package that have a page.
+FOLDERS = (
+    "checkpoints", "compression", "evaluation", "families", "hub", "probing", "training",
+)  # fmt: skip
+PAGES = [
+    FRONT_PAGE,
+    *(ROOT / "tscompress" / folder / "README.md" for folder in FOLDERS),
+    ROOT / "recipes" / "README.md",
+    ROOT / "eval" / "README.md",
+    ROOT / "tests" / "README.md",
+    ROOT / "eval" / "RESULTS.md",
+    ROOT / "eval" / "NOTES.md",
+    *sorted((ROOT / "eval" / "notes").glob("*.md")),
+]
 
 
 def commands(path: Path) -> list[str]:
@@ -28,26 +47,61 @@ def commands(path: Path) -> list[str]:
 
 
 def documents() -> list[Path]:
-    return [
-        ROOT / "README.md",
-        ROOT / "eval" / "RESULTS.md",
-        ROOT / "eval" / "NOTES.md",
-        *sorted((ROOT / "recipes").rglob("*.yaml")),
-    ]
+    return [*PAGES, *sorted((ROOT / "recipes").rglob("*.yaml"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub derives them."""
+    titles = HEADING.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 CASES = [
-    pytest.param(line, id=f"{path.name}: {line}"[:80])
+    pytest.param(line, id=f"{path.relative_to(ROOT)}: {line}"[:80])
     for path in documents()
     for line in commands(path)
 ]
 
 
-def test_there_are_commands_to_look_at() -> None:
-    readme = commands(ROOT / "README.md")
-    shown = {line.split()[0] for line in readme}
-    assert shown >= {"profile", "compress", "evaluate", "bench", "run", "recover", "push", "sweep"}
-    assert all(commands(path) for path in documents()[2:])
+def test_the_front_page_shows_the_common_commands() -> None:
+    shown = {line.split()[0] for line in commands(FRONT_PAGE)}
+    assert shown >= {"compress", "evaluate", "probe", "bench", "recover", "run", "push"}
+
+
+def test_every_command_is_shown_somewhere() -> None:
+    shown = {line.split()[0] for page in PAGES for line in commands(page)}
+    assert shown == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_pages_and_recipes_have_commands() -> None:
+    without = {path for path in documents() if not commands(path)}
+    assert without <= {ROOT / "tests" / "README.md", *(ROOT / "eval" / "notes").glob("*.md")}
+
+
+def test_the_front_page_is_one_page() -> None:
+    text = FRONT_PAGE.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert (
+        len([word for word in text.split() if re.search(r"\w", word)]) <= 900
+    )  # no rules of tables
+
+
+def test_every_page_is_known() -> None:
+    found = {*(ROOT / "tscompress").glob("*/README.md"), *ROOT.glob("*/README.md")}
+    assert found <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
 
 
 @pytest.mark.parametrize("line", CASES)

@@ -78,7 +78,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
         f"tscompress/{path.relative_to(PACKAGE)}"
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    }
+    } - {f"tscompress/{path.relative_to(PACKAGE)}" for path in PACKAGE.glob("*/README.md")}
     about = {
         info(wheel) + name
         for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
