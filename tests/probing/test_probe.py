@@ -175,6 +175,15 @@ def test_every_family_is_probed_the_same_way_twice(checkpoint: Path) -> None:
     assert probe(checkpoint, ["period-7"], num_series=3).tasks[0] == first.tasks[1]
 
 
+def test_chronos_t5_has_half_of_the_series_where_nobody_says_how_many(
+    checkpoints: dict[str, Path],
+) -> None:
+    own = TASKS["gaps-7"].model_copy(update={"name": "own", "num_series": 3})
+    for family, count in (("chronos-t5", 16), ("chronos-bolt", 32)):
+        found = probe(checkpoints[family], [TASKS["short-7"], own])
+        assert [score.task.num_series for score in found.tasks] == [count, 3]
+
+
 def test_horizons_beyond_the_models_own_are_rolled_out(checkpoint: Path) -> None:
     task = TASKS["long-12"].model_copy(update={"num_series": 2, "horizon": 40})
     (score,) = probe(checkpoint, [task], num_samples=None).tasks
