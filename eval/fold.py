@@ -16,8 +16,9 @@ folds cross-attention alone, into one latent of the encoder's output or into sma
 Every row is one folded model against its original: the ratios of WQL and MASE on the offline suite,
 with 95 % intervals (paired bootstrap over series; Chronos-T5 with common random numbers, and with
 `--seeds 0,1,2` averaged over several draws), that of SQL, the loss of WQL with every series in
-units of its seasonal error, and the forecast loss on held-out synthetic windows (for Chronos-T5
-nats a token, for the others scaled pinball loss). Calibration is on synthetic and real series, or
+units of its seasonal error, the share of the original's skill that is kept (`tscompress probe`: of
+all tasks, and of noise-free seasons), and the forecast loss on held-out synthetic windows (for
+Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is on synthetic and real series, or
 on what `--source` says, drawn with `--draw`; of the real ones no evaluation suite holds any. Both
 models compute in float32 on the weights as they are stored, which is bfloat16 for the references.
 """
@@ -57,6 +58,8 @@ from tscompress.evaluation.evaluate import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
+from tscompress.probing.measure import probe
+from tscompress.probing.results import ProbeResult
 from tscompress.workflows.evaluate_models import score
 from tscompress.workflows.recipe import EvaluationConfig
 
@@ -115,6 +118,7 @@ class Bed:
         self.loss = mean_loss(self.original, self.held_out)
         self.seeds = seeds if self.original.family == "chronos-t5" else None
         self.scores = self.score(self.original, model)
+        self.skills = probe(self.original.forecaster)
         self.datasets = list(load_suite(self.config.suite, max_series))
 
     def score(self, loaded: LoadedModel, label: str) -> EvaluationResult:
@@ -155,6 +159,7 @@ class Bed:
                 "planned layers": after / before,
                 "attention": trial.plan.attention_parameter_ratio,
                 **quality(result, self.scores, self.datasets),
+                **skills_kept(probe(folded.forecaster), self.skills),
                 "loss": mean_loss(folded, self.held_out) - self.loss,
             }
             self.console.print({k: _short(v) for k, v in row.items()})
@@ -177,6 +182,16 @@ def quality(
         low, high = (float("nan") if end is None else end for end in (ratio.low, ratio.high))
         columns |= {metric: ratio.ratio, f"{metric} low": low, f"{metric} high": high}
     return columns
+
+
+def skills_kept(after: ProbeResult, before: ProbeResult) -> dict[str, float]:
+    """Share of the original's skill that is kept: of all tasks that it can do, and of seasons."""
+    change = after.against(before)
+    of = {group.group: group.kept for group in change.groups} | {"all": change.kept}
+    return {
+        name: float("nan") if kept is None else kept.value
+        for name, kept in (("skill", of["all"]), ("seasons", of["seasons"]))
+    }
 
 
 def with_interval(row: Mapping[str, Any], metric: str) -> str:
@@ -311,14 +326,16 @@ def latent_trials(bed: Bed) -> list[Trial]:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the original."""
     lines = [
-        "| trial | parameters | attention | WQL (95 %) | SQL (95 %) | MASE (95 %) | loss |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| trial | parameters | attention | WQL (95 %) | SQL (95 %) | MASE (95 %) | skill kept | "
+        "of seasons | loss |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
         lines.append(
             f"| {row['trial']} | {row['parameters']:.1%} | {row['attention']:.2%} | "
             f"{with_interval(row, 'WQL')} | {with_interval(row, 'SQL')} | "
-            f"{with_interval(row, 'MASE')} | {row['loss']:+.4f} |"
+            f"{with_interval(row, 'MASE')} | {row['skill']:.3f} | {row['seasons']:.3f} | "
+            f"{row['loss']:+.4f} |"
         )
     return "\n".join(lines) + "\n"
 
