@@ -20,7 +20,8 @@ units of its seasonal error, the share of the original's skill that is kept (`ts
 all tasks, and of noise-free seasons), and the forecast loss on held-out synthetic windows (for
 Chronos-T5 nats a token, for the others scaled pinball loss). Calibration is on synthetic and real
 series, or on what `--source` says, drawn with `--draw`; of the real ones no evaluation suite holds
-any. Both models compute in float32 on the weights as they are stored, which is bfloat16 for the references.
+any. Both models compute in float32 on the weights as they are stored, which is bfloat16 for the
+references.
 """
 
 from __future__ import annotations
