@@ -89,7 +89,8 @@ def test_only_the_package_goes_into_the_wheel() -> None:
     build = pyproject()["tool"]["hatch"]["build"]
     wheel = build["targets"]["wheel"]
     assert wheel["packages"] == ["tscompress"]
-    assert set(wheel) == {"packages"}
+    assert set(wheel) == {"packages", "exclude"}
+    assert wheel["exclude"] == ["/tscompress/*/README.md"]
     assert set(build) == {"targets"}
     assert not list(PACKAGE.rglob("test*"))
     assert (PACKAGE / "py.typed").exists()
