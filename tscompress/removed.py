@@ -1,6 +1,6 @@
 """Options that were removed: files written before still load where they hold the default.
 
-A git tag keeps the code of each, so that its measurement can be repeated.
+A commit keeps the code of each, so that its measurement can be repeated.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: The last commit that has the options named here.
-ABLATIONS = "ablations-2026-11"
+#: The last commit that has the options named here, and its tag.
+ABLATIONS = "ablations-2026-11, commit 27dc031,"
 
 
 def without_removed(values: Any, removed: Mapping[str, tuple[Any, ...]]) -> Any:
@@ -26,6 +26,6 @@ def without_removed(values: Any, removed: Mapping[str, tuple[Any, ...]]) -> Any:
         if name in values and values[name] not in allowed:
             raise ValueError(
                 f"{name} was removed, for it never paid; leave it out (the git tag {ABLATIONS} "
-                "keeps it)"
+                "has it)"
             )
     return {name: value for name, value in values.items() if name not in removed}
