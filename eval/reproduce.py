@@ -58,6 +58,12 @@ class Table:
 
 _BY_DESIGN = "tiny-by-design-table3-5-0.35"
 TABLES = (
+    Table(
+        "fold-front-bolt",
+        "fold.py sizes --model reference/bolt --size 32,1 --size 16,1 --size 16,0.5 "
+        "--size 16,0.5,128 --output DIR/fold-front",
+        8,
+    ),
     Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 10),
     Table(
         "fold-sizes-t5",
