@@ -123,7 +123,7 @@ def predict(loaded: LoadedModel) -> Tensor:
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_moments_of_many_positions_come_from_every_other_batch(
         with monkeypatch.context() as patch:
             patch.setattr(folding, "_ENOUGH_POSITIONS", positions // 2)
             patch.setattr(Step, "run", run)
-            folding.attention_moments(loaded, step, FoldConfig())
+            folding.attention_moments(loaded, step)
         everything = list(range(len(step.inputs)))
         assert len(everything) > 2
         assert ran == (everything if kind == "group" else everything[::2])

@@ -31,6 +31,8 @@ def has_season(values: FloatArray) -> bool:
         return False
     steps = np.diff(values[observed[0] : observed[-1] + 1].astype(np.float64))
     steps = np.where(np.isfinite(steps), steps, np.nan)
+    if not np.isfinite(steps).any():  # no two values in a row
+        return False
     steps = np.nan_to_num(steps - np.nanmean(steps))
     length = len(steps)
     power = np.abs(np.fft.rfft(steps, 2 * length)) ** 2
