@@ -367,7 +367,6 @@ TRAINING_COLLECTIONS: dict[str, Collection] = {
         "fpp3/aus_accommodation.csv", ("Takings", "Occupancy", "CPI"), ("State",)
     ),
     "canadian_gas": Collection("fpp3/canadian_gas.csv", ("Volume",)),
-    "house_sales": Collection("fpppy/hsales.csv", ("y",)),
     "accidental_deaths": Collection("fpppy/USAccDeaths.csv", ("y",)),
     "souvenirs": Collection("fpp3/souvenirs.csv", ("Sales",)),
     "labour": Collection("fpppy/labour.csv", ("y",)),
