@@ -24,6 +24,7 @@ from tscompress.compression.calibration import (
     collect_moments,
     drawn_continuations,
     run_teacher_forced,
+    seasonal_share,
 )
 from tscompress.data.series import (
     TRAINING_COLLECTIONS,
@@ -31,7 +32,7 @@ from tscompress.data.series import (
     read_series,
     training_series,
 )
-from tscompress.data.synthetic import FloatArray
+from tscompress.data.synthetic import CorpusConfig, FloatArray
 from tscompress.errors import DataError, UnsupportedModelError
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
@@ -485,3 +486,17 @@ def test_t5_allocates_no_cache(
     with_cache = run_teacher_forced(loaded, batch)
     assert cache_of(with_cache) is not None
     torch.testing.assert_close(output.logits, with_cache.logits)
+
+
+def test_corpus_decides_on_synthetic_series(bolt: LoadedModel) -> None:
+    patterns = CorpusConfig(
+        kernel_weight=0, structural_weight=0, stochastic_weight=0, count_weight=0, seasonal_weight=1
+    )
+    walks = CorpusConfig(
+        kernel_weight=0, structural_weight=0, stochastic_weight=1, count_weight=0, real_weight=0
+    )
+    shares = [
+        seasonal_share(calibration_batches(bolt, changed(num_series=64, corpus=corpus)))
+        for corpus in (patterns, walks)
+    ]
+    assert shares[0] > shares[1] + 0.2

@@ -509,3 +509,36 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="one process"):
         pretrain(short("chronos-bolt"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_snapshots_of_a_run_are_models(tmp_path: Path) -> None:
+    recipe = short("chronos-bolt", steps=8, snapshots=(0.25, 0.5))
+    final = pretrain(recipe, tmp_path)
+    assert final is not None
+    kept = [weights(tmp_path / f"step-{step}") for step in (2, 4)]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2", "step-4"]
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    tensors = [one[name] for one in (*kept, weights(final))]
+    assert not torch.equal(tensors[0], tensors[1])
+    assert not torch.equal(tensors[1], tensors[2])
+    with pytest.raises(ValidationError, match="snapshots are shares"):
+        short("chronos-bolt", snapshots=(1.0,))
+
+
+def test_resuming_with_another_curriculum_is_refused(tmp_path: Path) -> None:
+    pretrain(short("chronos-bolt"), tmp_path)
+    (stage,) = short("chronos-bolt").stages
+    other = stage.model_copy(update={"corpus": CorpusConfig(seasonal_weight=1.0)})
+    with pytest.raises(RecipeError, match="was begun with stages"):
+        pretrain(
+            short("chronos-bolt").model_copy(update={"stages": (other,)}), tmp_path, resume=True
+        )
+
+
+def test_stages_say_how_many_contexts_are_cut_short() -> None:
+    (stage,) = short("chronos-bolt").stages
+    whole = stage.model_copy(update={"shorten_probability": 0.0})
+    recipe = short("chronos-bolt", missing_probability=0.0)
+    recipe = recipe.model_copy(update={"stages": (whole,)})
+    batches = [make_batch(recipe, stage_corpora(recipe), step) for step in range(4)]
+    assert all(torch.isfinite(batch.context).all() for batch in batches)
