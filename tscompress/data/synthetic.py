@@ -46,6 +46,9 @@ class CorpusConfig(BaseModel):
     seasonal_extras: bool = Field(
         default=True, description="repeated patterns: second seasons, growth, drifting levels"
     )
+    seasonal_noise_free: float = Field(
+        default=0.25, ge=0, le=1, description="share of repeated patterns without noise"
+    )
     noise_scale: float = Field(default=1.0, ge=0, description="factor on structural noise")
     seasonal_share: float = Field(default=0.75, ge=0, le=1, description="of structural series")
     longest_period: float | None = Field(
@@ -206,8 +209,8 @@ def seasonal_series(
     """Patterns of whole periods, repeated with little noise, ``[count, L]``.
 
     What is asked of a model is to look one period back. Three in five patterns have a free value
-    at each step of the period, the others few harmonics; a quarter have no noise, the others 0.01
-    to 0.4 of the pattern's standard deviation. Some have a trend; with ``seasonal_extras`` some
+    at each step of the period, the others few harmonics; ``seasonal_noise_free`` of them have no
+    noise, the others 0.01 to 0.4 of the pattern's standard deviation. Some have a trend; with ``seasonal_extras`` some
     have a second season, an amplitude that grows or shrinks, or a level that walks.
     """
     config = config or CorpusConfig()
@@ -228,7 +231,8 @@ def seasonal_series(
     walk *= _log_uniform(rng, 0.01, 0.2, (count, 1))
     path += walk * (rng.random((count, 1)) < 0.1 * extras)
 
-    noise = _log_uniform(rng, 0.01, 0.4, (count, 1)) * (rng.random((count, 1)) < 0.75)
+    noisy = rng.random((count, 1)) < 1 - config.seasonal_noise_free
+    noise = _log_uniform(rng, 0.01, 0.4, (count, 1)) * noisy
     path += noise * rng.standard_normal((count, length))
     level = rng.gamma(1.5, 2.0, (count, 1)) * (rng.random((count, 1)) < 0.7)
     return _finish(rng, (path + level).astype(np.float32), positive_share=0.4)
