@@ -245,10 +245,11 @@ def compress(
         ),
     ] = None,
     width: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="With fold: numbers of the residual stream that stay, d_model; makes every layer "
-            "smaller."
+            metavar="DIMENSIONS|SHARE",
+            help="With fold: new d_model (residual-stream width), which makes every layer smaller: "
+            "dimensions, an integer from 2, or a share such as 0.5.",
         ),
     ] = None,
     layers: Annotated[

@@ -34,6 +34,7 @@ from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
 from tscompress.training.pretraining import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
@@ -104,8 +105,9 @@ class Recipe(BaseModel):
     latent: int | None = Field(
         default=None, ge=1, description="with fold: size of what all cross-attention reads"
     )
-    width: int | None = Field(
-        default=None, ge=1, description="with fold: numbers of the residual stream, d_model"
+    width: Width | None = Field(
+        default=None,
+        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share of it",
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
