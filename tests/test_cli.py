@@ -1194,6 +1194,23 @@ def test_pretrain(command: Command, tmp_path: Path) -> None:
     assert_refused(outcome, 2, "family: ")
 
 
+def test_run_takes_another_model(command: Command, bolt: Path, tmp_path: Path) -> None:
+    recipe = {
+        "output": str(tmp_path / "out"),
+        "method": "svd",
+        "schedule": {"kind": "rank", "rank": 2},
+        "profile": None,
+        "evaluation": None,
+        "bench": None,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert_refused(command("run", tmp_path / "recipe.yaml"), 2, "model: Field required")
+    outcome = command("run", tmp_path / "recipe.yaml", "--model", bolt)
+    assert outcome.code == 0, outcome.err
+    written = load_recipe(tmp_path / "out" / bolt.name / f"{bolt.name}-svd" / "recipe.yaml")
+    assert written.model == str(bolt)
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_ctrl_c_during_the_recovery_of_a_run_says_how_it_goes_on(
     kept: bool, command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

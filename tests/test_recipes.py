@@ -132,6 +132,21 @@ def test_model_and_output_are_enough(tmp_path: Path) -> None:
     assert load_recipe(path) == Recipe(**MINIMAL)
 
 
+def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"output": "out"}))
+    refused(load_recipe, path, "model: Field required")
+    assert load_recipe(path, model="amazon/chronos-bolt-tiny") == Recipe(
+        model="amazon/chronos-bolt-tiny", output="out/chronos-bolt-tiny"
+    )
+    path.write_text(yaml.safe_dump(MINIMAL | {"revision": "v1"}))
+    other = load_recipe(path, model="reference/t5", output=tmp_path / "t5")
+    assert (other.model, other.revision) == ("reference/t5", None)  # v1 is one of reference/bolt
+    assert other.output == str(tmp_path / "t5")
+    same = load_recipe(path, model="reference/bolt")
+    assert (same.revision, same.output) == ("v1", "out/bolt")
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -33,7 +33,7 @@ def compress(
     rank: int | None = None,
     ff_ratio: float | None = None,
     latent: int | None = None,
-    width: int | None = None,
+    width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
     epsilon: float | None = None,
     energy: float | None = None,
@@ -80,8 +80,10 @@ def compress(
         With fold, but not with a budget: all cross-attention reads one latent of this size. The
         smallest KV cache; a factored checkpoint.
     width
-        With fold, but not with a budget: numbers of the residual stream, ``d_model``; those of its
-        principal directions stay that have most energy. Stays a plain checkpoint.
+        With fold, but not with a budget: new residual-stream width, ``d_model``. An integer from 2
+        counts dimensions; a float above 0 and at most 1 is a share of ``d_model``, rounded to the
+        nearest integer (1.0 leaves it as it is, an integer 1 is refused). The principal directions
+        with most energy stay. The result is a stock checkpoint.
     layers
         With fold, but not with a budget: how many layers stay, of the encoder and of the decoder;
         one number is for each. The others go one by one, always the one without which the forecast

@@ -245,10 +245,11 @@ def compress(
         ),
     ] = None,
     width: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="With fold: numbers of the residual stream that stay, d_model; makes every layer "
-            "smaller."
+            metavar="DIMENSIONS|SHARE",
+            help="With fold: new d_model (residual-stream width), which makes every layer smaller: "
+            "dimensions, an integer from 2, or a share such as 0.5.",
         ),
     ] = None,
     layers: Annotated[
@@ -334,7 +335,7 @@ def compress(
     if recipe is not None:
         others = ("plan", "calibration_series", *_PLANNING_OPTIONS)
         refuse(context, "--recipe says everything", others)
-        chosen = load_recipe(recipe)
+        chosen = load_recipe(recipe, model=model, output=output)
     else:
         fields: dict[str, Any] = {
             "model": model,
@@ -909,6 +910,13 @@ def bench(
 @app.command()
 def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/.", parser=path)],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the recipe's; without --output the results go below the recipe's "
+            "output, in a directory named after the model."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Instead of the recipe's.", parser=path)
     ] = None,
@@ -927,9 +935,7 @@ def run(
     from tscompress.workflows.run import run as run_recipe
     from tscompress.workflows.run_files import FILES, RUN_FILE
 
-    chosen = load_recipe(recipe)
-    if output is not None:
-        chosen = chosen.model_copy(update={"output": str(output)})
+    chosen = load_recipe(recipe, model=model, output=output)
     if max_series is not None and chosen.evaluation is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})

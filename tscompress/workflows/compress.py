@@ -27,6 +27,7 @@ from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import can_resume, recover_, what_differs
 from tscompress.workflows.recipe import Recipe, labels_of
@@ -257,6 +258,8 @@ def _fold_plan(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
         )
     schedule = recipe.schedule
+    asked, d_model = recipe.width, loaded.config["d_model"]
+    width = None if asked is None else dimensions_of(asked, d_model)
 
     def planned(loaded: LoadedModel) -> Plan:
         return fold_plan_of(
@@ -265,7 +268,7 @@ def _fold_plan(
             schedule,
             ff_ratio=recipe.ff_ratio,
             latent=recipe.latent,
-            width=recipe.width,
+            width=width,
             exclude=recipe.exclude,
             free_frequencies=recipe.fold.frequencies == "free",
         )

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from tscompress.benchmark.bench import Workload
+from tscompress.checkpoints.load import model_name
 from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import (
@@ -33,6 +34,7 @@ from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
 from tscompress.training.pretraining import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
@@ -103,8 +105,9 @@ class Recipe(BaseModel):
     latent: int | None = Field(
         default=None, ge=1, description="with fold: size of what all cross-attention reads"
     )
-    width: int | None = Field(
-        default=None, ge=1, description="with fold: numbers of the residual stream, d_model"
+    width: Width | None = Field(
+        default=None,
+        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share of it",
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
@@ -183,15 +186,35 @@ class Recipe(BaseModel):
         return text
 
 
-def load_recipe(path: str | Path) -> Recipe:
+def load_recipe(
+    path: str | Path, *, model: str | None = None, output: str | Path | None = None
+) -> Recipe:
     """Read a compression recipe.
+
+    Parameters
+    ----------
+    model, output
+        Replace those of the file. The file may then lack ``model``; its ``revision`` is one of its
+        own model and is dropped for another. With ``model`` and no ``output`` the results go below
+        the file's output, in a directory named after the model: one recipe serves many models.
 
     Raises
     ------
     RecipeError
         The file is missing, is not YAML, or has an unknown key or a value out of range.
     """
-    return parse_recipe(Recipe, path)
+    content = read_recipe(path)
+    if model is not None:
+        if content.get("model") != model:
+            content.pop("revision", None)
+        content["model"] = model
+    if output is not None:
+        content["output"] = str(output)
+    recipe = validate(Recipe, content, source=repr(str(path)))
+    if model is not None and output is None:
+        below = Path(recipe.output) / Path(model_name(model)).name
+        recipe = recipe.model_copy(update={"output": str(below)})
+    return recipe
 
 
 def load_pretrain_recipe(path: str | Path) -> PretrainRecipe:
@@ -206,6 +229,17 @@ def load_recovery_config(path: str | Path) -> RecoveryConfig:
 
 def parse_recipe(model: type[M], path: str | Path) -> M:
     """A YAML file as ``model``; RecipeError as in :func:`load_recipe`."""
+    return validate(model, read_recipe(path), source=repr(str(path)))
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, not validated yet.
+
+    Raises
+    ------
+    RecipeError
+        The file is missing, is not YAML, or holds no mapping.
+    """
     path = Path(path)
     try:
         content: Any = read_yaml(path)
@@ -215,7 +249,7 @@ def parse_recipe(model: type[M], path: str | Path) -> M:
         raise RecipeError(f"{str(path)!r} cannot be read as YAML: {error}.") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{str(path)!r} holds no mapping; see recipes/ for examples.")
-    return validate(model, content, source=repr(str(path)))
+    return content
 
 
 def validate(model: type[M], content: dict[str, Any], source: str) -> M:

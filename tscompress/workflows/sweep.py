@@ -80,6 +80,7 @@ from tscompress.evaluation.score_cache import (
 )
 from tscompress.families.registry import family_of
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
+from tscompress.plan.width import Width
 from tscompress.plotting import (
     DPI,
     GREY,
@@ -151,7 +152,9 @@ class Grid(BaseModel):
     keep_width: bool = Field(default=False, description="with budgets of fold: d_model stays")
     ff_ratio: tuple[float | None, ...] = Field(default=(None,), min_length=1)
     latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
-    width: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    width: tuple[Width | None, ...] = Field(
+        default=(None,), min_length=1, description="dimensions, or a share of d_model: 0.5"
+    )
     layers: tuple[tuple[PositiveInt, ...] | None, ...] = Field(
         default=(None,), min_length=1, description="that stay: [ENCODER, DECODER], or [BOTH]"
     )
@@ -174,8 +177,9 @@ class Grid(BaseModel):
         }
         for values in itertools.product(*lists.values()):
             chosen = dict(zip(lists, values, strict=True))
-            if chosen["ff_ratio"] == 1:
-                chosen["ff_ratio"] = None
+            for share in ("ff_ratio", "width"):
+                if chosen[share] == 1:
+                    chosen[share] = None
             yield {name: value for name, value in chosen.items() if value is not None}
 
 
@@ -303,7 +307,8 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
     names = {"rank": heads, "ff_ratio": "d_ff", "width": "d_model"}
     parts: list[str] = [grid.method]
     for name, value in sizes.items():
-        text = f"{100 * value:g}%" if name == "ff_ratio" else str(value)
+        share = name == "ff_ratio" or (name == "width" and isinstance(value, float))
+        text = f"{100 * value:g}%" if share else str(value)
         if isinstance(value, tuple):
             text = ", ".join(map(str, value))
         parts.append(text if "=" in text else f"{names.get(name, name)} {text}")
