@@ -59,7 +59,6 @@ from tscompress.checkpoints.load import (
 )
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold import FoldConfig
-from tscompress.compression.fold_plans import Method
 from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 from tscompress.errors import (
     DataError,
@@ -80,6 +79,7 @@ from tscompress.evaluation.score_cache import (
 )
 from tscompress.families.registry import family_of
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
+from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width
 from tscompress.plotting import (
     DPI,
@@ -94,14 +94,12 @@ from tscompress.plotting import (
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.evaluate_models import score
-from tscompress.workflows.options import choose_schedule, needs_schedule
+from tscompress.workflows.options import recipe_of
 from tscompress.workflows.recipe import (
-    SIZES_BESIDE_HEADS,
     EvaluationConfig,
     Recipe,
     parse_recipe,
     series_files,
-    validate,
 )
 from tscompress.workflows.save import save
 
@@ -272,34 +270,27 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
     sizes = {name: value for name, value in options.items() if name != "recover_steps"}
     if not sizes:
         return None
-    beside = {name: sizes.get(name) for name in SIZES_BESIDE_HEADS}
     label = _label(grid, sizes, steps)
+    recover = sweep.recover.model_copy(update={"steps": steps, "minutes": None})
+    alike = {"method": grid.method, "layout": grid.layout, "keep_width": grid.keep_width}
     try:
-        schedule = choose_schedule(
-            method=grid.method,
-            layout=grid.layout,
-            keep_width=grid.keep_width,
-            required=needs_schedule(grid.method, beside),
-            **{name: value for name, value in sizes.items() if name not in beside},
+        recipe = recipe_of(
+            {**alike, **sizes},
+            source=f"grid: {label}",
+            model=sweep.model,
+            revision=sweep.revision,
+            fold=sweep.fold.model_dump(),
+            calibration=sweep.calibration.model_dump(),
+            recover=recover.model_dump() if steps else None,
+            profile=None,
+            evaluation=sweep.evaluation.model_dump(),
+            bench=None if sweep.bench is None else sweep.bench.model_dump(),
         )
+    except RecipeError:
+        raise
     except UsageError as error:
         raise RecipeError(f"grid: {label}: {error}") from None
-    recover = sweep.recover.model_copy(update={"steps": steps, "minutes": None})
-    fields = {
-        "model": sweep.model,
-        "revision": sweep.revision,
-        "output": "-",
-        "method": grid.method,
-        "schedule": None if schedule is None else schedule.model_dump(),
-        **beside,
-        "fold": sweep.fold.model_dump(),
-        "calibration": sweep.calibration.model_dump(),
-        "recover": recover.model_dump() if steps else None,
-        "profile": None,
-        "evaluation": sweep.evaluation.model_dump(),
-        "bench": None if sweep.bench is None else sweep.bench.model_dump(),
-    }
-    return Point(validate(Recipe, fields, f"grid: {label}"), label)
+    return Point(recipe, label)
 
 
 def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
