@@ -74,16 +74,11 @@ def sweep(
     A sweep that was stopped goes on with the same command.
     """
     from tscompress.io.files import check_output, user_path
-    from tscompress.workflows.sweep import (
-        FIGURE_FILE,
-        LATENCY_FILE,
-        RECIPE_FILE,
-        TABLE_FILE,
-        Measured,
-        load_sweep_recipe,
-        sweep_table,
-    )
+    from tscompress.workflows.measure_point import Measured
+    from tscompress.workflows.sweep import FIGURE_FILE, LATENCY_FILE, RECIPE_FILE, TABLE_FILE
     from tscompress.workflows.sweep import sweep as measure
+    from tscompress.workflows.sweep_points import load_sweep_recipe
+    from tscompress.workflows.sweep_results import sweep_table
 
     chosen = load_sweep_recipe(recipe)
     if output is not None:
