@@ -126,7 +126,7 @@ def test_keywords_that_moved_still_work(
     checkpoints: dict[str, Path], old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     source = checkpoints["chronos-bolt"]
-    with pytest.warns(DeprecationWarning, match="is part of the schedule; give schedule="):
+    with pytest.warns(DeprecationWarning, match="moved; give schedule="):
         before = tscompress.compress(source, method="svd", **old)
     after = tscompress.compress(source, method="svd", **new)
     assert before.plan == after.plan

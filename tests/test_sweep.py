@@ -33,6 +33,8 @@ from tscompress.errors import (
 )
 from tscompress.evaluation.comparison import pareto_front
 from tscompress.workflows import measure_point as measuring
+from tscompress.workflows import sweep as sweeping
+from tscompress.workflows import sweep_points
 from tscompress.workflows.measure_point import Measured
 from tscompress.workflows.sweep import sweep
 from tscompress.workflows.sweep_points import Grid, SweepRecipe, load_sweep_recipe, points_of
@@ -207,9 +209,9 @@ def test_identities_follow_what_points_depend_on(
     assert identity(**recovering) != empty
     assert identity("a") == base
     with monkeypatch.context() as patch:
-        patch.setattr(measuring, "code_digest", lambda modules: "another")
+        patch.setattr(sweep_points, "code_digest", lambda modules: "another")
         assert identity() != base
-    monkeypatch.setattr(measuring, "versions", lambda: {"torch": "0"})
+    monkeypatch.setattr(sweep_points, "versions", lambda: {"torch": "0"})
     assert identity() != base
 
 
@@ -363,8 +365,9 @@ def test_a_finished_sweep_measures_nothing_again(
     done: tuple[SweepResult, SweepRecipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, chosen = done
-    for name in ("compress_loaded_", "bench", "score", "process_memory"):
+    for name in ("compress_loaded_", "score", "process_memory"):
         monkeypatch.setattr(measuring, name, None)
+    monkeypatch.setattr(sweeping, "bench", None)
     told = Record()
     again = sweep(chosen, on_point=told)
     assert told.measured == told.failed == []

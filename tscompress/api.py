@@ -29,6 +29,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+#: Keywords that are now fields of a schedule or a budget, and what to write instead.
+_MOVED = {
+    "epsilon": "schedule='epsilon=0.1'",
+    "energy": "schedule='energy=0.9'",
+    "fit": "schedule='fit=0.1'",
+    "powers_of_two": "schedule=PowerLawSchedule(d_0=5, alpha=0.35, powers_of_two=True)",
+} | dict.fromkeys(
+    ("layout", "multiple", "depth", "keep_width"),
+    "budget=PlannedSchedule(budget='parameters=0.5', layout='factored')",
+)
+
+
 def _takes_moved_options(function: Callable[P, R]) -> Callable[P, R]:
     """Also takes keywords that are now part of ``schedule`` and ``budget``, with a warning."""
 
@@ -42,23 +54,11 @@ def _takes_moved_options(function: Callable[P, R]) -> Callable[P, R]:
                 raise UsageError(PLAN_ALONE)
             moved |= {name: keywords.pop(name, None) for name in ("rank", "schedule", "budget")}
             keywords["schedule"] = choose_schedule(keywords.get("method", "fold"), moved)
-            given = next(name for name in _MOVED if name in moved)
-            text = f"{given} is part of the schedule; give {_MOVED[given]}"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            name = next(name for name in _MOVED if name in moved)
+            warnings.warn(f"{name} moved; give {_MOVED[name]}", DeprecationWarning, stacklevel=2)
         return function(*args, **keywords)
 
     return call
-
-
-_MOVED = {
-    "epsilon": "schedule='epsilon=0.1'",
-    "energy": "schedule='energy=0.9'",
-    "fit": "schedule='fit=0.1'",
-    "powers_of_two": "schedule=PowerLawSchedule(d_0=5, alpha=0.35, powers_of_two=True)",
-} | dict.fromkeys(
-    ("layout", "multiple", "depth", "keep_width"),
-    "budget=PlannedSchedule(budget='parameters=0.5', layout='factored')",
-)
 
 
 @_takes_moved_options

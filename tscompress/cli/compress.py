@@ -145,7 +145,8 @@ def compress(
         chosen = _recipe_of(given, edited, model, output, series, calibration_series)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})
-    with keeping_recovery(recovery_directory(output)), progress_bars() as advance:
+    work = None if dry_run else recovery_directory(output)
+    with keeping_recovery(work), progress_bars() as advance:
         done = compress_checkpoint(
             chosen,
             plan=edited,
@@ -180,8 +181,6 @@ def _recipe_of(
 
     source = MIXED if series is None else str(series)
     calibration = CalibrationConfig(num_series=calibration_series, source=source)
-    if plan is not None:
-        options = {}
     return recipe_of(
         options,
         plan=plan,

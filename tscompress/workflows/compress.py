@@ -378,7 +378,7 @@ def _fold_plan(
 
 def recovery_directory(output: Path) -> Path:
     """Where the recovery of a checkpoint at ``output`` is resumed from."""
-    return output.with_name(f"{output.name}.recovery")
+    return output.parent / f"{output.name}.recovery"
 
 
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:

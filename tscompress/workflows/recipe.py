@@ -77,7 +77,8 @@ class Recipe(BaseModel):
     output: str
     method: Method = "fold"
     schedule: AnySchedule | None = Field(
-        default=RankSchedule(rank=16), description="null, with fold: heads keep their size"
+        default=RankSchedule(rank=16),
+        description="also as text: rank=16, epsilon=0.1, or 5,0.35; null, with fold: heads stay",
     )
     ff_ratio: float | None = Field(
         default=None, gt=0, le=1, description="hidden units that fold keeps; null: all"
