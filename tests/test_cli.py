@@ -216,9 +216,10 @@ def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
 
 SWALLOWS = """
 import sys, time
+from tscompress.checkpoints import load as loading
 from tscompress.cli import app as cli, interrupts
 
-def swallow(*_):
+def swallow(*_, **__):
     cleaned = 0
     for _ in range(2):
         try:
@@ -236,7 +237,7 @@ def swallow(*_):
     while True:
         time.sleep(0.05)
 
-cli._load = swallow
+loading.find = swallow
 sys.argv = ["tscompress", "profile", "reference/bolt", "--weights-only"]
 interrupts.listen()
 cli.main()
@@ -321,7 +322,9 @@ def test_what_can_be_no_output_is_refused_before_any_work(
     output: str, force: tuple[str, ...],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     text = {"": "an empty path was given", "b\udcff": "is no name in UTF-8"}.get(
         output, "is or holds the home or the working directory"
     )
@@ -470,7 +473,9 @@ def test_no_input_is_lost(
         ("run", precious / "recipe.yaml", "--output", precious / "recipe.yaml"),
     ]  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+        patch.setattr(
+            "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+        )
         for arguments in calls:
             outcome = command(*arguments, "--force")
             if arguments[0] == "run":

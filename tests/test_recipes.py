@@ -14,7 +14,7 @@ from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.workflows.sweep import load_sweep_recipe, points_of
+from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 
 ROOT = Path(__file__).resolve().parent.parent / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")

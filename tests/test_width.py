@@ -34,7 +34,7 @@ from tscompress.plan.width import dimensions_of
 from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable
 from tscompress.workflows.recipe import Recipe, validate
-from tscompress.workflows.sweep import Grid, _label
+from tscompress.workflows.sweep_points import SweepRecipe, points_of
 
 D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
 EPSILON = 0.05
@@ -497,16 +497,17 @@ def test_labels_have_the_width(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     plan = fold_plan(loaded.model, loaded.architecture, width=WIDTH)
     assert plan_label(plan) == "fold, d_model 12, d_kv 8, d_ff 40"
-    grid = Grid(rank=(4,), width=(12,))
-    sizes = next(iter(grid.combinations()))
-    assert _label(grid, {k: v for k, v in sizes.items() if k != "recover_steps"}, 0) == (
-        "fold, d_kv 4, d_model 12"
-    )
-    half = Grid(width=(0.5, 1.0, 12))
-    assert [sizes.get("width") for sizes in half.combinations()] == [0.5, None, 12]
-    assert _label(half, {"width": 0.5}, 0) == "fold, d_model 50%"
-    kept = Grid(budget=("parameters=0.5",), keep_width=True)
-    assert _label(kept, {"budget": "parameters=0.5"}, 0) == "fold, parameters=0.5, width kept"
+    grid: list[dict[str, Any]] = [
+        {"rank": [4], "width": [12]},
+        {"width": [0.5, 1.0]},  # 1.0 changes nothing
+        {"budget": ["parameters=0.5"], "keep_width": True},
+    ]
+    points = points_of(SweepRecipe.model_validate({"model": "m", "output": "o", "grid": grid}))
+    assert [point.label for point in points] == [
+        "fold, d_kv 4, d_model 12",
+        "fold, d_model 50%",
+        "fold, parameters=0.5, width kept",
+    ]
 
 
 def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path) -> None:
