@@ -576,7 +576,7 @@ def test_weights_aligned_otherwise_than_in_a_file_are_saved(
 
 
 def test_an_all_dense_plan_is_not_saved(checkpoint: Path, tmp_path: Path) -> None:
-    compressed = tscompress.compress(checkpoint, method="svd", epsilon=1e-9)
+    compressed = tscompress.compress(checkpoint, method="svd", schedule="epsilon=1e-9")
     with pytest.raises(PlanError, match="nothing to save"):
         tscompress.save(compressed, tmp_path / "small")
 

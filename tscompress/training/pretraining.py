@@ -38,7 +38,7 @@ from tscompress.checkpoints.format import CONFIG_FILE, unique_tensors, write_fac
 from tscompress.checkpoints.load import build_empty, load
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.compression.fold_plans import PowerLawSchedule, fold_plan_of
+from tscompress.compression.fold_plans import fold_plan_of
 from tscompress.data.series import training_series
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
@@ -47,6 +47,7 @@ from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.io.untrusted import shown
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.growth import grow_
 from tscompress.training.loop import (
     STATE_FILE,

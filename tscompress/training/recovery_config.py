@@ -44,7 +44,7 @@ _BUCKETS = {
         Bucket(context_length=2048, horizon=64, batch_size=32, weight=0.1),
     ),
 }
-#: Where the user says nothing; eval/NOTES.md has the measurements.
+#: Where the user says nothing; eval/notes/recovery.md has the measurements.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "chronos-t5": {
         "truth_weight": 1.0,
