@@ -53,7 +53,8 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.data.suites import EvaluationDataset, load_suite
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import load_suite
 from tscompress.evaluation.comparison import compare, scaled_quantile_losses
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache

@@ -37,8 +37,8 @@ from rich.console import Console
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
-from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.evaluation.comparison import mean_of_runs
 from tscompress.evaluation.evaluate import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache

@@ -26,13 +26,9 @@ from tscompress.compression.calibration import (
     run_teacher_forced,
     seasonal_share,
 )
-from tscompress.data.series import (
-    TRAINING_COLLECTIONS,
-    LabelledSeries,
-    read_series,
-    training_series,
-)
+from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.

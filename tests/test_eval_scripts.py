@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from tscompress.checkpoints.load import load
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.training import recovery_config

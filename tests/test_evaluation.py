@@ -20,7 +20,7 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline
 from rich.console import Console
 from transformers import set_seed
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import (
     DataError,
     NotEnoughMemoryError,

@@ -34,9 +34,9 @@ import tscompress
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
-from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.suites import load_suite
 from tscompress.data.synthetic import CorpusConfig
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,

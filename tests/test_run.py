@@ -17,8 +17,11 @@ from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
-from tscompress.data.series import guarded, training_series
-from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
+from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
+from tscompress.data.fingerprints import label_fingerprints
+from tscompress.data.leakage import guarded
+from tscompress.data.suites import load_suite
+from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
 from tscompress.reports.write import headline, report_tables, write_report

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli import app as cli
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation import evaluate as evaluation
 from tscompress.evaluation import score_cache
 from tscompress.evaluation.evaluate import (

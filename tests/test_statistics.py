@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.comparison import (
     Ratio,

@@ -489,7 +489,8 @@ def evaluate(
     Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
     processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
-    from tscompress.data.suites import LongFormat, find_suite
+    from tscompress.data.evaluation_sets import LongFormat
+    from tscompress.data.suites import find_suite
     from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.comparison import compare, comparison_tables
     from tscompress.evaluation.evaluate import SEASONAL_NAIVE, evaluation_table, relative

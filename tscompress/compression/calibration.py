@@ -16,15 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.leakage import check_no_leak
 from tscompress.data.seasonality import has_season
-from tscompress.data.series import (
-    TRAINING_COLLECTIONS,
-    LabelledSeries,
-    check_no_leak,
-    given_series,
-    training_series,
-)
+from tscompress.data.series import LabelledSeries, given_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.plan.architecture import Architecture
 

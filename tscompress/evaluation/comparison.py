@@ -29,7 +29,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.evaluate import (
     METRICS,

@@ -29,7 +29,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rich import box
 from rich.table import Table
 
-from tscompress.data.suites import EvaluationDataset, Suite, find_suite, load_suite
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import (
     AUTO,

@@ -18,7 +18,7 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
 from rich import box
 from rich.table import Table
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS, SEASONAL_NAIVE, SeasonalNaive, forecast

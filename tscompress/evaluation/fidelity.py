@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rich import box
 from rich.table import Table
 
-from tscompress.data.suites import EvaluationDataset, SeriesArray
+from tscompress.data.evaluation_sets import EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.evaluate import (
     QUANTILE_LEVELS,

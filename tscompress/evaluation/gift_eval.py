@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation.evaluate import (
     QUANTILE_LEVELS,
     SEASONAL_NAIVE,

@@ -22,7 +22,7 @@ from chronos import BaseChronosPipeline
 from torch import nn
 
 from tscompress._version import __version__
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import OutputError
 from tscompress.evaluation.batching import model_device
 from tscompress.io.files import cache_directory, write_text_atomically

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, series_contributions
 from tscompress.evaluation.fidelity import check_quantiles
 

@@ -39,8 +39,8 @@ from tscompress.checkpoints.load import build_empty, load
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.compression.fold_plans import PowerLawSchedule, fold_plan_of
-from tscompress.data.series import training_series
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
+from tscompress.data.training_collections import training_series
 from tscompress.errors import DivergenceError, RecipeError, UsageError, VerificationError
 from tscompress.families.registry import describe
 from tscompress.io.files import new_directory, write_text_atomically
@@ -116,7 +116,8 @@ class PretrainRecipe(BaseModel):
     )
     corpus: CorpusConfig = CorpusConfig()
     real_series: tuple[str, ...] = Field(
-        default=(), description="collections from tscompress.data.series.training_series"
+        default=(),
+        description="collections from tscompress.data.training_collections.training_series",
     )
     stages: tuple[Stage, ...] = Field(min_length=1)
     optimizer: OptimizerName = Field(

@@ -16,9 +16,9 @@ from torch import nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import GROUP_SIZE, in_groups
-from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import UsageError
 from tscompress.removed import without_removed
 from tscompress.training.distillation import TrainingBatch

@@ -21,7 +21,7 @@ from tscompress.compression.calibration import (
     seasonal_share,
 )
 from tscompress.compression.fold_plans import FitSchedule, Method, fold_plan_of, make_plan
-from tscompress.data.series import guarded
+from tscompress.data.leakage import guarded
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.io.freed_memory import return_memory

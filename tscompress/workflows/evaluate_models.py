@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tscompress.data.suites import EvaluationDataset, find_suite
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import find_suite
 from tscompress.evaluation.evaluate import EvaluationResult, Quantiles, evaluate
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.progress import OnProgress, silent

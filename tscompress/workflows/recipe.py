@@ -20,15 +20,10 @@ from tscompress.compression.fold_plans import (
     PowerLawSchedule,
     RankSchedule,
 )
-from tscompress.data.suites import (
-    FREQUENCIES_SUITE,
-    OFFLINE_SUITE,
-    Fingerprints,
-    LongFormat,
-    find_suite,
-    label_fingerprints,
-    load_suite,
-)
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.fingerprints import Fingerprints, label_fingerprints
+from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown

@@ -11,8 +11,8 @@ import torch
 
 from tscompress.benchmark import bench as latency
 from tscompress.checkpoints.load import LoadedModel, load, model_name
-from tscompress.data.series import guarded
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.leakage import guarded
 from tscompress.evaluation.evaluate import SEASONAL_NAIVE, EvaluationResult, Quantiles
 from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
 from tscompress.evaluation.typical_series import ForecastExample, typical_example

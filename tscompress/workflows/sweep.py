@@ -60,7 +60,8 @@ from tscompress.checkpoints.load import (
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import Method
-from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import (
     DataError,
     OutputExistsError,
