@@ -55,8 +55,9 @@ from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import load_suite
-from tscompress.evaluation.comparison import compare, scaled_quantile_losses
-from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.derived import scaled_quantile_losses
+from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget

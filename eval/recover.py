@@ -39,8 +39,8 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
-from tscompress.evaluation.comparison import mean_of_runs
-from tscompress.evaluation.evaluate import EvaluationResult
+from tscompress.evaluation.derived import mean_of_runs
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.training.loop import attention_for_training

@@ -28,7 +28,7 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.hub.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.hub.card_scores import (
     CardScores,

@@ -20,7 +20,7 @@ from rich.console import Console
 from tscompress.checkpoints.load import load
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import UsageError
-from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.training import recovery_config
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.recipe import EvaluationConfig

@@ -23,10 +23,9 @@ from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workl
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
-from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation.comparison import Ratio
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.hub.card_scores import read_scores
 from tscompress.probing.measure import ProbeConfig

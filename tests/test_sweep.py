@@ -31,7 +31,7 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
 )
-from tscompress.evaluation.comparison import pareto_front
+from tscompress.evaluation.intervals import pareto_front
 from tscompress.workflows import sweep as sweeping
 from tscompress.workflows.sweep import (
     Measured,

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation.comparison import Comparison, compare
-    from tscompress.evaluation.evaluate import EvaluationResult, evaluate, relative
+    from tscompress.evaluation.evaluate import evaluate
     from tscompress.evaluation.fidelity import Fidelity
+    from tscompress.evaluation.results import EvaluationResult, relative
     from tscompress.hub.card import write_card
     from tscompress.hub.card_scores import CardScores
     from tscompress.hub.push import PushResult, push
@@ -51,9 +52,9 @@ _HOME = {
     "write_card": "hub.card",
     "read_series": "data.series",
     "TscompressError": "errors",
-    "EvaluationResult": "evaluation.evaluate",
+    "EvaluationResult": "evaluation.results",
     "evaluate": "evaluation.evaluate",
-    "relative": "evaluation.evaluate",
+    "relative": "evaluation.results",
     "Fidelity": "evaluation.fidelity",
     "FoldConfig": "compression.fold",
     "PushResult": "hub.push",

@@ -25,6 +25,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
+from tscompress.checkpoints.digests import code_digest, versions
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.compression.fold import (
@@ -52,7 +53,6 @@ from tscompress.compression.layer_walk import (
 )
 from tscompress.compression.residual_stream import projected, stream_bases
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.evaluation.score_cache import code_digest, versions
 from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.architecture import STACKS

@@ -38,8 +38,8 @@ from tscompress.io.network import check_endpoint
 
 if TYPE_CHECKING:
     from tscompress.checkpoints.load import Checkpoint, LoadedModel
-    from tscompress.evaluation.evaluate import EvaluationResult
     from tscompress.evaluation.fidelity import Fidelity
+    from tscompress.evaluation.results import EvaluationResult
 
 app = typer.Typer(
     name="tscompress",
@@ -492,11 +492,12 @@ def evaluate(
     from tscompress.data.evaluation_sets import LongFormat
     from tscompress.data.suites import find_suite
     from tscompress.evaluation.batching import Processes, parse_batch_size
-    from tscompress.evaluation.comparison import compare, comparison_tables
-    from tscompress.evaluation.evaluate import SEASONAL_NAIVE, evaluation_table, relative
-    from tscompress.evaluation.fidelity import PairedForecasts, fidelity_tables
+    from tscompress.evaluation.comparison import compare
+    from tscompress.evaluation.fidelity import PairedForecasts
     from tscompress.evaluation.gift_eval import GiftEvalResults
+    from tscompress.evaluation.results import SEASONAL_NAIVE, relative
     from tscompress.evaluation.score_cache import ScoreCache
+    from tscompress.evaluation.tables import comparison_tables, evaluation_table, fidelity_tables
     from tscompress.io.files import check_output
     from tscompress.workflows.evaluate_models import score
     from tscompress.workflows.recipe import EvaluationConfig
@@ -626,7 +627,7 @@ def _evaluate_fev(
 ) -> None:
     """Of each model and of seasonal naive the summaries that fev makes of its tasks."""
     from tscompress.evaluation import fev_tasks
-    from tscompress.evaluation.evaluate import SEASONAL_NAIVE
+    from tscompress.evaluation.results import SEASONAL_NAIVE
     from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = path, *(name for name, _ in models)
@@ -694,7 +695,7 @@ def _write_scores(
 
     ``also`` writes more into the directory.
     """
-    from tscompress.evaluation.evaluate import SCORES_FILE, aggregate, results_json
+    from tscompress.evaluation.results import SCORES_FILE, aggregate, results_json
     from tscompress.io.files import new_directory, write_text_atomically
     from tscompress.plotting import DPI, forecast_figure
 
@@ -738,8 +739,9 @@ def compare(
     A single result is compared with the one of --against in the same file.
     """
     from tscompress.evaluation.comparison import compare as compare_results
-    from tscompress.evaluation.comparison import comparison_tables, series_frame
-    from tscompress.evaluation.evaluate import SCORES_FILE, load_results
+    from tscompress.evaluation.comparison import series_frame
+    from tscompress.evaluation.results import SCORES_FILE, load_results
+    from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
@@ -802,7 +804,7 @@ def probe(
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
     from tscompress.evaluation.batching import parse_batch_size
-    from tscompress.evaluation.evaluate import results_json
+    from tscompress.evaluation.results import results_json
     from tscompress.io.files import check_output, write_text_atomically
     from tscompress.probing.measure import ProbeConfig
     from tscompress.probing.measure import probe as measure

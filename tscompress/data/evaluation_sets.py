@@ -125,3 +125,6 @@ class EvaluationDataset:
         """The series as a gluonts dataset."""
         pairs = zip(self.starts, self.series, strict=True)
         return [{"start": start, "target": values} for start, values in pairs]
+
+
+QUANTILE_LEVELS = [float(level) for level in np.arange(0.1, 1.0, 0.1).round(1)]

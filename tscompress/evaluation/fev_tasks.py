@@ -2,7 +2,7 @@
 
 Only the forecasts come from here. fev leaves out series whose seasonal error is zero where gluonts
 leaves out steps, and averages over windows: its scores stand in tables of their own, never beside
-those of :mod:`tscompress.evaluation.evaluate`.
+those of :mod:`tscompress.evaluation.metrics`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
 from rich import box
 from rich.table import Table
 
-from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, SEASONAL_NAIVE, SeasonalNaive, forecast
+from tscompress.evaluation.forecasting import SeasonalNaive, forecast
+from tscompress.evaluation.results import SEASONAL_NAIVE
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
 
@@ -102,7 +103,7 @@ def evaluate_tasks(
     name
         Goes into ``model_name`` of the summaries.
     batch_size, seed, num_samples
-        See :func:`tscompress.evaluation.evaluate.forecast`.
+        See :func:`tscompress.evaluation.forecasting.forecast`.
     trained_on
         Names of dataset configs that the model was trained on; fev's leaderboards ask.
     on_task

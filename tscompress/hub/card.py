@@ -33,7 +33,7 @@ from tscompress.errors import (
     HubError,
     OutputExistsError,
 )
-from tscompress.evaluation.evaluate import METRICS
+from tscompress.evaluation.results import METRICS
 from tscompress.hub.card_scores import (
     Bench,
     CardScores,

@@ -12,10 +12,12 @@ from chronos import BaseChronosPipeline, ForecastType
 from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, predict
 from tscompress.evaluation.fidelity import calibration
+from tscompress.evaluation.forecasting import predict
+from tscompress.evaluation.metrics import Quantiles
 from tscompress.probing.processes import Array
 from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
 from tscompress.probing.tasks import (
@@ -84,7 +86,7 @@ def probe(
         Of each task. By default its own number, and for Chronos-T5, which takes tens of times as
         long, half of that in the tasks that come with the probe.
     num_samples, batch_size
-        See :func:`tscompress.evaluation.evaluate.forecast`.
+        See :func:`tscompress.evaluation.forecasting.forecast`.
     seed
         Of the series and of the sample paths of Chronos-T5.
     name

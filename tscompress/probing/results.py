@@ -4,7 +4,8 @@ skill = (loss of the best constant − loss of the model) / (loss of the best co
 
 is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
 Loss is the mean absolute error of the median, or of all quantiles where a task says so. Series are
-resampled for 95 % intervals, the same ones for all models (see :mod:`tscompress.statistics`).
+resampled for 95 % intervals, the same ones for all models (see
+:mod:`tscompress.evaluation.intervals`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.evaluate import results_json
+from tscompress.evaluation.results import results_json
 from tscompress.evaluation.typical_series import Band, Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, read_json
@@ -78,7 +79,7 @@ class Losses(BaseModel):
         """Skill of the model on resampled series, ``[RESAMPLES]``.
 
         The same series for each model, chosen by the name of the task; n − 1 of n, as
-        :mod:`tscompress.statistics` explains. NaN of a single series.
+        :mod:`tscompress.evaluation.intervals` explains. NaN of a single series.
         """
         count = len(self.model)
         if count == 1:

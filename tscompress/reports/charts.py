@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.evaluation.comparison import ModelComparison, Ratio
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, WorstSeries
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.plan.plan import Plan

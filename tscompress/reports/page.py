@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 
 from tscompress._version import __version__
-from tscompress.evaluation.evaluate import METRICS
 from tscompress.evaluation.fidelity import WorstSeries
+from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks

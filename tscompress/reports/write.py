@@ -11,7 +11,7 @@ import jinja2
 
 from tscompress.benchmark.bench import bench_table
 from tscompress.evaluation.comparison import Ratio
-from tscompress.evaluation.evaluate import evaluation_table
+from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
 from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.probing.tables import percent, probe_tables

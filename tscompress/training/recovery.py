@@ -24,11 +24,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.calibration import GROUP_SIZE
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DivergenceError, RecipeError, UsageError
-from tscompress.evaluation.score_cache import model_digest
 from tscompress.training.distillation import (
     Distillation,
     Lesson,

@@ -7,7 +7,9 @@ from typing import Any
 
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import find_suite
-from tscompress.evaluation.evaluate import EvaluationResult, Quantiles, evaluate
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import EvaluationConfig

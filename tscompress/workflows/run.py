@@ -13,8 +13,9 @@ from tscompress.benchmark import bench as latency
 from tscompress.checkpoints.load import LoadedModel, load, model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
-from tscompress.evaluation.evaluate import SEASONAL_NAIVE, EvaluationResult, Quantiles
 from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import SEASONAL_NAIVE, EvaluationResult
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.io.files import check_output, user_path
 from tscompress.plan.plan import Plan

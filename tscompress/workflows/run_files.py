@@ -20,14 +20,14 @@ from tscompress.benchmark.bench import BenchResult
 from tscompress.checkpoints.format import PLAN_FILE
 from tscompress.checkpoints.load import PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
-from tscompress.evaluation.evaluate import (
+from tscompress.evaluation.fidelity import Fidelity
+from tscompress.evaluation.results import (
     SCORES_FILE,
     EvaluationResult,
     load_results,
     relative,
     results_json,
 )
-from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json

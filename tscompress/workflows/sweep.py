@@ -42,6 +42,13 @@ from rich.table import Table
 
 from tscompress.benchmark.bench import BenchResult, Workload, bench, bytes_on_disk, process_memory
 from tscompress.budget.search import fill_randomly_
+from tscompress.checkpoints.digests import (
+    code_digest,
+    dataset_digest,
+    hardware,
+    model_digest,
+    versions,
+)
 from tscompress.checkpoints.format import (
     CONFIG_FILE,
     PLAN_FILE,
@@ -69,16 +76,10 @@ from tscompress.errors import (
     TscompressError,
     UsageError,
 )
-from tscompress.evaluation.comparison import ModelComparison, compare, pareto_front
-from tscompress.evaluation.evaluate import METRICS, EvaluationResult
-from tscompress.evaluation.score_cache import (
-    ScoreCache,
-    code_digest,
-    dataset_digest,
-    hardware,
-    model_digest,
-    versions,
-)
+from tscompress.evaluation.comparison import ModelComparison, compare
+from tscompress.evaluation.intervals import pareto_front
+from tscompress.evaluation.results import METRICS, EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.families.registry import family_of
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.plotting import (
