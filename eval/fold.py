@@ -38,7 +38,7 @@ from output import write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel
 from tscompress.budget.measure_sensitivity import forecast_loss, measure_sensitivity
 from tscompress.budget.search import choose_factored

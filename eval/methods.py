@@ -25,7 +25,8 @@ from fold import BlockPlanner, quality, with_interval
 from rich.console import Console
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import fold_plan

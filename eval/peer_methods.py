@@ -18,7 +18,7 @@ import torch
 from fold import mean_loss
 from torch import Tensor, nn
 
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_

@@ -61,7 +61,8 @@ from peer_methods import (
 from rich.console import Console
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench, forecast, synthetic_batch
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload, forecast, synthetic_batch
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (

@@ -26,7 +26,9 @@ from chronos import BaseChronosPipeline
 from output import write_tables
 from rich.console import Console
 
-from tscompress.benchmark.bench import BenchResult, Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.results import BenchResult
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config

@@ -16,7 +16,9 @@ from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tscompress.benchmark.bench import Workload, bench, count_macs, parameter_count
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.sizes import count_macs, parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.budget import search as candidates_module
 from tscompress.budget.costs import CostModel, Costs, Measure
 from tscompress.budget.measure_sensitivity import Part, Sensitivity

@@ -17,7 +17,8 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 import tscompress
-from tscompress.benchmark.bench import Workload, parameter_count
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule

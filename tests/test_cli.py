@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 import tscompress
 from tscompress._version import __version__
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.budget.measure_sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load

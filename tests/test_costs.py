@@ -12,14 +12,14 @@ from chronos.chronos2 import Chronos2Model
 from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
-from tscompress.benchmark.bench import (
-    Workload,
+from tscompress.benchmark.sizes import (
     bytes_on_disk,
     count_macs,
     kv_cache_bytes,
     parameter_bytes,
     parameter_count,
 )
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError

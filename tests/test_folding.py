@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression import fold as folding
 from tscompress.compression.apply import apply_fold_, keep_layers_

@@ -21,23 +21,18 @@ from rich.console import Console
 from test_heads import cache_of
 from torch import nn
 
-from tscompress.benchmark.bench import (
-    BenchResult,
-    Run,
-    Workload,
-    bench,
-    bench_table,
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.process_memory import process_memory
+from tscompress.benchmark.results import BenchResult, Run, ratio_interval
+from tscompress.benchmark.sizes import (
     bytes_on_disk,
     count_macs,
-    forecast,
     kv_cache_bytes,
-    make_workload,
     parameter_bytes,
     parameter_count,
-    process_memory,
-    ratio_interval,
-    synthetic_batch,
 )
+from tscompress.benchmark.tables import bench_table
+from tscompress.benchmark.workload import Workload, forecast, make_workload, synthetic_batch
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.training.pretraining import (
@@ -510,10 +505,10 @@ def test_memory_of_a_real_process(tmp_path: Path) -> None:
 )
 def test_memory_of_before_is_not_in_the_peak() -> None:
     code = (
-        "import numpy as np; from tscompress.benchmark import bench as latency\n"
+        "import numpy as np; from tscompress.benchmark import process_memory\n"
         "passing = np.ones(10**8, dtype=np.uint8)\n"
-        "before = latency._peak_rss_bytes(); del passing\n"
-        "latency._forget_peak(); print(before - latency._peak_rss_bytes())"
+        "before = process_memory.peak_rss_bytes(); del passing\n"
+        "process_memory.forget_peak(); print(before - process_memory.peak_rss_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 5 * 10**7

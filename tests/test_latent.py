@@ -17,13 +17,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.benchmark.bench import (
-    Workload,
-    count_macs,
-    kv_cache_bytes,
-    parameter_bytes,
-    parameter_count,
-)
+from tscompress.benchmark.sizes import count_macs, kv_cache_bytes, parameter_bytes, parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
 from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline

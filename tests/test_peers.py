@@ -16,7 +16,8 @@ from rich.console import Console
 from torch import Tensor
 
 import tscompress
-from tscompress.benchmark.bench import Workload, parameter_count
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (

@@ -19,7 +19,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
+from tscompress.benchmark.process_memory import MemoryUse
+from tscompress.benchmark.results import BenchResult, ModelBench
+from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig

@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench, count_macs, kv_cache_bytes
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.sizes import count_macs, kv_cache_bytes
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
 from tscompress.evaluation.batching import forecast_bytes

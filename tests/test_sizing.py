@@ -14,14 +14,14 @@ import torch
 from conftest import FAMILIES, tiny_recipe
 
 import tscompress
-from tscompress.benchmark.bench import (
-    Workload,
+from tscompress.benchmark.sizes import (
     bytes_on_disk,
     count_macs,
     kv_cache_bytes,
     parameter_bytes,
     parameter_count,
 )
+from tscompress.benchmark.workload import Workload
 from tscompress.budget import plan_within_budget as sizing
 from tscompress.budget.measure_sensitivity import Part, Sensitivity, measure_sensitivity
 from tscompress.budget.search import Candidate

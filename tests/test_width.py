@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.format import has_own_head
 from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
 from tscompress.cli.app import app

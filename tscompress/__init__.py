@@ -12,7 +12,9 @@ from tscompress._version import __version__
 
 if TYPE_CHECKING:
     from tscompress.api import compress, recover
-    from tscompress.benchmark.bench import BenchResult, Workload, bench
+    from tscompress.benchmark.bench import bench
+    from tscompress.benchmark.results import BenchResult
+    from tscompress.benchmark.workload import Workload
     from tscompress.budget.measure_sensitivity import Sensitivity
     from tscompress.budget.plan_within_budget import sensitivities
     from tscompress.checkpoints.load import LoadedModel, load
@@ -59,8 +61,8 @@ _HOME = {
     "FoldConfig": "compression.fold",
     "PushResult": "hub.push",
     "push": "hub.push",
-    "BenchResult": "benchmark.bench",
-    "Workload": "benchmark.bench",
+    "BenchResult": "benchmark.results",
+    "Workload": "benchmark.workload",
     "bench": "benchmark.bench",
     "LoadedModel": "checkpoints.load",
     "load": "checkpoints.load",

@@ -3,7 +3,7 @@
 With the layers and the workload given, every cost is a constant plus a multiple of each head size
 and of each number of hidden units. A :class:`CostModel` finds these numbers once, from shapes
 alone, and then prices any sizes with a few additions. The results are not estimates: they are what
-:mod:`tscompress.benchmark.bench` counts on a model of that shape.
+:mod:`tscompress.benchmark.sizes` counts on a model of that shape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.format import has_own_head
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import FAMILIES, describe

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Measure
 from tscompress.budget.measure_sensitivity import (
     DEFAULT_WIDTHS,

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tscompress.benchmark.bench import Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs, Measure
 from tscompress.budget.costs import PartKind as SizeKind
 from tscompress.budget.measure_sensitivity import Part, Sensitivity

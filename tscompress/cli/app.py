@@ -871,10 +871,12 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Latency, memory, MACs and size; two models take turns in one process."""
-    from tscompress.benchmark import bench as latency
+    from tscompress.benchmark.bench import bench as bench_models
+    from tscompress.benchmark.tables import bench_table
+    from tscompress.benchmark.workload import make_workload
     from tscompress.layers.shared_cross_attention import share_cross_attention
 
-    workload = latency.make_workload(
+    workload = make_workload(
         {
             "batch_size": batch_size,
             "context_length": context_length,
@@ -899,14 +901,14 @@ def bench(
             pipelines[f"{label}, shared"] = share_cross_attention(pipelines[label])
             directories[f"{label}, shared"] = directories[label]
     with progress_bars() as advance:
-        result = latency.bench(
+        result = bench_models(
             pipelines,
             workload,
             directories=directories,
             measure_memory=memory,
             on_run=lambda run: advance("bench", run.round + 1, repeats),
         )
-    show(as_json, result.to_dict(), latency.bench_table(result))
+    show(as_json, result.to_dict(), bench_table(result))
 
 
 @app.command()

@@ -24,7 +24,8 @@ from chronos import BaseChronosPipeline, ForecastType
 from chronos.utils import left_pad_and_stack_1D
 from torch.overrides import TorchFunctionMode
 
-from tscompress.benchmark.bench import Workload, kv_cache_bytes
+from tscompress.benchmark.sizes import kv_cache_bytes
+from tscompress.benchmark.workload import Workload
 from tscompress.errors import NotEnoughMemoryError, UsageError
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import EngFormatter
 
-from tscompress.benchmark.bench import BenchResult
+from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative

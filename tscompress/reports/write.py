@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from tscompress.benchmark.bench import bench_table
+from tscompress.benchmark.tables import bench_table
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.files import cannot_write, check_output, write_text_atomically

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import (

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from tscompress.benchmark import bench as latency
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.results import BenchResult
 from tscompress.checkpoints.load import LoadedModel, load, model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
@@ -58,7 +59,7 @@ class RunResult:
     fidelity: Fidelity | None = None
     examples: tuple[ForecastExample, ...] = ()
     probes: tuple[ProbeResult, ProbeResult] | None = None
-    bench: latency.BenchResult | None = None
+    bench: BenchResult | None = None
 
 
 def run(
@@ -116,7 +117,7 @@ def run(
         )
     if recipe.bench is not None:
         workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
-        result.bench = latency.bench(
+        result.bench = bench(
             [(original.name, original.forecaster), (again.name, again.forecaster)],
             workload,
             measure_memory=True,

@@ -40,7 +40,11 @@ from pydantic import (
 from rich import box
 from rich.table import Table
 
-from tscompress.benchmark.bench import BenchResult, Workload, bench, bytes_on_disk, process_memory
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.process_memory import process_memory
+from tscompress.benchmark.results import BenchResult
+from tscompress.benchmark.sizes import bytes_on_disk
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.digests import (
     code_digest,
