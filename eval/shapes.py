@@ -33,7 +33,9 @@ from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
 from tscompress.layers.shared_cross_attention import share_cross_attention
-from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]
 DENSE_D_KV = 64

@@ -36,7 +36,7 @@ from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, parse_budget
-from tscompress.training.pretraining import build_model
+from tscompress.training.pretrain_model import build_model
 
 WORKLOAD = Workload(batch_size=3, context_length=37, horizon=9, num_samples=5, threads=1)
 HEAD_SIZES, UNIT_SIZES = (6, 4, 2), (30, 20, 10)

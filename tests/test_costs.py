@@ -26,7 +26,7 @@ from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import describe
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
-from tscompress.training.pretraining import build_model
+from tscompress.training.pretrain_model import build_model
 
 D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4
 #: Context and horizon are no multiples of the patches.

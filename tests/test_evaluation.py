@@ -57,14 +57,10 @@ from tscompress.evaluation.results import (
     results_json,
 )
 from tscompress.evaluation.tables import evaluation_table
-from tscompress.training.pretraining import (
-    Architecture,
-    Bucket,
-    PretrainRecipe,
-    Stage,
-    build_model,
-    save_pretrained,
-)
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 PUBLISHED = Path(__file__).parent / "data" / "published-seasonal-naive.csv"
 YEARLY = ["monash_m1_yearly"]

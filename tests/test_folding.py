@@ -39,7 +39,8 @@ from tscompress.compression.layer_walk import record, record_entry, walk
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
 from tscompress.layers.resize import SizedT5Attention
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
 from tscompress.workflows.recipe import load_recipe
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest

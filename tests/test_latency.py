@@ -33,17 +33,13 @@ from tscompress.benchmark.sizes import (
 )
 from tscompress.benchmark.tables import bench_table
 from tscompress.benchmark.workload import Workload, forecast, make_workload, synthetic_batch
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.training.pretraining import (
-    QUANTILE_LEVELS,
-    Architecture,
-    Bucket,
-    PretrainRecipe,
-    Stage,
-    build_model,
-    save_pretrained,
-)
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 D_MODEL, D_KV, D_FF, HEADS, LAYERS, VOCABULARY, PATCH, BLOCK = 16, 4, 24, 2, 2, 64, 8, 6
 INNER = HEADS * D_KV

@@ -49,6 +49,7 @@ from tscompress.errors import (
 )
 from tscompress.plan.plan import Plan
 from tscompress.training import recovery
+from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.distillation import (
     Distillation,
     TrainingBatch,
@@ -57,12 +58,7 @@ from tscompress.training.distillation import (
     quantile_distance,
     token_losses,
 )
-from tscompress.training.loop import (
-    STATE_FILE,
-    Bucket,
-    attention_for_training,
-    read_training_record,
-)
+from tscompress.training.loop import attention_for_training
 from tscompress.training.recovery import (
     CHECKPOINT,
     LOG_FILE,
@@ -72,6 +68,7 @@ from tscompress.training.recovery import (
     what_differs,
 )
 from tscompress.training.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
+from tscompress.training.windows import Bucket
 from tscompress.workflows.compress import finish_recovery
 from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.workflows.save import CompressedModel, save

@@ -24,10 +24,11 @@ from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
-from tscompress.reports.write import headline, report_tables, write_report
+from tscompress.reports.content import headline
+from tscompress.reports.write import report_tables, write_report
 from tscompress.training import recovery_config
-from tscompress.training.loop import Bucket
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.windows import Bucket
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.recipe import (
     EvaluationConfig,

@@ -36,7 +36,8 @@ from tscompress.compression.fold import FoldConfig
 from tscompress.errors import DataError, PlanError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
-from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig()

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from tscompress.probing.tasks import ProbeTask
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
-    from tscompress.training.pretraining import PretrainRecipe, pretrain
+    from tscompress.training.pretrain_recipe import PretrainRecipe
+    from tscompress.training.pretraining import pretrain
     from tscompress.training.recovery import RecoveryResult
     from tscompress.training.recovery_config import RecoveryConfig
     from tscompress.workflows.recipe import Recipe, load_recipe
@@ -68,7 +69,7 @@ _HOME = {
     "load": "checkpoints.load",
     "LowRankLinear": "layers.low_rank",
     "Plan": "plan.plan",
-    "PretrainRecipe": "training.pretraining",
+    "PretrainRecipe": "training.pretrain_recipe",
     "pretrain": "training.pretraining",
     "probe": "probing.measure",
     "ProbeComparison": "probing.results",

@@ -30,7 +30,7 @@ from tscompress.io.files import user_path
 from tscompress.io.network import is_repo_id
 from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import PRETRAIN_FILE, PretrainRecipe
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.workflows.save import RECIPE_FILE
 

@@ -47,7 +47,7 @@ from tscompress.io.network import (
     with_retries,
 )
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
-from tscompress.training.pretraining import PRETRAIN_FILE
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 
 #: What may go up besides the weights; anything else in the directory stays at home.

@@ -29,6 +29,13 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.calibration import GROUP_SIZE
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DivergenceError, RecipeError, UsageError
+from tscompress.training.checkpoint import (
+    STATE_FILE,
+    TrainingState,
+    load_training_state,
+    read_training_record,
+    save_training_state,
+)
 from tscompress.training.distillation import (
     Distillation,
     Lesson,
@@ -36,15 +43,7 @@ from tscompress.training.distillation import (
     check_comparable,
     recomputed_layers,
 )
-from tscompress.training.loop import (
-    STATE_FILE,
-    StopRequest,
-    TrainingState,
-    attention_for_training,
-    load_training_state,
-    read_training_record,
-    save_training_state,
-)
+from tscompress.training.loop import StopRequest, attention_for_training
 from tscompress.training.optimizers import is_layer_matrix, make_optimizer
 from tscompress.training.recovery_config import Batches, RecoveryConfig
 

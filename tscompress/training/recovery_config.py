@@ -22,8 +22,8 @@ from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_
 from tscompress.errors import UsageError
 from tscompress.removed import without_removed
 from tscompress.training.distillation import TrainingBatch
-from tscompress.training.loop import Bucket, draw_bucket, split_windows
 from tscompress.training.optimizers import OptimizerName
+from tscompress.training.windows import Bucket, draw_bucket, split_windows
 
 _SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
 _HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on

@@ -29,7 +29,7 @@ from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.probing.measure import ProbeConfig
-from tscompress.training.pretraining import PretrainRecipe
+from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
 
 M = TypeVar("M", bound=BaseModel)
