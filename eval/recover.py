@@ -46,7 +46,8 @@ from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.training.loop import attention_for_training
 from tscompress.training.pretrain_losses import loss_function
-from tscompress.training.recovery_config import Batches, RecoveryConfig
+from tscompress.training.recovery_batches import Batches
+from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.evaluate_models import score
 from tscompress.workflows.recipe import EvaluationConfig
 

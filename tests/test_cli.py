@@ -35,8 +35,8 @@ from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_recipe import Stage
-from tscompress.training.recovery import RecoveryProgress
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import RecoveryProgress
 from tscompress.training.windows import Bucket
 from tscompress.workflows.recipe import load_recipe, series_files
 from tscompress.workflows.save import save

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from tscompress.profiling.rank_profile import RankProfile
     from tscompress.training.pretrain_recipe import PretrainRecipe
     from tscompress.training.pretraining import pretrain
-    from tscompress.training.recovery import RecoveryResult
     from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.training.recovery_state import RecoveryResult
     from tscompress.workflows.recipe import Recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
     from tscompress.workflows.save import CompressedModel, save
@@ -79,7 +79,7 @@ _HOME = {
     "profile": "profiling.measure",
     "Recipe": "workflows.recipe",
     "load_recipe": "workflows.recipe",
-    "RecoveryResult": "training.recovery",
+    "RecoveryResult": "training.recovery_state",
     "RecoveryConfig": "training.recovery_config",
     "Sensitivity": "budget.measure_sensitivity",
     "CompressedModel": "workflows.save",

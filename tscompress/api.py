@@ -18,8 +18,9 @@ from tscompress.errors import UsageError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import OnRecovery, recover_
+from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import OnRecovery
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.options import choose_schedule, needs_schedule, unplanned
 from tscompress.workflows.recipe import Recipe, validate

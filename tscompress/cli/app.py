@@ -1114,8 +1114,9 @@ def recover(
     from tscompress.errors import OutputExistsError
     from tscompress.evaluation.batching import Processes
     from tscompress.io.files import check_output
-    from tscompress.training.recovery import has_checkpoint
-    from tscompress.training.recovery_config import RecoveryConfig, memory_bytes
+    from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.training.recovery_memory import memory_bytes
+    from tscompress.training.recovery_state import has_checkpoint
     from tscompress.workflows.compress import finish_recovery
     from tscompress.workflows.recipe import load_recovery_config, series_files, validate
     from tscompress.workflows.save import save
@@ -1336,7 +1337,7 @@ class _StoppedAndSaved(Exception):
 @contextmanager
 def _keeping(work: Path | None) -> Iterator[None]:
     """Says of a recovery that Ctrl-C stopped, as a part of more, how it goes on."""
-    from tscompress.training.recovery import has_checkpoint
+    from tscompress.training.recovery_state import has_checkpoint
 
     try:
         yield

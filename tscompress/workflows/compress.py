@@ -28,7 +28,8 @@ from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import can_resume, recover_, what_differs
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_state import can_resume, differences_from
 from tscompress.workflows.recipe import Recipe, labels_of
 from tscompress.workflows.save import CompressedModel
 
@@ -63,7 +64,7 @@ def _compress_loaded_(
 ) -> CompressedModel:
     _check_original(loaded)
     if recipe.recover is not None and directory is not None and not force:
-        _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
+        _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
@@ -85,7 +86,7 @@ def _compress_loaded_(
     if recipe.recover is not None:
         stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
         if directory is not None and not force:
-            differs = what_differs(directory, recipe.recover, original, loaded)
+            differs = differences_from(directory, recipe.recover, original, loaded)
             _check_unfinished(directory, differs)
         recovery = recover_(
             loaded,

@@ -31,7 +31,7 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     in float32, with ``recover`` also the original's, and with ``layers`` or a budget in latency or
     WQL those of the candidates that are measured; ``work`` what is needed besides, at the
     greediest moment. A recovery's own needs are those of
-    :func:`tscompress.training.recovery_config.memory_bytes`.
+    :func:`tscompress.training.recovery_memory.memory_bytes`.
 
     Raises
     ------

@@ -33,7 +33,7 @@ from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plotting import DPI, loss_figure
-from tscompress.training.recovery import RecoveryResult
+from tscompress.training.recovery_state import RecoveryResult
 from tscompress.workflows.recipe import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"
