@@ -426,7 +426,7 @@ import torch
 from safetensors.torch import save_file
 from tscompress.checkpoints.load import load
 from tscompress.training.recovery import recover_, recovery_optimizer
-from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery import recover_
 
 
 def work(student, teacher, config, directory, kill_at, environment):

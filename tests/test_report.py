@@ -31,10 +31,11 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.hub.card_scores import read_scores
 from tscompress.probing.measure import ProbeConfig
-from tscompress.reports.charts import Chart, forecast_chart, ticks
 from tscompress.reports.content import make_report
+from tscompress.reports.forecast_charts import forecast_chart
 from tscompress.reports.page import render_page
 from tscompress.reports.points import Point, front, table_points
+from tscompress.reports.svg import Chart, ticks
 from tscompress.reports.write import rewrite_report, write_report
 from tscompress.workflows.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.workflows.run import RunResult, run

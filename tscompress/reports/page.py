@@ -15,22 +15,17 @@ from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks
 from tscompress.probing.tables import covers, percent
-from tscompress.reports.charts import (
-    FAR,
+from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
+from tscompress.reports.fidelity_charts import (
     calibration_chart,
     drift_chart,
     fidelity_row,
-    flow_charts,
-    forecast_chart,
-    forest,
-    head_charts,
-    is_far,
-    pareto_chart,
     shift_chart,
-    skill_strip,
-    task_chart,
 )
-from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
+from tscompress.reports.forecast_charts import forecast_chart, task_chart
+from tscompress.reports.quality_charts import FAR, is_far, pareto_chart
+from tscompress.reports.rank_charts import flow_charts, head_charts
+from tscompress.reports.strips import forest, skill_strip
 
 MAX_EXAMPLES = 9
 #: Cost axes of the Pareto figure, the first one shown first.

@@ -17,9 +17,9 @@ from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.probing.tables import percent, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
-from tscompress.reports.charts import skill_strip
 from tscompress.reports.content import Report, headline, make_report, plan_label
 from tscompress.reports.page import write_page
+from tscompress.reports.strips import skill_strip
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
