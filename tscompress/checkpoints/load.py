@@ -45,7 +45,6 @@ from tscompress.checkpoints.format import (
 )
 from tscompress.errors import (
     CorruptCheckpointError,
-    GatedModelError,
     ModelLoadError,
     ModelNotFoundError,
     OfflineError,
@@ -54,13 +53,12 @@ from tscompress.errors import (
 )
 from tscompress.families.registry import FAMILIES, describe, family_of
 from tscompress.io.files import git_hash_of, sha256_of, user_path
+from tscompress.io.hub_errors import reading_errors_in_words
 from tscompress.io.network import (
     bounded_requests,
-    chain,
     is_network,
     is_passing,
     network_errors,
-    one_line,
     status_of,
     with_retries,
 )
@@ -298,7 +296,7 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
         patterns = ["*.json", "*.safetensors"]
         return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
 
-    with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), _answers(source, revision):
+    with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), reading_errors_in_words(source, revision):
         directory = with_retries(fetch, retry_on=_worth_another_look)
         if damaged := _remove_damaged_files(directory, source):
             try:
@@ -389,57 +387,6 @@ def _check_recorded_files(directory: Path, source: str) -> None:
                 f"{source!r}: {path.name} is not what tscompress wrote (sha256 in "
                 f"{PROVENANCE_FILE}); it was changed or damaged: ask its author."
             )
-
-
-@contextmanager
-def _answers(source: str, revision: str | None) -> Iterator[None]:
-    """Every way in which the Hub says no, in a line of ours."""
-    from huggingface_hub.errors import (
-        FileMetadataError,
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        yield
-    except GatedRepoError:
-        raise GatedModelError(
-            f"{source!r} is gated; ask for access on its Hub page and run `hf auth login`."
-        ) from None
-    except RevisionNotFoundError:
-        raise ModelNotFoundError(f"{source!r} has no revision {revision!r} on the Hub.") from None
-    except RepositoryNotFoundError:
-        raise ModelNotFoundError(
-            f"{source!r} is neither a directory nor a model on the Hub that you may read; "
-            "check the spelling, or run `hf auth login` if it is private."
-        ) from None
-    except HFValidationError:
-        raise ModelNotFoundError(
-            f"{source!r} is neither a directory nor a Hub id such as 'amazon/chronos-bolt-small'."
-        ) from None
-    except network_errors() as error:
-        status = status_of(error)
-        if status == 401:
-            raise GatedModelError(
-                f"the Hub does not accept your token (HTTP status 401, for {source!r}); "
-                "run `hf auth login` or set HF_TOKEN."
-            ) from None
-        if status is not None:
-            raise ModelLoadError(
-                f"the Hub answered {source!r} with HTTP status {status}; try again later."
-            ) from None
-        if any(isinstance(e, FileMetadataError) for e in chain(error)):
-            raise ModelLoadError(f"{source!r} could not be had: {one_line(error)}") from None
-        if is_network(error) or isinstance(error, FileNotFoundError):
-            raise OfflineError(
-                f"{source!r} is not in the local cache and the Hub cannot be reached; "
-                "connect, or give a directory."
-            ) from None
-        raise ModelLoadError(
-            f"{source!r} did not arrive whole: {one_line(error)} Try again."
-        ) from None
 
 
 # --------------------------------------------------------------------------------------------------
