@@ -59,6 +59,7 @@ from tscompress.evaluation.comparison import compare
 from tscompress.evaluation.derived import scaled_quantile_losses
 from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.text import ratio_text
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.probing.measure import probe
@@ -197,9 +198,9 @@ def skills_kept(after: ProbeResult, before: ProbeResult) -> dict[str, float]:
     }
 
 
-def with_interval(row: Mapping[str, Any], metric: str) -> str:
+def with_interval(row: Mapping[str, Any], metric: str, digits: int = 4) -> str:
     """``1.0021 (0.9987–1.0055)``."""
-    return f"{row[metric]:.4f} ({row[f'{metric} low']:.4f}–{row[f'{metric} high']:.4f})"
+    return ratio_text(row[metric], row[f"{metric} low"], row[f"{metric} high"], digits)
 
 
 def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:

@@ -373,7 +373,7 @@ def markdown(frame: pd.DataFrame) -> str:
         latency = wql = mase = "1"
         minutes = ""
         if row["kind"] != "dense":
-            latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+            latency = with_interval(row, "latency", 2)
             wql, mase = with_interval(row, "WQL"), with_interval(row, "MASE")
             minutes = f"{row['CPU minutes']:.1f}"
         lines.append(

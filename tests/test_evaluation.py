@@ -54,9 +54,9 @@ from tscompress.evaluation.results import (
     Sampling,
     aggregate,
     relative,
-    results_json,
 )
 from tscompress.evaluation.tables import evaluation_table
+from tscompress.io.results import results_json
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage

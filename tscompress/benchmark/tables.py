@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tscompress.benchmark.results import MEASURES, BenchResult
+from tscompress.io.text import ratio_text
 
 
 def bench_table(result: BenchResult) -> Table:
@@ -57,5 +58,5 @@ def _ratio(result: BenchResult, name: str, measure: str) -> str:
     if ratio is None:
         return "–"
     interval = result.latency_ratio_interval(name) if measure == "latency_ms" else None
-    spread = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else ""
-    return f"{ratio:.2f}{spread}"
+    low, high = interval or (None, None)
+    return ratio_text(ratio, low, high, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -40,6 +40,7 @@ from tscompress.compression.calibration import (
 from tscompress.compression.fold import FoldConfig, fold_
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
 from tscompress.families.registry import describe
@@ -47,12 +48,10 @@ from tscompress.linalg import even_picks
 from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
-
-OnProgress = Callable[[str, int, int], None]
+from tscompress.progress import OnProgress, silent
 
 #: Of calibration windows, one in so many is kept from the statistics and only measured on.
 _HOLD_OUT = 4
-_LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 
 
 def plan_within_budget(
@@ -61,7 +60,7 @@ def plan_within_budget(
     batches: Sequence[CalibrationBatch],
     fold: FoldConfig,
     workload: Workload | None,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> Plan:
     """The plan to fold that is predicted to lose least within a budget.
 
@@ -146,7 +145,7 @@ def layers_that_stay(
     counts: Sequence[int],
     batches: Sequence[CalibrationBatch],
     fold: FoldConfig,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> dict[str, tuple[int, ...]]:
     """Stack to the indices of the layers that the forecast loss on ``batches`` needs most.
 
@@ -233,7 +232,7 @@ def sensitivities(
     calibration: CalibrationConfig | None = None,
     fold: FoldConfig | None = None,
     depth: bool = False,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> Sensitivity:
     """What each part of a model costs in forecast loss when it alone is made smaller.
 
@@ -431,7 +430,7 @@ class _Wql:
 
     def of(self, loaded: LoadedModel) -> float:
         loss = scale = 0.0
-        levels = torch.tensor(_LEVELS, dtype=torch.float64)
+        levels = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64)
         for index, batch in enumerate(self.batches):
             forecast = _quantiles(loaded, batch, seed=index)  # [B, H, 9]
             context, target = (x.to(torch.float64) for x in (batch.context, batch.target))
@@ -441,7 +440,7 @@ class _Wql:
             error = (target[told, :, None] - forecast[told]) / size[..., None]
             pinball = torch.maximum(levels * error, (levels - 1) * error)
             # Of steps that came; a forecast that is no number makes the loss none.
-            loss += float(pinball[torch.isfinite(target[told])].sum()) * 2 / len(_LEVELS)
+            loss += float(pinball[torch.isfinite(target[told])].sum()) * 2 / len(QUANTILE_LEVELS)
             scale += float((target[told] / size).abs().nansum())
         return loss / scale if scale > 0 else 0.0
 
@@ -455,12 +454,12 @@ def _quantiles(loaded: LoadedModel, batch: CalibrationBatch, seed: int) -> Tenso
         if loaded.family != "chronos-2":
             forecasts: Tensor
             forecasts, _ = loaded.forecaster.predict_quantiles(
-                batch.context, horizon, quantile_levels=_LEVELS
+                batch.context, horizon, quantile_levels=QUANTILE_LEVELS
             )
             return forecasts.to(torch.float64)
         rows = _groups(batch)
         tasks, _ = loaded.forecaster.predict_quantiles(
-            [batch.context[group] for group in rows], horizon, quantile_levels=_LEVELS
+            [batch.context[group] for group in rows], horizon, quantile_levels=QUANTILE_LEVELS
         )
     in_order = torch.cat(rows).argsort()
     return torch.cat(list(tasks))[in_order].to(torch.float64)

@@ -695,8 +695,9 @@ def _write_scores(
 
     ``also`` writes more into the directory.
     """
-    from tscompress.evaluation.results import SCORES_FILE, aggregate, results_json
+    from tscompress.evaluation.results import SCORES_FILE, aggregate
     from tscompress.io.files import new_directory, write_text_atomically
+    from tscompress.io.results import results_json
     from tscompress.plotting import DPI, forecast_figure
 
     if output.suffix == ".json" and not output.is_dir():
@@ -804,8 +805,8 @@ def probe(
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
     from tscompress.evaluation.batching import parse_batch_size
-    from tscompress.evaluation.results import results_json
     from tscompress.io.files import check_output, write_text_atomically
+    from tscompress.io.results import results_json
     from tscompress.probing.measure import ProbeConfig
     from tscompress.probing.measure import probe as measure
     from tscompress.probing.results import probe_content

@@ -16,6 +16,9 @@ from tscompress.errors import DataError
 
 SeriesArray = npt.NDArray[np.float64]
 
+#: Levels at which forecasts are asked for and scored.
+QUANTILE_LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+
 
 class LongFormat(BaseModel):
     """How a file of series in long format, one row an observation, is evaluated."""
@@ -125,6 +128,3 @@ class EvaluationDataset:
         """The series as a gluonts dataset."""
         pairs = zip(self.starts, self.series, strict=True)
         return [{"start": start, "target": values} for start, values in pairs]
-
-
-QUANTILE_LEVELS = [float(level) for level in np.arange(0.1, 1.0, 0.1).round(1)]

@@ -11,15 +11,17 @@ import heapq
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.metrics import Quantiles, quantile_losses, seasonal_errors
+from tscompress.evaluation.results import geometric_mean
+from tscompress.io.results import Result
 from tscompress.plotting import ForecastPanel
 
 #: Upper ends of the buckets of context lengths, in steps.
@@ -117,10 +119,11 @@ class DatasetFidelity(BaseModel):
     worst: tuple[WorstSeries, ...] = ()
 
 
-class Fidelity(BaseModel):
+class Fidelity(Result):
     """Both models on a suite. Means over datasets count each dataset once, as the scores do."""
 
-    model_config = _STRICT
+    kind: ClassVar[str] = "a comparison of forecasts"
+    command: ClassVar[str] = "tscompress evaluate --output"
 
     datasets: tuple[DatasetFidelity, ...]
     shift: Vector
@@ -136,21 +139,6 @@ class Fidelity(BaseModel):
         text = self.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})  # null for NaN
         content: dict[str, Any] = json.loads(text)
         return content
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Fidelity:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        DataError
-            A key is missing, unknown or of the wrong type.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"not a comparison of forecasts: {reason}.") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -334,7 +322,7 @@ def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
     return Fidelity(
         datasets=tuple(parts),
         shift=_floats(np.mean([part.shift for part in parts], axis=0)),
-        drift=tuple(math.nan if (mean := _geometric_mean(r)) is None else mean for r in drift),
+        drift=tuple(math.nan if (mean := _known_mean(r)) is None else mean for r in drift),
         frequencies=_merged(by_frequency),
         contexts=_merged(by_length),
         worst=tuple(heapq.nlargest(WORST_SERIES, everyone, key=lambda one: one.severity)),
@@ -381,11 +369,11 @@ def _merged(groups: Mapping[str, Sequence[GroupRatio]]) -> tuple[GroupRatio, ...
             group=name, series_count=sum(member.series_count for member in members), ratio=ratio
         )
         for name, members in groups.items()
-        if (ratio := _geometric_mean(member.ratio for member in members)) is not None
+        if (ratio := _known_mean(member.ratio for member in members)) is not None
     )
 
 
-def _geometric_mean(ratios: Iterable[float | None]) -> float | None:
-    """Of the ratios that there are and that have a logarithm."""
-    logarithms = [np.log(ratio) for ratio in ratios if ratio]
-    return float(np.exp(np.mean(logarithms))) if logarithms else None
+def _known_mean(ratios: Iterable[float | None]) -> float | None:
+    """Geometric mean of the ratios that there are and that have a logarithm."""
+    known = [ratio for ratio in ratios if ratio]
+    return geometric_mean(known) if known else None

@@ -6,22 +6,20 @@ A model is summed up by the geometric mean over datasets of its scores relative 
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.errors import DataError, UsageError
 from tscompress.io.files import write_text_atomically
-from tscompress.io.untrusted import UnreadableFileError, regular_file
+from tscompress.io.results import Result, results_json
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -114,10 +112,11 @@ class DatasetScore(BaseModel):
         return self
 
 
-class EvaluationResult(BaseModel):
+class EvaluationResult(Result):
     """Scores of one model on a suite, in the suite's order."""
 
-    model_config = _STRICT
+    kind: ClassVar[str] = "an evaluation result"
+    command: ClassVar[str] = "tscompress evaluate --output"
 
     suite: str
     model: str
@@ -151,21 +150,6 @@ class EvaluationResult(BaseModel):
         write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EvaluationResult:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        DataError
-            A key is missing, unknown or of the wrong type.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"not an evaluation result: {reason}.") from error
-
-    @classmethod
     def load(cls, path: str | Path) -> EvaluationResult:
         """Read what :meth:`save` or ``tscompress evaluate --output`` wrote.
 
@@ -196,29 +180,7 @@ def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
         There is no such file, or it holds something else.
     """
     file = Path(path) / SCORES_FILE if Path(path).is_dir() else Path(path)
-    try:
-        regular_file(file)  # a pipe would hang
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        if not isinstance(error, (OSError, UnreadableFileError)):
-            reason = f"not JSON: {error}"
-        raise DataError(
-            f"{str(path)!r} holds no evaluation result ({file.name}: {reason}); give what "
-            "`tscompress evaluate --output` wrote."
-        ) from error
-    if not isinstance(content, dict):
-        raise DataError(f"{str(path)!r} is not an evaluation result: it is no JSON object.")
-    found = [content[key] for key in ("result", "against") if key in content] or [content]
-    return tuple(EvaluationResult.from_dict(one) for one in found)
-
-
-def results_json(content: Mapping[str, Any]) -> str:
-    """JSON for people: indented, with each list of numbers on one line."""
-    # Strings in JSON hold no line breaks, so that this matches lists alone.
-    lists = re.compile(r"\[\n([^\[\]{}\"]*)\n\s*\]")
-    text = json.dumps(content, indent=2)
-    return lists.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+    return EvaluationResult.read_file(file)
 
 
 def relative(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, Any]:
@@ -243,7 +205,7 @@ def relative(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, 
         row.dataset: {metric: _ratio(row, reference[row.dataset], metric) for metric in METRICS}
         for row in result.rows
     }
-    means = {metric: _geometric_mean([r[metric] for r in ratios.values()]) for metric in METRICS}
+    means = {metric: geometric_mean([r[metric] for r in ratios.values()]) for metric in METRICS}
     return {**means, "datasets": ratios}
 
 
@@ -269,7 +231,8 @@ def _ratio(row: DatasetScore, reference: DatasetScore, metric: str) -> float:
     return float(ours / theirs)
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of one or more positive values."""
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
 
 

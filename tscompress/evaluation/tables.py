@@ -14,6 +14,7 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
 from tscompress.evaluation.fidelity import Calibration, Fidelity
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
+from tscompress.io.text import ratio_text
 
 
 def evaluation_table(
@@ -95,9 +96,7 @@ def _ratio_table(
 
 
 def _cell(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.ratio:.4f}"
-    return f"{ratio.ratio:.4f} ({ratio.low:.4f}–{ratio.high:.4f})"
+    return ratio_text(ratio.ratio, ratio.low, ratio.high, 4)
 
 
 def fidelity_tables(fidelity: Fidelity) -> list[Table]:

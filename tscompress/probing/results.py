@@ -11,19 +11,19 @@ resampled for 95 % intervals, the same ones for all models (see
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.results import results_json
+from tscompress.errors import UsageError
 from tscompress.evaluation.typical_series import Band, Known
 from tscompress.io.files import write_text_atomically
-from tscompress.io.untrusted import UnreadableFileError, read_json
+from tscompress.io.results import Result, results_json
+from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.tasks import ProbeTask
 
 Array = npt.NDArray[np.float64]
@@ -150,10 +150,12 @@ class TaskScore(BaseModel):
         return self.losses.resampled(self.name)
 
 
-class ProbeResult(BaseModel):
+class ProbeResult(Result):
     """Skill of one model at each task."""
 
-    model_config = _STRICT
+    kind: ClassVar[str] = "a result of a probe"
+    command: ClassVar[str] = "tscompress probe --output"
+    limit: ClassVar[int | None] = MAX_JSON_BYTES
 
     model: str
     seed: int
@@ -215,20 +217,6 @@ class ProbeResult(BaseModel):
         write_text_atomically(Path(path), results_json(probe_content(self)))
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ProbeResult:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        DataError
-            A key is missing, unknown or of the wrong type.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise DataError(f"not the result of a probe: {' '.join(str(error).split())}.") from None
-
-    @classmethod
     def load(cls, path: str | Path) -> ProbeResult:
         """Read what :meth:`save` or ``tscompress probe --output`` wrote; DataError otherwise."""
         return load_probes(path)[0]
@@ -255,14 +243,7 @@ def load_probes(path: str | Path) -> tuple[ProbeResult, ...]:
     DataError
         There is no such file, or it holds something else.
     """
-    try:
-        content = read_json(Path(path))
-    except (OSError, UnreadableFileError) as error:
-        raise DataError(f"{str(path)!r} holds no result of a probe: {error}.") from None
-    if not isinstance(content, dict) or "result" not in content:
-        raise DataError(f"{str(path)!r} is not what `tscompress probe --output` writes.")
-    found = [content[key] for key in ("result", "against") if content.get(key) is not None]
-    return tuple(ProbeResult.from_dict(one) for one in found)
+    return ProbeResult.read_file(Path(path))
 
 
 def _by_group(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:

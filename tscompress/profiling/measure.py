@@ -49,8 +49,7 @@ from tscompress.profiling.rank_profile import (
     WeightProfile,
     rounded,
 )
-
-Progress = Callable[[str, int, int], None]
+from tscompress.progress import OnProgress, silent
 
 DEFAULT_EPSILONS = (0.3, 0.1, 0.03, 0.01)
 DEFAULT_CALIBRATION = CalibrationConfig()
@@ -71,7 +70,7 @@ def profile(
     epsilons: Sequence[float] = DEFAULT_EPSILONS,
     series: Sequence[FloatArray] | None = None,
     calibration: CalibrationConfig | None = DEFAULT_CALIBRATION,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> RankProfile:
     """Measure the ranks of a model; the model is not changed.
 
@@ -340,7 +339,7 @@ PATCH_FEATURES: dict[str, Callable[[Any, Tensor], tuple[Tensor, Tensor]]] = {
 def profile_weights(
     loaded: LoadedModel,
     epsilons: Sequence[float],
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> tuple[WeightProfile, ...]:
     """Spectra of every attention and feed-forward projection, in forward order within each part."""
     architecture = loaded.architecture
@@ -482,7 +481,7 @@ def profile_inputs(
     epsilons: Sequence[float],
     calibration: CalibrationConfig,
     series: Sequence[FloatArray] | None = None,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> tuple[InputProfile, ...]:
     """Flow of ranks: spectra of what every attention and feed-forward block reads (paper Fig. 5c).
 

@@ -13,6 +13,7 @@ from tscompress.benchmark.tables import bench_table
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
+from tscompress.io.text import ratio_text
 from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.probing.tables import percent, probe_tables
 from tscompress.profiling.figures import save_profile_figures
@@ -123,9 +124,7 @@ def _plain(text: str) -> str:
 
 
 def _ratio(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.ratio:.3f}"
-    return f"{ratio.ratio:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+    return ratio_text(ratio.ratio, ratio.low, ratio.high, 3)
 
 
 def _save_figures(report: Report) -> None:

@@ -24,7 +24,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
@@ -86,6 +85,7 @@ from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.families.registry import family_of
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
+from tscompress.io.text import interval_text
 from tscompress.plotting import (
     DPI,
     GREY,
@@ -96,6 +96,7 @@ from tscompress.plotting import (
     new_figure,
     style_axes,
 )
+from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.evaluate_models import score
@@ -481,7 +482,7 @@ def sweep(
     device: str = "cpu",
     force: bool = False,
     on_point: Callable[[Measured | None, str, int, int], None] = lambda *_: None,
-    on_progress: Callable[[str, int, int], None] = lambda *_: None,
+    on_progress: OnProgress = silent,
 ) -> SweepResult:
     """Measure every point that is not there yet, then all of them together.
 
@@ -658,7 +659,7 @@ def _latencies(
     done: Sequence[Measured],
     output: Path,
     workload: Workload,
-    on_progress: Callable[[str, int, int], None],
+    on_progress: OnProgress,
 ) -> BenchResult:
     """The original and every shape, taking turns; measured again only if there is another.
 
@@ -819,9 +820,8 @@ def _shown_costs(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _interval(row: Mapping[Any, Any], metric: str) -> str:
-    low, high = row[f"{metric}_low"], row[f"{metric}_high"]
-    known = low is not None and high is not None and not np.isnan([low, high]).any()
-    return f"\n({low:.3f}–{high:.3f})" if known else ""
+    text = interval_text(row[f"{metric}_low"], row[f"{metric}_high"], 3)
+    return f"\n{text}" if text else ""
 
 
 def _fronts(row: Mapping[Any, Any], metric: str) -> str:
