@@ -25,7 +25,7 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 
-from tscompress.checkpoints.load import build_empty
+from tscompress.families.registry import build_empty
 from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, design
 
 #: d_model, d_ff, layers of each stack, heads

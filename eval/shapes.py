@@ -28,8 +28,8 @@ from rich.console import Console
 
 from tscompress.benchmark.bench import BenchResult, Workload, bench
 from tscompress.budget.search import fill_randomly_
-from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
+from tscompress.families.registry import build_empty, wrap_pipeline
 from tscompress.layers.shared_cross_attention import share_cross_attention
 from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
 

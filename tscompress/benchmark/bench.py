@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosPipeline
+from chronos import BaseChronosPipeline
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.markup import escape
 from rich.table import Table
@@ -33,6 +33,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
+from tscompress.families.registry import adapter_of_model, adapter_of_pipeline
 from tscompress.layers.resize import LatentCrossAttention
 from tscompress.layers.shared_cross_attention import share_cross_attention, shares_cross_attention
 
@@ -111,16 +112,6 @@ def bytes_on_disk(directory: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-@dataclass(frozen=True)
-class _DecoderPass:
-    """Shape of the cache that one encoder-decoder pass fills."""
-
-    series: int
-    rows: int
-    encoder_tokens: int
-    decoder_tokens: int
-
-
 def kv_cache_bytes(
     model: nn.Module,
     workload: Workload,
@@ -167,9 +158,12 @@ def kv_cache_bytes(
         cross_width += _cached_numbers_per_token(block.layer[1].EncDecAttention)
     chronos_config: dict[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
     numbers = max(
-        step.rows * self_width * step.decoder_tokens
-        + (step.series if shared_cross_attention else step.rows) * cross_width * step.encoder_tokens
-        for step in _decoder_passes(chronos_config, workload)
+        one.series * one.paths * self_width * one.outputs
+        + one.series
+        * (1 if shared_cross_attention else one.paths)
+        * cross_width
+        * one.encoder_tokens
+        for one in adapter_of_model(model).passes(chronos_config, workload)
     )
     return numbers * dtype.itemsize
 
@@ -182,32 +176,6 @@ def _cached_numbers_per_token(attention: Any) -> int:
     if isinstance(attention, LatentCrossAttention):  # one latent for all layers
         return attention.cached_numbers
     return int(attention.k.out_features) + int(attention.v.out_features)
-
-
-def _decoder_passes(
-    chronos_config: Mapping[str, Any], workload: Workload
-) -> Iterator[_DecoderPass]:
-    """The encoder-decoder passes of one ``predict`` call of Chronos-T5 or Chronos-Bolt."""
-    block = chronos_config["prediction_length"]
-    for done in range(0, workload.horizon, block):
-        context = min(workload.context_length + done, chronos_config["context_length"])
-        if "input_patch_size" in chronos_config:
-            size, stride = chronos_config["input_patch_size"], chronos_config["input_patch_stride"]
-            padded = math.ceil(context / size) * size
-            rows = workload.batch_size * (len(chronos_config["quantiles"]) if done else 1)
-            yield _DecoderPass(
-                series=rows,
-                rows=rows,
-                encoder_tokens=(padded - size) // stride + 1 + chronos_config["use_reg_token"],
-                decoder_tokens=1,
-            )
-        else:
-            yield _DecoderPass(
-                series=workload.batch_size,
-                rows=workload.batch_size * (workload.num_samples or chronos_config["num_samples"]),
-                encoder_tokens=context + chronos_config["use_eos_token"],
-                decoder_tokens=min(block, workload.horizon - done),
-            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -228,13 +196,8 @@ def synthetic_batch(workload: Workload) -> torch.Tensor:
 def forecast(pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Workload) -> None:
     """One ``predict`` call on ``series`` ``[B, T]``, from a fixed seed."""
     torch.manual_seed(workload.seed)
-    options: dict[str, Any] = {"prediction_length": workload.horizon}
-    if isinstance(pipeline, ChronosPipeline):
-        options["num_samples"] = workload.num_samples
-    elif isinstance(pipeline, Chronos2Pipeline):
-        series = series[:, None, :]  # [B, 1, T]: univariate, no information shared
-        options["batch_size"] = len(series)
-    pipeline.predict(series, **options)
+    family = adapter_of_pipeline(pipeline)
+    family.predict(pipeline, series, workload.horizon, workload.num_samples)
 
 
 def count_macs(pipeline: BaseChronosPipeline, workload: Workload) -> int:

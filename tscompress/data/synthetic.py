@@ -210,8 +210,9 @@ def seasonal_series(
 
     What is asked of a model is to look one period back. Three in five patterns have a free value
     at each step of the period, the others few harmonics; ``seasonal_noise_free`` of them have no
-    noise, the others 0.01 to 0.4 of the pattern's standard deviation. Some have a trend; with ``seasonal_extras`` some
-    have a second season, an amplitude that grows or shrinks, or a level that walks.
+    noise, the others 0.01 to 0.4 of the pattern's standard deviation. Some have a trend; with
+    ``seasonal_extras`` some have a second season, an amplitude that grows or shrinks, or a level
+    that walks.
     """
     config = config or CorpusConfig()
     extras = config.seasonal_extras

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
+from chronos import BaseChronosPipeline
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rich import box
 from rich.table import Table
@@ -45,6 +45,7 @@ from tscompress.evaluation.batching import (
     part_of_batch,
 )
 from tscompress.evaluation.score_cache import ScoreCache, model_digest, score_key
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import UnreadableFileError, regular_file
 
@@ -390,7 +391,7 @@ def _check_forecast_options(
     check_batch_size(batch_size)
     if num_samples is None:
         return
-    if pipeline.forecast_type != ForecastType.SAMPLES:
+    if not _draws(pipeline):
         raise UsageError(
             f"{type(pipeline).__name__} forecasts quantiles and draws no samples; "
             "leave num_samples out."
@@ -424,23 +425,18 @@ def _predict_batch(
     with warnings.catch_warnings():
         # Models warn about horizons longer than their own; here the suite sets the horizon.
         warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-        if pipeline.forecast_type == ForecastType.SAMPLES:
-            samples = pipeline.predict(contexts, prediction_length=horizon, num_samples=num_samples)
+        family = adapter_of_pipeline(pipeline)
+        if family.draws_samples:
+            samples = family.predict(pipeline, contexts, horizon, num_samples)
             return np.asarray(samples, dtype=np.float32)
-        # Chronos-2 cuts what it is given into batches of its own size.
-        own = {"batch_size": len(contexts)} if isinstance(pipeline, Chronos2Pipeline) else {}
-        quantiles, _ = pipeline.predict_quantiles(
-            contexts, prediction_length=horizon, quantile_levels=QUANTILE_LEVELS, **own
-        )
-    if isinstance(quantiles, list):  # Chronos-2: [variates, horizon, 9] for each series
-        quantiles = torch.cat(quantiles)
+        quantiles = family.quantiles(pipeline, contexts, horizon, QUANTILE_LEVELS)
     return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
 
 
 def _to_gluonts(
     pipeline: BaseChronosPipeline, values: npt.NDArray[np.float32], start: pd.Period
 ) -> Forecast:
-    if pipeline.forecast_type == ForecastType.SAMPLES:
+    if _draws(pipeline):
         return SampleForecast(samples=values, start_date=start)
     keys = [str(level) for level in QUANTILE_LEVELS]
     return QuantileForecast(forecast_arrays=values, start_date=start, forecast_keys=keys)
@@ -627,7 +623,7 @@ class _Protocol(NamedTuple):
 
 
 def _draws(pipeline: BaseChronosPipeline) -> bool:
-    return bool(pipeline.forecast_type == ForecastType.SAMPLES)
+    return adapter_of_pipeline(pipeline).draws_samples
 
 
 def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:

@@ -19,7 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.families.stacks import stack_layers
 from tscompress.plan.architecture import STACKS
+from tscompress.plan.plan import OUTPUT_PATCHES
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,13 @@ class Lesson:
     forecast
         Scaled quantiles ``[B, Q, H]``, or logits ``[B, H, V]``.
     inputs
-        Chronos-T5: the tokens of the context and which of them count, ``[B, T]``.
+        Chronos-T5: what the model is called with.
     labels, observed
-        Chronos-T5: the tokens that are fed, and which of them count, ``[B, H]``.
+        Chronos-T5: the tokens of the target, and which of them count, ``[B, H]``.
     """
 
     forecast: Tensor
-    inputs: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     labels: Tensor | None = None
     observed: Tensor | None = None
 
@@ -159,7 +162,8 @@ class Distillation:
     def __init__(self, teacher: LoadedModel, student: LoadedModel) -> None:
         check_comparable(teacher, student)
         self.teacher, self.student = teacher, student
-        head = [] if teacher.family == "chronos-t5" else ["output_patch_embedding"]
+        self._family = adapter_of(teacher.family)
+        head = [] if self._has_tokens else [OUTPUT_PATCHES]
         self._of_teacher = _Watch(teacher.model, head)
         self._of_student = _Watch(student.model, head)
 
@@ -191,69 +195,40 @@ class Distillation:
 
     @property
     def _has_tokens(self) -> bool:
-        return self.teacher.family == "chronos-t5"
+        return self._family.draws_samples
 
-    def _quantile_inputs(self, batch: TrainingBatch) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"context": batch.context}
-        if self.teacher.family == "chronos-2":
-            inner: Any = self.teacher.model
-            patch = inner.chronos_config.output_patch_size
-            inputs |= {
-                "group_ids": batch.group_ids,
-                "future_covariates": batch.future,
-                "num_output_patches": -(-batch.target.shape[1] // patch),
-            }
-        return inputs
+    def _inputs(self, batch: TrainingBatch) -> dict[str, Any]:
+        return self._family.inputs(self.teacher.forecaster, batch)
 
     def _quantile_lesson(self, batch: TrainingBatch) -> Lesson:
         inner: Any = self.teacher.model
-        inner(**self._quantile_inputs(batch))
-        patches = self._of_teacher.seen["output_patch_embedding"]
+        inner(**self._inputs(batch))
+        patches = self._of_teacher.seen[OUTPUT_PATCHES]
         return Lesson(_scaled_quantiles(patches, len(inner.chronos_config.quantiles)))
 
     def _quantile_losses(self, model: nn.Module, batch: TrainingBatch, lesson: Lesson) -> Losses:
         inner: Any = self.teacher.model
-        model(**self._quantile_inputs(batch))
+        model(**self._inputs(batch))
         levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
-        ours = _scaled_quantiles(self._of_student.seen["output_patch_embedding"], len(levels))
-        context = batch.context[:, -inner.chronos_config.context_length :]
-        _, loc_scale = inner.instance_norm(context)
-        target, _ = inner.instance_norm(batch.target, loc_scale)  # [B, H]
+        ours = _scaled_quantiles(self._of_student.seen[OUTPUT_PATCHES], len(levels))
+        target, _ = self._family.targets(self.teacher.forecaster, batch)  # [B, H]
         asked = _asked(batch)
         return Losses(
             asked * quantile_distance(ours, lesson.forecast),
             asked * pinball_loss(ours[..., : target.shape[1]], target, levels),
         )
 
-    def _tokens(self, batch: TrainingBatch) -> tuple[dict[str, Tensor], Tensor]:
-        """What an encoder is given, and the scale of each series."""
-        tokenizer: Any = self.teacher.forecaster.tokenizer
-        # The tokenizer's bin edges live on the CPU.
-        input_ids, mask, scale = tokenizer.context_input_transform(batch.context.cpu())
-        device = batch.context.device
-        return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}, scale
-
-    def _fed(self, inputs: dict[str, Tensor], labels: Tensor) -> dict[str, Any]:
-        """Those and, for the decoder, ``labels`` ``[B, H]`` a step later."""
-        config: Any = self.teacher.model.config
-        start = torch.full_like(labels[:, :1], config.decoder_start_token_id)
-        shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        return {**inputs, "decoder_input_ids": shifted, "use_cache": False}
-
     def _token_lesson(self, batch: TrainingBatch) -> Lesson:
         inner: Any = self.teacher.model
-        inputs, scale = self._tokens(batch)
-        tokenizer: Any = self.teacher.forecaster.tokenizer
-        labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
-        labels, observed = labels.to(batch.target.device), observed.to(batch.target.device)
-        logits = inner(**self._fed(inputs, labels)).logits
-        return Lesson(logits, inputs, labels, observed)
+        inputs = self._inputs(batch)
+        labels, observed = self._family.targets(self.teacher.forecaster, batch)
+        return Lesson(inner(**inputs).logits, inputs, labels, observed)
 
     def _token_losses(self, model: nn.Module, _: TrainingBatch, lesson: Lesson) -> Losses:
         labels, observed = lesson.labels, lesson.observed
         assert labels is not None
         assert observed is not None
-        ours = model(**self._fed(lesson.inputs, labels)).logits
+        ours = model(**lesson.inputs).logits
         return Losses(*token_losses(ours, lesson.forecast, labels, observed))
 
 
@@ -326,9 +301,7 @@ class _Watch:
 @contextmanager
 def recomputed_layers(model: nn.Module) -> Iterator[None]:
     """Within the block, layers keep their inputs alone and are run again on the way back."""
-    blocks = [
-        block for stack in STACKS for block in getattr(getattr(model, stack, None), "block", ())
-    ]
+    blocks = [layer for layers in stack_layers(model).values() for layer in layers]
     modules = (model, *(getattr(model, stack, None) for stack in STACKS))
     configs: list[Any] = [getattr(module, "config", None) for module in modules]
     configs = [config for config in configs if config is not None]

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import GROUP_SIZE, in_groups
+from tscompress.compression.calibration import in_groups
 from tscompress.data.series import TRAINING_COLLECTIONS, training_series
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.errors import UsageError
+from tscompress.families.registry import adapter_of
 from tscompress.removed import without_removed
 from tscompress.training.distillation import TrainingBatch
 from tscompress.training.loop import Bucket, draw_bucket, split_windows
@@ -28,48 +29,18 @@ from tscompress.training.optimizers import OptimizerName
 _SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
 _HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
 
-_BUCKETS = {
-    # A token a step: long contexts and horizons cost many times what short ones do.
-    "chronos-t5": (
-        Bucket(context_length=64, horizon=24, batch_size=32, weight=0.4),
-        Bucket(context_length=128, horizon=24, batch_size=32, weight=0.35),
-        Bucket(context_length=256, horizon=64, batch_size=16, weight=0.15),
-        Bucket(context_length=512, horizon=64, batch_size=8, weight=0.1),
-    ),
-    "quantiles": (
-        Bucket(context_length=64, horizon=64, batch_size=128, weight=0.25),
-        Bucket(context_length=128, horizon=64, batch_size=128, weight=0.3),
-        Bucket(context_length=256, horizon=64, batch_size=128, weight=0.2),
-        Bucket(context_length=512, horizon=64, batch_size=96, weight=0.15),
-        Bucket(context_length=2048, horizon=64, batch_size=32, weight=0.1),
-    ),
-}
-#: Where the user says nothing; eval/NOTES.md has the measurements.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "chronos-t5": {
-        "truth_weight": 1.0,
-        "held_out_series": 64,
-        "buckets": _BUCKETS["chronos-t5"],
-        "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
-        "real_series": tuple(TRAINING_COLLECTIONS),
-    },
-    "chronos-bolt": {
-        "truth_weight": 0.0,
-        "held_out_series": 256,
-        "buckets": _BUCKETS["quantiles"],
-        "corpus": CorpusConfig(),
-        "real_series": (),
-    },
-}
-_DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
-#: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
-_LEARNING_RATES: dict[str, dict[str, float]] = {
-    "chronos-t5": {"adamw": 3e-4, "muon": 6e-4},
-    "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
-}
-_LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
-#: Of Muon for a T5 that has less than half of its teacher's parameters.
-_LEARNING_RATE_OF_SMALL = 1e-3
+
+def _defaults(family: str) -> dict[str, Any]:
+    """What a family has where the user says nothing."""
+    defaults = adapter_of(family).defaults
+    real = defaults.real_weight
+    return {
+        "truth_weight": defaults.target_weight,
+        "held_out_series": defaults.held_out_series,
+        "buckets": tuple(Bucket(**shape._asdict()) for shape in defaults.batch_shapes),
+        "corpus": CorpusConfig() if real is None else CorpusConfig(real_weight=real),
+        "real_series": () if real is None else tuple(TRAINING_COLLECTIONS),
+    }
 
 
 class RecoveryConfig(BaseModel):
@@ -166,7 +137,7 @@ class RecoveryConfig(BaseModel):
         """
         known = {
             name: value
-            for name, value in _DEFAULTS[loaded.family].items()
+            for name, value in _defaults(loaded.family).items()
             if getattr(self, name) is None
         }
         if self.steps is None and self.minutes is None:
@@ -191,11 +162,12 @@ class RecoveryConfig(BaseModel):
 
 
 def _learning_rate(optimizer: str, loaded: LoadedModel, teacher: LoadedModel) -> float:
-    rate = _LEARNING_RATES[loaded.family][optimizer]
-    if loaded.family != "chronos-t5" or optimizer != "muon":
+    defaults = adapter_of(loaded.family).defaults
+    rate, small = defaults.learning_rates[optimizer], defaults.learning_rate_when_small
+    if small is None or optimizer != "muon":
         return rate
     ours, theirs = (sum(p.numel() for p in m.model.parameters()) for m in (loaded, teacher))
-    return rate if ours >= 0.5 * theirs else _LEARNING_RATE_OF_SMALL
+    return rate if ours >= 0.5 * theirs else small
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,7 +185,8 @@ class Batches:
         series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
         assert config.buckets is not None
-        self.family, self.config, self.buckets = family, config, config.buckets
+        self.group_size = adapter_of(family).group_size
+        self.config, self.buckets = config, config.buckets
         real = training_series(config.real_series or ())
         kept = real[::_HELD_OUT_OF]
         trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
@@ -298,14 +271,16 @@ class Batches:
         if missing := bucket.batch_size - sum(map(len, parts)):
             parts.append(corpus.sample(rng, missing, length))
         windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
-        grouped = grouped and self.family == "chronos-2"
+        grouped = grouped and self.group_size > 1
         if grouped:
-            windows = _related(rng, windows)
+            windows = _related(rng, windows, self.group_size)
         context, target = split_windows(
             rng, windows, bucket.context_length, self.config.missing_probability
         )
         batch = TrainingBatch(torch.from_numpy(context), torch.from_numpy(target))
-        return replace(batch, **in_groups(batch.target)) if grouped else batch
+        if not grouped:
+            return batch
+        return replace(batch, **in_groups(batch.target, self.group_size))
 
 
 def with_history(windows: FloatArray, horizon: int) -> FloatArray:
@@ -324,15 +299,15 @@ def with_history(windows: FloatArray, horizon: int) -> FloatArray:
     return np.where(source < length, moved, np.float32(np.nan))
 
 
-def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
-    """Each window ``[B, L]`` mixed with those of its group of four, in its own unit.
+def _related(rng: np.random.Generator, windows: FloatArray, group_size: int) -> FloatArray:
+    """Each window ``[B, L]`` mixed with those of its group, in its own unit.
 
-    The mixes last as long as all four do, for without one of them they would jump; within, each
+    The mixes last as long as all of them do, for without one of them they would jump; within, each
     misses what it missed before. Groups that share next to nothing stay as they are.
     """
     mixed = windows.copy()
-    for start in range(0, len(windows), GROUP_SIZE):
-        group = windows[start : start + GROUP_SIZE]
+    for start in range(0, len(windows), group_size):
+        group = windows[start : start + group_size]
         shares = rng.dirichlet(np.ones(len(group)), size=len(group))
         shared = _shared_span(group)
         if shared.stop - shared.start < _SHARED_STEPS:
@@ -341,8 +316,8 @@ def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
         unit = np.maximum(np.abs(filled).mean(axis=1, keepdims=True), 1e-12)
         blend = unit * (shares @ (filled / unit))
         known = np.isfinite(group[:, shared])
-        mixed[start : start + GROUP_SIZE] = np.nan
-        mixed[start : start + GROUP_SIZE, shared] = np.where(known, blend, np.nan)
+        mixed[start : start + group_size] = np.nan
+        mixed[start : start + group_size, shared] = np.where(known, blend, np.nan)
     return mixed
 
 
