@@ -72,4 +72,4 @@ class VisionTransformer(Family):
         weights = dict(model.named_parameters())
         name = next(one for one in weights if one.endswith("patch_embeddings.projection.weight"))
         projection: Tensor = weights[name].detach()  # [d_model, channels, P, P]
-        return EmbeddingTable(projection.flatten(1).T, "pixels", "pixel of a patch")
+        return EmbeddingTable(projection.flatten(1).T, "pixels", "position")

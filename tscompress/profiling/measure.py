@@ -201,8 +201,8 @@ def profile_embedding(
 ) -> tuple[EmbeddingGroup, ...]:
     """Spectra of the embedded inputs (paper Fig. 2, 3).
 
-    Token models have one group, the token table without special tokens. Patch models have one for
-    each kind of signal, after ``all signals`` together.
+    Models of tokens or pixels have one group, their table. Models of patches of a series have one
+    for each kind of signal, after ``all signals`` together.
     """
     table = FAMILIES[loaded.family].embedding_table(loaded.model, loaded.config)
     if table is not None:
