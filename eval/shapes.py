@@ -30,8 +30,8 @@ from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
-from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
+from tscompress.families.registry import build_empty, wrap_pipeline
 from tscompress.io.text import ratio_text
 from tscompress.layers.shared_cross_attention import share_cross_attention
 from tscompress.training.pretrain_model import build_model

@@ -21,9 +21,9 @@ from tscompress.benchmark.sizes import (
 )
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
-from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.families.registry import describe
+from tscompress.families.registry import build_empty, describe, wrap_pipeline
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
 from tscompress.training.pretrain_model import build_model

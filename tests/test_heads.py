@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import PlanError
+from tscompress.families.registry import build_empty, wrap_pipeline
 from tscompress.layers.resize import (
     CACHE_NAMES,
     SizedChronos2Attention,

@@ -109,7 +109,7 @@ class FakeClock:
         return self.seconds
 
 
-class FakePipeline:
+class FakePipeline(ChronosBoltPipeline):  # type: ignore[misc]
     """Takes ``durations_ms`` one after the other, on a clock that the test owns."""
 
     model_context_length = 512

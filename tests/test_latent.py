@@ -21,13 +21,14 @@ from tscompress.benchmark.sizes import count_macs, kv_cache_bytes, parameter_byt
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
-from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
+from tscompress.families.registry import build_empty, wrap_pipeline
 from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.plan.plan import HeadPlan, Plan

@@ -30,9 +30,9 @@ from tscompress.compression.layer_walk import (
     record,
     runs_of,
     small_batches,
-    sublayer_of,
     walk,
 )
+from tscompress.families.stacks import sublayer_of
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
 

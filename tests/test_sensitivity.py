@@ -24,12 +24,13 @@ from tscompress.budget.measure_sensitivity import (
     measure_sensitivity,
     rising,
 )
-from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.compression.fold import FoldConfig, fold_, refit_
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import Step
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
+from tscompress.families.registry import build_empty, wrap_pipeline
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 FOLD = FoldConfig(continuations="given", precision="float32")

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import tscompress
 from tscompress.benchmark.sizes import parameter_count
-from tscompress.checkpoints.format import has_own_head
 from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import fold_planned_, keep_layers_
@@ -25,6 +24,7 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
+from tscompress.families.t5_stack import has_own_head
 from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
 from tscompress.errors import ModelNotFoundError
+from tscompress.families.registry import adapter_of_model
 from tscompress.layers.resize import LatentCrossAttention
 
 
@@ -42,16 +40,6 @@ def bytes_on_disk(directory: Path) -> int:
             f"{directory} holds no *.safetensors file; give a checkpoint directory."
         )
     return sum(file.stat().st_size for file in files)
-
-
-@dataclass(frozen=True)
-class _DecoderPass:
-    """Shape of the cache that one encoder-decoder pass fills."""
-
-    series: int
-    rows: int
-    encoder_tokens: int
-    decoder_tokens: int
 
 
 def kv_cache_bytes(
@@ -100,9 +88,12 @@ def kv_cache_bytes(
         cross_width += _cached_numbers_per_token(block.layer[1].EncDecAttention)
     chronos_config: dict[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
     numbers = max(
-        step.rows * self_width * step.decoder_tokens
-        + (step.series if shared_cross_attention else step.rows) * cross_width * step.encoder_tokens
-        for step in _decoder_passes(chronos_config, workload)
+        one.series * one.paths * self_width * one.outputs
+        + one.series
+        * (1 if shared_cross_attention else one.paths)
+        * cross_width
+        * one.encoder_tokens
+        for one in adapter_of_model(model).passes(chronos_config, workload)
     )
     return numbers * dtype.itemsize
 
@@ -115,32 +106,6 @@ def _cached_numbers_per_token(attention: Any) -> int:
     if isinstance(attention, LatentCrossAttention):  # one latent for all layers
         return attention.cached_numbers
     return int(attention.k.out_features) + int(attention.v.out_features)
-
-
-def _decoder_passes(
-    chronos_config: Mapping[str, Any], workload: Workload
-) -> Iterator[_DecoderPass]:
-    """The encoder-decoder passes of one ``predict`` call of Chronos-T5 or Chronos-Bolt."""
-    block = chronos_config["prediction_length"]
-    for done in range(0, workload.horizon, block):
-        context = min(workload.context_length + done, chronos_config["context_length"])
-        if "input_patch_size" in chronos_config:
-            size, stride = chronos_config["input_patch_size"], chronos_config["input_patch_stride"]
-            padded = math.ceil(context / size) * size
-            rows = workload.batch_size * (len(chronos_config["quantiles"]) if done else 1)
-            yield _DecoderPass(
-                series=rows,
-                rows=rows,
-                encoder_tokens=(padded - size) // stride + 1 + chronos_config["use_reg_token"],
-                decoder_tokens=1,
-            )
-        else:
-            yield _DecoderPass(
-                series=workload.batch_size,
-                rows=workload.batch_size * (workload.num_samples or chronos_config["num_samples"]),
-                encoder_tokens=context + chronos_config["use_eos_token"],
-                decoder_tokens=min(block, workload.horizon - done),
-            )
 
 
 def count_macs(pipeline: BaseChronosPipeline, workload: Workload) -> int:

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosPipeline
+from chronos import BaseChronosPipeline
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tscompress.errors import RecipeError, UsageError
+from tscompress.families.registry import adapter_of_pipeline
 
 
 class Workload(BaseModel):
@@ -65,13 +66,8 @@ def synthetic_batch(workload: Workload) -> torch.Tensor:
 def forecast(pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Workload) -> None:
     """One ``predict`` call on ``series`` ``[B, T]``, from a fixed seed."""
     torch.manual_seed(workload.seed)
-    options: dict[str, Any] = {"prediction_length": workload.horizon}
-    if isinstance(pipeline, ChronosPipeline):
-        options["num_samples"] = workload.num_samples
-    elif isinstance(pipeline, Chronos2Pipeline):
-        series = series[:, None, :]  # [B, 1, T]: univariate, no information shared
-        options["batch_size"] = len(series)
-    pipeline.predict(series, **options)
+    family = adapter_of_pipeline(pipeline)
+    family.predict(pipeline, series, workload.horizon, workload.num_samples)
 
 
 def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) -> None:

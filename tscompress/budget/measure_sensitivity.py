@@ -48,14 +48,14 @@ from tscompress.compression.layer_walk import (
     advance_,
     blocks_of,
     record,
-    sublayers,
     walk,
 )
 from tscompress.compression.residual_stream import projected, stream_bases
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.families.stacks import layer_name, stack_layers, sublayers
 from tscompress.io.files import cache_directory, write_text_atomically
 from tscompress.layers.resize import replace_heads_
-from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
 
 SENSITIVITY_VERSION: Literal[1] = 1
@@ -205,47 +205,15 @@ def rising(values: Sequence[float]) -> list[float]:
 def forecast_loss(loaded: LoadedModel, batch: CalibrationBatch) -> tuple[float, int]:
     """Teacher-forced loss of the forecast of ``batch``, summed over observed target steps.
 
-    Chronos-T5: negative log-likelihood of the target's tokens. Chronos-Bolt and Chronos-2: twice
-    the pinball loss, mean over quantile levels, in the space the model itself is trained in: after
-    its instance normalisation, of Chronos-2 with the arcsinh. So every series counts alike. Steps
-    past the model's horizon do not count, nor do series with a constant context, which have no
-    scale to speak of.
+    Negative log-likelihood of the target's tokens, or twice the pinball loss of scaled quantiles;
+    see ``forecast_loss`` of :mod:`tscompress.families`.
 
     Returns
     -------
     The sum, and the number of steps.
     """
     output = run_teacher_forced(loaded, batch)
-    model: Any = loaded.model
-    if loaded.family == "chronos-t5":
-        tokenizer: Any = loaded.forecaster.tokenizer
-        _, _, scale = tokenizer.context_input_transform(batch.context)
-        labels, observed, _ = tokenizer._input_transform(batch.target, scale=scale)
-        log_likelihood = output.logits.double().log_softmax(-1)  # [B, H, V]
-        labels, observed = (x.to(log_likelihood.device) for x in (labels, observed))
-        losses = -log_likelihood.gather(-1, labels[..., None])[..., 0]
-        return float(losses[observed].sum()), int(observed.sum())
-    preds = output.quantile_preds  # [B, Q, H]
-    steps = min(preds.shape[-1], batch.target.shape[1])
-    context = batch.context[:, -model.chronos_config.context_length :].to(preds.device)
-    target = batch.target[:, :steps].to(preds.device)
-    _, (loc, scale) = model.instance_norm(context)  # [B, 1]
-    scaled, _ = model.instance_norm(target, (loc, scale))
-    scaled_preds, _ = model.instance_norm(preds[..., :steps], (loc[:, None], scale[:, None]))
-    levels = torch.tensor(model.chronos_config.quantiles, dtype=torch.float64, device=preds.device)
-    error = scaled.double()[:, None] - scaled_preds.double()  # [B, Q, h]
-    pinball = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
-    # Where a context is constant but for rounding, its scale is made up, and so would the loss be.
-    varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
-    counts = torch.isfinite(target) & varies
-    return float(pinball.mean(1)[counts].sum()), int(counts.sum())
-
-
-def _spread(context: Tensor) -> Tensor:
-    """Largest less smallest observed value, ``[B, 1]``; negative if there is none."""
-    observed = torch.isfinite(context)
-    highest = context.where(observed, -math.inf).amax(1, keepdim=True)
-    return highest - context.where(observed, math.inf).amin(1, keepdim=True)
+    return adapter_of(loaded.family).forecast_loss(loaded.forecaster, output, batch)
 
 
 class _Recalled(nn.Module):
@@ -266,7 +234,7 @@ class _Forecasts:
     def __init__(self, loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
         self.loaded = loaded
         self.batches = batches
-        self._start: str | None = ""
+        self._start: tuple[str, int] | None = ("", 0)
         self._recalled: dict[str, _Recalled] = {}
 
     def loss(self) -> float:
@@ -280,23 +248,22 @@ class _Forecasts:
             )
         return sum(total for total, _ in totals) / count
 
-    def start_at(self, layer: str | None) -> None:
-        """Recall what precedes ``layer`` (``decoder.block.2``); None: all layers.
+    def start_at(self, layer: tuple[str, int] | None) -> None:
+        """Recall what precedes a layer, given by stack and index; None: all layers.
 
         The model must be the original as far as that, and starts only ever move forward.
         """
         if layer == self._start:
             return
         self._start = layer
-        model: Any = self.loaded.model
-        stacks = [name for name in STACKS if getattr(model, name, None) is not None]
-        stack, _, depth = layer.split(".") if layer else ("", "", "0")
+        stacks = list(stack_layers(self.loaded.model))
+        stack, depth = layer or ("", 0)
         done = stacks[: stacks.index(stack)] if layer else stacks
         recalled = {name: self._recalled.get(name) or self._recall(name) for name in done}
-        if int(depth):
+        if depth:
             # Each layer reads what the one before put out, so all may say what the last one said.
-            last = self._recall(f"{stack}.block.{int(depth) - 1}")
-            recalled |= {f"{stack}.block.{index}": last for index in range(int(depth))}
+            last = self._recall(layer_name(stack, depth - 1))
+            recalled |= {layer_name(stack, index): last for index in range(depth)}
         self._recalled = recalled
 
     def _recall(self, name: str) -> _Recalled:
@@ -501,7 +468,8 @@ def _wanted_parts(
         for ratio in ratios:
             if not 0 < ratio < 1:
                 raise PlanError(f"{label} ratios must lie between 0 and 1, not {ratio}.")
-    whole = fold_plan(loaded.model, loaded.architecture)
+    architecture = loaded.architecture
+    whole = fold_plan(loaded.model, architecture)
     check_heads(whole.heads)
     width = whole.heads[0].d_model
     widths = _below(width, [max(1, round(r * width)) for r in width_ratios])
@@ -510,7 +478,7 @@ def _wanted_parts(
         size = head.head_size
         tried = _below(size, default_head_sizes(size) if head_sizes is None else head_sizes)
         turned = tried
-        if head.kind == "time":
+        if head.frequencies is not None:
             kept = (lambda s: s % 2 == 0) if free_frequencies else partial(stock_frequencies, size)
             turned = tuple(s for s in tried if kept(s))
         wanted += [_Wanted(head.name, "qk", size, turned), _Wanted(head.name, "vo", size, tried)]
@@ -518,9 +486,10 @@ def _wanted_parts(
         units = _below(hidden.d_ff, [max(1, round(r * hidden.d_ff)) for r in hidden_ratios])
         wanted.append(_Wanted(hidden.name, "hidden", hidden.d_ff, units))
     if layers:
-        stacks = STACKS if layers is True else layers
         names = dict.fromkeys(
-            _layer_of(head.name) for head in whole.heads if head.name.split(".")[0] in stacks
+            layer_name(block.stack, block.layer)
+            for block in architecture.attention
+            if layers is True or block.stack in layers
         )
         wanted += [_Wanted(name, "layer", 1, (0,)) for name in names]
     return wanted
@@ -534,15 +503,6 @@ def default_head_sizes(size: int) -> tuple[int, ...]:
 
 def _below(size: int, sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({s for s in sizes if s < size}, reverse=True))
-
-
-def _layer_of(name: str) -> str:
-    return ".".join(name.split(".")[:3])
-
-
-def _following(layer: str) -> str:
-    stack, block, depth = layer.split(".")
-    return f"{stack}.{block}.{int(depth) + 1}"
 
 
 @dataclass
@@ -571,12 +531,12 @@ class _Pass:
         self._patch(PATCH_EMBEDDINGS[0])
         recording = record(self.loaded, self.batches)
         for step in walk(self.loaded, recording, on_compressed=False, residual_targets=False):
-            name, layer = step.block.name, _layer_of(step.block.name)
-            following = _following(layer)
+            name, stack, depth = step.block.name, step.block.stack, step.block.layer
+            layer, following = layer_name(stack, depth), layer_name(stack, depth + 1)
             here: list[tuple[str, PartKind]] = [(name, "qk"), (name, "vo"), (name, "hidden")]
             if self.open.keys().isdisjoint([(layer, "layer"), (following, "layer"), *here]):
                 continue
-            self.forecasts.start_at(layer)
+            self.forecasts.start_at((stack, depth))
             self._layer(layer)
             if name in self.heads:
                 self._attention(step, self.heads[name])
@@ -605,11 +565,13 @@ class _Pass:
         reference = list(step.inputs)
         advance_(reference, step)
         blocks = blocks_of(self.loaded)
-        for sublayer, module in sublayers(self.model):
-            if _layer_of(sublayer) == name:
-                arguments = recording.arguments[sublayer]
+        for sublayer in sublayers(self.model):
+            if layer_name(sublayer.stack, sublayer.layer) == name:
                 other = dataclasses.replace(
-                    step, block=blocks[sublayer], module=module, arguments=arguments
+                    step,
+                    block=blocks[sublayer.name],
+                    module=sublayer.module,
+                    arguments=recording.arguments[sublayer.name],
                 )
                 advance_(reference, other)
         fitted = dataclasses.replace(step, reference=reference)

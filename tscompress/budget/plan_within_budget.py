@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Measure
@@ -28,9 +28,8 @@ from tscompress.budget.search import (
     choose_folded,
     folded_candidates,
     latency_of,
-    least_needed_layer,
 )
-from tscompress.checkpoints.load import LoadedModel, build_empty, load
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import config_of_layers, fold_planned_, keep_layers_
 from tscompress.compression.calibration import (
     CalibrationBatch,
@@ -43,9 +42,9 @@ from tscompress.compression.residual_stream import narrowed_config
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
-from tscompress.families.registry import describe
+from tscompress.families.registry import adapter_of, build_empty, describe
+from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.linalg import even_picks
-from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.progress import OnProgress, silent
@@ -164,8 +163,7 @@ def layers_that_stay(
     PlanError
         The model has no such layers, or no more than these.
     """
-    model: Any = loaded.model
-    have = {stack: len(getattr(model, stack).block) for stack in STACKS if hasattr(model, stack)}
+    have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
     asked = ",".join(map(str, counts))
     if len(counts) == 1:
         counts = [*counts] * len(have)
@@ -185,9 +183,7 @@ def layers_that_stay(
     fitted, held_out = _split(batches)
     for gone in range(going):
         on_progress("layers", gone, going)
-        may_go = [stack for stack in have if len(kept[stack]) > wanted[stack]]
-        if loaded.family == "chronos-t5" and len(kept["encoder"]) == len(kept.get("decoder", ())):
-            may_go = ["decoder"]  # no more of its layers than the encoder has: config_of_layers
+        may_go = [stack for stack in have if _may_lose(loaded, kept, wanted, stack)]
         sensitivity = measure_sensitivity(
             trial,
             fitted,
@@ -199,12 +195,38 @@ def layers_that_stay(
             layers=may_go,
             on_progress=lambda done, total: on_progress("sensitivity", done, total),
         )
-        stack, least = least_needed_layer(sensitivity, may_go)
+        stack, least = _least_needed_layer(trial.model, sensitivity, may_go)
         del kept[stack][least]
         if gone + 1 < going:
             _leave_out_(trial, stack, least, fitted, fold)
     on_progress("layers", going, going)
     return {stack: tuple(layers) for stack, layers in kept.items()}
+
+
+def _may_lose(
+    loaded: LoadedModel,
+    kept: Mapping[str, Sequence[int]],
+    wanted: Mapping[str, int],
+    stack: str,
+) -> bool:
+    """Whether a layer of ``stack`` may go next, on the way from ``kept`` to ``wanted``."""
+    left = {name: len(layers) - (name == stack) for name, layers in kept.items()}
+    refused = adapter_of(loaded.family).layers_refused(left)
+    return left[stack] >= wanted[stack] and refused is None
+
+
+def _least_needed_layer(
+    model: nn.Module, sensitivity: Sensitivity, stacks: Collection[str]
+) -> tuple[str, int]:
+    """Stack and index of the layer, of these stacks, without which the loss is least."""
+    have = stack_layers(model)
+    places = {layer_name(s, index): (s, index) for s in stacks for index in range(len(have[s]))}
+    losses = {
+        places[part.name]: part.losses[0]
+        for part in sensitivity.parts
+        if part.kind == "layer" and part.sizes and part.name in places
+    }
+    return min(losses, key=losses.__getitem__)
 
 
 def _leave_out_(
@@ -216,7 +238,7 @@ def _leave_out_(
 ) -> None:
     """Drop a layer and fit the others to make up for it, at the sizes they have."""
     before = replace(loaded)
-    layers = range(len(getattr(loaded.model, stack).block))
+    layers = range(len(stack_layers(loaded.model)[stack]))
     kept = {stack: tuple(index for index in layers if index != layer)}
     keep_layers_(loaded, kept)
     if fold.refit == "residual":
@@ -451,23 +473,7 @@ def _quantiles(loaded: LoadedModel, batch: CalibrationBatch, seed: int) -> Tenso
     # Chronos-T5 draws sample paths: the same random numbers for every model.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if loaded.family != "chronos-2":
-            forecasts: Tensor
-            forecasts, _ = loaded.forecaster.predict_quantiles(
-                batch.context, horizon, quantile_levels=QUANTILE_LEVELS
-            )
-            return forecasts.to(torch.float64)
-        rows = _groups(batch)
-        tasks, _ = loaded.forecaster.predict_quantiles(
-            [batch.context[group] for group in rows], horizon, quantile_levels=QUANTILE_LEVELS
+        found = adapter_of(loaded.family).quantiles(
+            loaded.forecaster, batch.context, horizon, QUANTILE_LEVELS, batch.group_ids
         )
-    in_order = torch.cat(rows).argsort()
-    return torch.cat(list(tasks))[in_order].to(torch.float64)
-
-
-def _groups(batch: CalibrationBatch) -> list[Tensor]:
-    """Rows that attend to each other: the variates of one task."""
-    rows = torch.arange(len(batch.context))
-    if batch.group_ids is None:
-        return list(rows[:, None])
-    return [rows[batch.group_ids == group] for group in sorted(set(batch.group_ids.tolist()))]
+    return found.to(torch.float64)

@@ -14,34 +14,21 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import init_empty_weights
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
-from chronos.chronos import ChronosConfig, ChronosModel
-from chronos.chronos2 import Chronos2Model
-from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from chronos import BaseChronosPipeline
 from torch import nn
-from transformers import AutoConfig, T5ForConditionalGeneration
-
-try:
-    from transformers.initialization import no_init_weights
-except ImportError:  # transformers 4
-    from transformers.modeling_utils import no_init_weights
 
 from tscompress.checkpoints.config_checks import check_config, check_generation
 from tscompress.checkpoints.format import (
     CONFIG_FILE,
     INDEX_FILE,
     PLAN_FILE,
-    UNTIED,
     WEIGHTS_FILE,
     apply_structure_,
     base_config_of,
     check_stored,
-    has_own_head,
     is_factored_config,
     load_weights_strictly_,
     read_plan,
-    tie_weights_,
 )
 from tscompress.errors import (
     CorruptCheckpointError,
@@ -51,7 +38,17 @@ from tscompress.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from tscompress.families.registry import FAMILIES, describe, family_of
+from tscompress.families.registry import (
+    FAMILIES,
+    FORECAST_FAMILIES,
+    adapter_of,
+    build_empty,
+    describe,
+    family_of,
+    wrap_pipeline,
+)
+from tscompress.families.stacks import LAYER_PREFIXES
+from tscompress.families.t5_stack import tie_weights_
 from tscompress.io.files import git_hash_of, sha256_of, user_path
 from tscompress.io.hub_errors import reading_errors_in_words
 from tscompress.io.network import (
@@ -140,10 +137,9 @@ class LoadedModel:
             The family is for profiling only.
         """
         if self.pipeline is None:
-            able = [name for name, family in FAMILIES.items() if family.forecasts]
             raise UnsupportedModelError(
                 f"{self.name!r} is a {self.family} model, which does not forecast; "
-                f"families that do: {', '.join(able)}."
+                f"families that do: {', '.join(FORECAST_FAMILIES)}."
             )
         return self.pipeline
 
@@ -567,49 +563,53 @@ def _load_stock(
     stored: Mapping[str, StoredTensor],
     dtype: torch.dtype | None,
 ) -> LoadedModel:
-    family = _family(config, source)
-    check_config(config, source, len(stored))
-    _check_generation_file(directory, config, source)
+    name = family_name(config, source)
+    family = FAMILIES[name]
+    forecasts = name in FORECAST_FAMILIES
+    check_config(config, source, len(stored), generates=forecasts)
+    if forecasts:
+        _check_generation_file(directory, config, source)
     with _misfits(source):
-        empty = build_empty(family, config)
+        empty = family.empty_model(config)
         tie_weights_(empty)
-    _check_fits(empty, stored, source)
+    if family.names_kept:
+        _check_fits(empty, stored, source)
+    else:
+        _check_count(empty, stored, source)
     kept_dtype = _most_common_dtype(stored)
     # A .bin file beside the weights is never an alternative.
     options = {_DTYPE_ARGUMENT: dtype or kept_dtype, "use_safetensors": True}
+    pipeline = None
     with _misfits(source):
-        if FAMILIES[family].forecasts:
+        if forecasts:
             pipeline = BaseChronosPipeline.from_pretrained(directory, **options)
             model = pipeline.inner_model
         else:
-            pipeline = None
-            model = _model_class(config).from_pretrained(
-                directory, trust_remote_code=False, **options
+            model, info = family.model_class(config).from_pretrained(
+                directory, trust_remote_code=False, output_loading_info=True, **options
             )
-    if family == "chronos-t5" and has_own_head(model.config):
-        _check_own_head(model, stored, source)
-        # Saved by transformers 5 it says otherwise, which transformers 4 would believe.
-        config = {**config, **UNTIED}
+    if pipeline is None:
+        _check_complete(info, source)
+    else:
+        try:
+            config = adapter_of(name).complete_config(model, config, stored.keys())
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{source!r}: {error}") from None
     return LoadedModel(
-        model, pipeline, family, model_name(source), source, directory, kept_dtype, config
+        model, pipeline, name, model_name(source), source, directory, kept_dtype, config
     )
 
 
-def _check_own_head(model: Any, stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse a T5 whose own output head was thrown away for its table of tokens.
+def family_name(config: Mapping[str, Any], source: str) -> str:
+    """Name of the family of a ``config.json``.
 
     Raises
     ------
+    CorruptCheckpointError
+        Its ``chronos_config`` is not an object.
     UnsupportedModelError
+        No family recognises it.
     """
-    if "lm_head.weight" in stored and model.lm_head.weight is model.shared.weight:
-        raise UnsupportedModelError(
-            f"{source!r} has an output head of its own, which its config.json ties to the tokens "
-            "in this version of transformers; set tie_word_embeddings to false there."
-        )
-
-
-def _family(config: Mapping[str, Any], source: str) -> str:
     if not isinstance(config.get("chronos_config", {}), Mapping):
         raise CorruptCheckpointError(f"{source!r}: chronos_config is not an object.")
     try:
@@ -627,14 +627,6 @@ def _misfits(source: str) -> Iterator[None]:
         raise CorruptCheckpointError(
             f"{source!r}: the weights do not fit the config ({single_line(error)})."
         ) from error
-
-
-def _model_class(config: Mapping[str, Any]) -> Any:
-    """The class that wrote the checkpoint: an encoder alone must not gain a random decoder."""
-    name = (config.get("architectures") or [""])[0]
-    found = getattr(transformers, str(name), None)
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return found if is_model else transformers.AutoModel
 
 
 def model_name(source: str) -> str:
@@ -666,7 +658,8 @@ def _check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: st
     spare = sorted(
         key
         for key in found.keys() - expected.keys()
-        if ".block." in key and not any(re.search(pattern, key) for pattern in ignored)
+        if key.startswith(LAYER_PREFIXES)
+        and not any(re.search(pattern, key) for pattern in ignored)
     )
     if spare:
         raise CorruptCheckpointError(
@@ -675,6 +668,28 @@ def _check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: st
     for name, tensor in expected.items():
         if name in found:
             check_stored(name, found[name], tensor, source)
+
+
+def _check_count(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> None:
+    """Refuse a config of a larger model than the headers have weights for.
+
+    Of families whose checkpoints name weights otherwise, see :func:`_check_complete`.
+    """
+    asked = sum(parameter.numel() for parameter in model.parameters())
+    found = sum(math.prod(tensor.shape) for tensor in stored.values())
+    if asked > found:
+        raise CorruptCheckpointError(
+            f"{source!r} lacks weights: the config asks for {asked:,}, the files hold {found:,}."
+        )
+
+
+def _check_complete(info: Mapping[str, Any], source: str) -> None:
+    """Refuse a model some of whose weights transformers drew, having found none."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise CorruptCheckpointError(
+            f"{source!r} lacks {missing[0]!r} ({len(missing)} weights missing)."
+        )
 
 
 def _load_factored(
@@ -686,8 +701,8 @@ def _load_factored(
 ) -> LoadedModel:
     plan = read_plan(config, directory)
     base_config = base_config_of(config)
-    family = _family(base_config, source)
-    if not FAMILIES[family].forecasts:
+    family = family_name(base_config, source)
+    if family not in FORECAST_FAMILIES:
         raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
     check_config(base_config, source, len(stored))
     _check_generation_file(directory, base_config, source)
@@ -712,44 +727,7 @@ def _load_factored(
     )
 
 
-def build_empty(family: str, config: Mapping[str, Any]) -> nn.Module:
-    """A model of ``config`` with parameters on the meta device: no memory, no initialisation."""
-    settings = {key: value for key, value in config.items() if key != "model_type"}
-    classes = {
-        "chronos-t5": T5ForConditionalGeneration,
-        "chronos-bolt": ChronosBoltModelForForecasting,
-        "chronos-2": Chronos2Model,
-    }
-    if family == "chronos-2":
-        hf_config = Chronos2Model.config_class(**settings)
-    else:
-        kind = "t5" if family in classes else config["model_type"]
-        hf_config = AutoConfig.for_model(kind, **settings)
-    # Weights without memory are not drawn either: it took longer than the rest of a load.
-    with init_empty_weights(include_buffers=False), no_init_weights():
-        if family in classes:
-            model: nn.Module = classes[family](hf_config)
-        else:
-            found = _model_class(config)
-            automatic = found is transformers.AutoModel
-            model = found.from_config(hf_config) if automatic else found(hf_config)
-    return model
-
-
 def cast_parameters_(model: nn.Module, dtype: torch.dtype) -> None:
     """Change the dtype of the weights and leave buffers alone: rotary frequencies stay float32."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def wrap_pipeline(family: str, model: nn.Module) -> BaseChronosPipeline:
-    """The stock pipeline of ``family`` around a model in memory."""
-    if family == "chronos-t5":
-        chronos_config = ChronosConfig(**model.config.chronos_config)  # type: ignore[union-attr, arg-type]
-        return ChronosPipeline(
-            tokenizer=chronos_config.create_tokenizer(),
-            model=ChronosModel(config=chronos_config, model=model),
-        )
-    if family == "chronos-bolt":
-        return ChronosBoltPipeline(model=model)
-    return Chronos2Pipeline(model=model)

@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.checkpoints.format import (
-    apply_structure_,
-    projection_,
-    replace_module_,
-    tie_weights_,
-)
-from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
+from tscompress.checkpoints.format import apply_structure_, projection_, replace_module_
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationBatch, Moment
 from tscompress.compression.fold import FoldConfig, fold_
 from tscompress.compression.fold_plans import check_width, settle_fold_plan
@@ -30,6 +25,9 @@ from tscompress.compression.residual_stream import (
     turn_,
 )
 from tscompress.errors import FactorizationError, PlanError
+from tscompress.families.registry import adapter_of, build_empty, wrap_pipeline
+from tscompress.families.stacks import layer_name, stack_layers
+from tscompress.families.t5_stack import tie_weights_
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd, whitened_svd
 from tscompress.plan.plan import Plan
@@ -109,10 +107,8 @@ def fold_planned_(
     """
     original = None
     if plan.kept_layers:
-        if all(
-            len(layers) == len(getattr(getattr(loaded.model, stack, None), "block", ()))
-            for stack, layers in plan.kept_layers.items()
-        ):
+        have = stack_layers(loaded.model)
+        if all(len(layers) == len(have.get(k, ())) for k, layers in plan.kept_layers.items()):
             raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
         config_of_layers(loaded, plan.kept_layers)  # before a weight changes
         check_width(loaded.model, plan)
@@ -171,40 +167,39 @@ def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None
         A stack or layer is not there, or none would be left.
     """
     config = config_of_layers(loaded, kept)
-    old: dict[str, torch.Tensor] = loaded.model.state_dict()
-    new = {}
-    for name, tensor in old.items():
-        stack, is_block, rest = name.partition(".block.")
-        index, _, inner = rest.partition(".")
-        if not is_block or stack not in kept or "relative_attention_bias" in name:
-            new[name] = tensor
-        elif int(index) in kept[stack]:
-            new[f"{stack}.block.{list(kept[stack]).index(int(index))}.{inner}"] = tensor
+    new = dict(loaded.model.state_dict())
+    for stack, stay in kept.items():
+        weights = [
+            {k: x for k, x in layer.state_dict().items() if "relative_attention_bias" not in k}
+            for layer in stack_layers(loaded.model)[stack]
+        ]
+        for index, of_layer in enumerate(weights):
+            for name in of_layer:
+                del new[f"{layer_name(stack, index)}.{name}"]
+        for place, index in enumerate(stay):
+            new |= {f"{layer_name(stack, place)}.{k}": x for k, x in weights[index].items()}
     _rebuild_(loaded, config, new)
 
 
 def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """The config of the model with only the layers ``kept``; PlanError as in keep_layers_."""
-    model: Any = loaded.model
+    have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
     changes: dict[str, int] = {}
     for stack, layers in kept.items():
-        count = len(getattr(getattr(model, stack, None), "block", ()))
+        count = have.get(stack, 0)
         if not layers or sorted(set(layers) & set(range(count))) != list(layers):
             raise PlanError(
                 f"cannot keep layers {list(layers)} of {stack!r}, which has {count}; "
                 "give at least one, ascending."
             )
         changes["num_layers" if stack == "encoder" else "num_decoder_layers"] = len(layers)
-    if hasattr(model, "decoder"):
+    if "decoder" in have:
         # Without a number of its own, the decoder would have as many layers as the encoder.
-        changes.setdefault("num_layers", len(model.encoder.block))
-        changes.setdefault("num_decoder_layers", len(model.decoder.block))
-        if loaded.family == "chronos-t5" and changes["num_layers"] < changes["num_decoder_layers"]:
-            raise PlanError(
-                f"a Chronos-T5 of {changes['num_layers']} encoder and "
-                f"{changes['num_decoder_layers']} decoder layers cannot generate with transformers "
-                "5, which sizes the decoder's cache by the encoder; keep as many in the encoder."
-            )
+        changes.setdefault("num_layers", have["encoder"])
+        changes.setdefault("num_decoder_layers", have["decoder"])
+    counts = have | {stack: len(layers) for stack, layers in kept.items()}
+    if reason := adapter_of(loaded.family).layers_refused(counts):
+        raise PlanError(reason)
     return {**loaded.config, **changes}
 
 

@@ -22,6 +22,7 @@ from tscompress.data.series import LabelledSeries, given_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
+from tscompress.families.registry import adapter_of
 from tscompress.plan.architecture import Architecture
 
 SYNTHETIC = "synthetic"
@@ -33,14 +34,6 @@ OWN_SOURCES = (MIXED, SYNTHETIC)
 _SHORTEST_CUT = 32
 #: Batches of a single length are worth this many times as many batches.
 _MORE_BATCHES = 1.5
-#: By default: with fewer, fits of wide layers to what a decoder sees follow the noise.
-_NUM_SERIES = {"chronos-t5": 256}
-_MANY_SERIES = 1024
-#: Steps of a window of the collections, where every step is a token and synthetic series show the
-#: long contexts: half the positions of longer windows teach as much.
-_REAL_STEPS = {"chronos-t5": 320}
-#: Series in a group that Chronos-2 attends across.
-GROUP_SIZE = 4
 
 #: Half of the synthetic series repeat a pattern: without, folding forgets seasons.
 _HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
@@ -154,7 +147,8 @@ def calibration_batches(
     LeakError
         A series belongs to an evaluation suite.
     """
-    count = config.num_series or _NUM_SERIES.get(loaded.family, _MANY_SERIES)
+    family = adapter_of(loaded.family)
+    count = config.num_series or family.defaults.calibration_windows
     longest = min(config.context_length, loaded.forecaster.model_context_length)
     horizon = min(loaded.forecaster.model_prediction_length, max(1, longest // 2))
     rng = np.random.default_rng(config.seed)
@@ -167,7 +161,7 @@ def calibration_batches(
         if real:
             # A test holds that none of them is of an evaluation suite.
             collected = training_series(TRAINING_COLLECTIONS)
-            most = min(longest + horizon, _REAL_STEPS.get(loaded.family, longest + horizon))
+            most = min(longest + horizon, family.defaults.collection_steps or longest + horizon)
             kinds.append(_given_windows(rng, collected, real, config.stratify, most))
     else:
         given = given_series(config.source if series is None else series)
@@ -182,10 +176,11 @@ def calibration_batches(
     batches = []
     chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
-        grouped = loaded.family == "chronos-2" and later % 2 == 0
-        if grouped and own:
-            chunk = [_Drawn(window) for window in _related(rng, [one.window for one in chunk])]
-        batches.append(_batch([(one, *split(one)) for one in chunk], grouped))
+        group_size = family.group_size if later % 2 == 0 else 1
+        if group_size > 1 and own:
+            related = _related(rng, [one.window for one in chunk], group_size)
+            chunk = [_Drawn(window) for window in related]
+        batches.append(_batch([(one, *split(one)) for one in chunk], group_size))
     return batches
 
 
@@ -216,7 +211,7 @@ def _chunks(
     return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
 
 
-def _batch(rows: Sequence[tuple[_Drawn, int, int]], grouped: bool) -> CalibrationBatch:
+def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> CalibrationBatch:
     """``rows`` are windows and how many of their last steps are context, and then target."""
     context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
     target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
@@ -229,21 +224,21 @@ def _batch(rows: Sequence[tuple[_Drawn, int, int]], grouped: bool) -> Calibratio
         torch.from_numpy(target),
         series=torch.tensor([one.series for one, *_ in rows]),
     )
-    return replace(batch, **in_groups(batch.target)) if grouped else batch
+    return replace(batch, **in_groups(batch.target, group_size)) if group_size > 1 else batch
 
 
-def in_groups(target: Tensor) -> dict[str, Tensor]:
-    """``target``, ``group_ids`` and ``future`` of a batch for Chronos-2, in groups of four.
+def in_groups(target: Tensor, group_size: int) -> dict[str, Tensor]:
+    """``target``, ``group_ids`` and ``future`` of a batch of series that attend to each other.
 
-    The last of each four is a covariate that is known ahead: what came is its ``future``, and it
+    The last of each group is a covariate that is known ahead: what came is its ``future``, and it
     has no target.
     """
     numbers = torch.arange(len(target))
-    covariate = (numbers % GROUP_SIZE == GROUP_SIZE - 1)[:, None]
+    covariate = (numbers % group_size == group_size - 1)[:, None]
     nothing = torch.full_like(target, torch.nan)
     return {
         "target": target.where(~covariate, nothing),
-        "group_ids": numbers // GROUP_SIZE,
+        "group_ids": numbers // group_size,
         "future": target.where(covariate, nothing),
     }
 
@@ -271,11 +266,13 @@ def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:
     return [windows[pick] for pick in picks]
 
 
-def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[FloatArray]:
+def _related(
+    rng: np.random.Generator, windows: Sequence[FloatArray], group_size: int
+) -> list[FloatArray]:
     """Each window mixed with those of its group that are as long: convex, in its own unit."""
     related: list[FloatArray] = []
-    for first in range(0, len(windows), GROUP_SIZE):
-        group = windows[first : first + GROUP_SIZE]
+    for first in range(0, len(windows), group_size):
+        group = windows[first : first + group_size]
         for window in group:
             members = np.stack(
                 [w[-len(window) :] for w in group if len(w) >= len(window)]
@@ -402,33 +399,16 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
     """One forward pass with the true target fed to the decoder, where there is one.
 
     Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model does not forecast.
     """
     model: Any = loaded.model
     device = next(model.parameters()).device
-    if loaded.family == "chronos-t5":
-        tokenizer: Any = loaded.forecaster.tokenizer
-        input_ids, attention_mask, scale = tokenizer.context_input_transform(batch.context)
-        labels, _, _ = tokenizer._input_transform(batch.target, scale=scale)
-        start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
-        return model(
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
-            decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1).to(device),
-            use_cache=False,  # one pass reads nothing back
-        )
-    if loaded.family == "chronos-bolt":
-        return model(context=batch.context.to(device))
-    if loaded.family == "chronos-2":
-        patch = loaded.forecaster.model_output_patch_size
-        return model(
-            context=batch.context.to(device),
-            group_ids=None if batch.group_ids is None else batch.group_ids.to(device),
-            future_covariates=None if batch.future is None else batch.future.to(device),
-            num_output_patches=-(-batch.target.shape[1] // patch),
-        )
-    raise UnsupportedModelError(
-        f"{loaded.name!r} is a {loaded.family} model; calibration needs a forecaster."
-    )
+    found = adapter_of(loaded.family).inputs(loaded.forecaster, batch)
+    return model(**{key: x.to(device) if isinstance(x, Tensor) else x for key, x in found.items()})
 
 
 @torch.no_grad()
@@ -447,7 +427,7 @@ def drawn_continuations(
     UnsupportedModelError
         The model does not sample.
     """
-    if loaded.family != "chronos-t5":
+    if not adapter_of(loaded.family).draws_samples:
         raise UnsupportedModelError(f"a {loaded.family} model draws no paths.")
     forecaster: Any = loaded.forecaster
     device = next(loaded.model.parameters()).device
@@ -496,7 +476,7 @@ def _first_readers(architecture: Architecture) -> dict[str, str]:
     cross-attention v to k; gated feed-forwards, the second input layer to the first."""
     readers: dict[str, str] = {}
     for block, role, name in architecture.attention_projections():
-        first = "k" if block.kind == "cross" else "q"
+        first = "k" if block.reads_encoder else "q"
         shared = role in ("k", "v") or role == first
         readers[name] = block.projections[first] if shared else name
     for feed_forward, role, name in architecture.feed_forward_projections():
@@ -506,7 +486,7 @@ def _first_readers(architecture: Architecture) -> dict[str, str]:
 
 def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
     """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
-    if loaded.family != "chronos-t5":
+    if not adapter_of(loaded.family).draws_samples:
         return None
     observed = torch.isfinite(batch.target)
     fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)
@@ -558,12 +538,10 @@ def _input_sides(architecture: Architecture) -> dict[str, str]:
     """What each input ranges over: positions of the encoder, transposed or not, or the decoder."""
     sides: dict[str, str] = {}
     for block, role, name in architecture.attention_projections():
-        from_encoder = block.kind in ("encoder", "time") or (
-            block.kind == "cross" and role in ("k", "v")
-        )
-        sides[name] = "encoder" if from_encoder else "decoder"
-        if block.kind == "group":
+        of_encoder = block.reads_encoder and role in ("k", "v")
+        sides[name] = "encoder" if of_encoder else block.stack
+        if block.across_series:
             sides[name] = "transposed"
     for feed_forward, _, name in architecture.feed_forward_projections():
-        sides[name] = "decoder" if feed_forward.name.startswith("decoder") else "encoder"
+        sides[name] = feed_forward.stack
     return sides

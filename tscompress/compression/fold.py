@@ -41,6 +41,7 @@ from tscompress.compression.layer_walk import (
 )
 from tscompress.compression.residual_stream import cut_embeddings_, cut_rows_, readers_of_end
 from tscompress.errors import FactorizationError
+from tscompress.families.registry import adapter_of
 from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.linalg import (
@@ -203,7 +204,7 @@ def fold_(
         done += 1
         on_layer(done, total)
 
-    if loaded.family == "chronos-t5" and config.continuations == "both":
+    if adapter_of(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]
     batches = small_batches(loaded, batches)
     left_out = None
@@ -268,7 +269,7 @@ def _narrow_(model: nn.Module, step: Step, width: int, ends: Mapping[str, Tensor
     if step.reading is None:
         return
     encoded = []
-    if isinstance(step.block, AttentionBlock) and step.block.kind == "cross":
+    if isinstance(step.block, AttentionBlock) and step.block.reads_encoder:
         encoded = [step.block.projections[role] for role in "kv"]
     _read_(model, [name for name in inputs if name not in encoded], step.reading)
     if encoded:
@@ -371,7 +372,7 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     values = _Products(linears["o"].in_features, device)
     # A constant added to all keys of a sequence shifts all scores of a query alike, unless they
     # turn with the position.
-    centre = step.block.kind != "time"
+    centre = not step.block.rotary
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
     # Of many positions every second or third batch says enough. Not so for group attention: only
@@ -529,7 +530,7 @@ def _means(y: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _is_group(step: Step) -> bool:
-    return isinstance(step.block, AttentionBlock) and step.block.kind == "group"
+    return isinstance(step.block, AttentionBlock) and step.block.across_series
 
 
 def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
@@ -718,7 +719,9 @@ def patch_moments(
 
     def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
         x = args[0].detach().flatten(0, -2)
-        x = _thin(x[_seen_patches(x, plan, future=loaded.family == "chronos-2")], limit)
+        if plan.name == PATCH_EMBEDDINGS[0]:
+            x = x[adapter_of(loaded.family).attended_patches(x)]
+        x = _thin(x, limit)
         with torch.no_grad():
             h = module.act(module.hidden_layer(x))
         products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))
@@ -748,20 +751,6 @@ def fold_patch_(
     fill_(module.output_layer.weight, out, plan.name)
     fill_(module.output_layer.bias, bias, plan.name)
     fill_(module.residual_layer.weight, residual, plan.name)
-
-
-def _seen_patches(x: Tensor, plan: HiddenPlan, *, future: bool) -> Tensor:
-    """Which rows of what feeds a patch embedding anything attends to, bool ``[N]``.
-
-    An input patch ends with its mask; where that is all zero, the patch is padding or a gap. Only
-    Chronos-2 embeds unknown patches on purpose, those of the ``future``: in front of values and
-    mask it has the time, which is negative in the past.
-    """
-    if plan.name != PATCH_EMBEDDINGS[0]:
-        return torch.ones(len(x), dtype=torch.bool, device=x.device)
-    patch_size = plan.in_features // (3 if future else 2)
-    seen = (x[:, -patch_size:] > 0).any(1)
-    return seen | (x[:, 0] >= 0) if future else seen
 
 
 def _folded_patch(

@@ -144,9 +144,7 @@ def head_sizes(
     return (
         {
             block.name: (
-                _rotary_size(size, limit, free_frequencies)
-                if block.kind == "time"
-                else min(size, limit)
+                _rotary_size(size, limit, free_frequencies) if block.rotary else min(size, limit)
             )
             for block, size, limit in zip(architecture.attention, qk, limits, strict=True)
         },
@@ -309,7 +307,7 @@ def fold_plan_of(
     excluded = _excluded([layer.name for layer in whole.layers], exclude)
     cross: set[str] = set()
     if latent is not None:
-        cross = {head.name for head in whole.heads if head.kind == "cross"}
+        cross = {block.name for block in architecture.attention if block.reads_encoder}
         if excluded & cross:
             raise PlanError(
                 f"{min(excluded & cross)} is excluded, but one latent is for all cross-attention; "
@@ -378,7 +376,7 @@ def fold_plan(
         A size is not possible, or a name is unknown.
     """
     sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
-    cross = {block.name for block in architecture.attention if block.kind == "cross"}
+    cross = {block.name for block in architecture.attention if block.reads_encoder}
     if latent is not None and not cross:
         raise PlanError(
             f"a {architecture.family} model has no cross-attention that could read a latent; "
@@ -395,7 +393,7 @@ def fold_plan(
         if latent is not None and block.name in cross:
             qk_size, vo_size, reads_latent = latent, latent, True
         chosen = None
-        if block.kind == "time":
+        if block.rotary:
             chosen = stock_frequencies(size, qk_size)
             if chosen is None and free_frequencies:
                 chosen = tuple(range(qk_size // 2))

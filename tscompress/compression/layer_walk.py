@@ -22,11 +22,11 @@ from torch.nn import functional as F
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.families.stacks import Block, stack_layers, sublayer_of, sublayers
 from tscompress.layers.resize import CACHE_NAMES
 from tscompress.linalg import least_squares
-from tscompress.plan.architecture import STACKS, AttentionBlock, FeedForward
+from tscompress.plan.architecture import AttentionBlock, FeedForward
 
-Block = AttentionBlock | FeedForward
 _STEPS_PER_BATCH = 1024
 #: Hidden units of all positions that a feed-forward is run on side by side.
 _UNITS_AT_ONCE = 1 << 22
@@ -216,11 +216,11 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
     """
     model: Any = loaded.model
     feed_forwards = {sublayer_of(block) for block in loaded.architecture.feed_forward}
-    first: dict[str, Any] = {}
+    first: dict[tuple[str, int], Any] = {}  # by stack and index in the layer
     restored: list[nn.Module] = []
     handles = []
 
-    def pass_on(key: str) -> Callable[..., Any]:
+    def pass_on(key: tuple[str, int]) -> Callable[..., Any]:
         def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
             returned = first[key]
             if isinstance(returned, tuple):
@@ -229,7 +229,7 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
 
         return forward
 
-    def keep(key: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def keep(key: tuple[str, int]) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
             first[key] = output
 
@@ -239,15 +239,16 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
         raise PassEnded
 
     handles.append(getattr(model, "decoder", model.encoder).register_forward_hook(end))
-    for name, module in sublayers(model):
-        stack, _, depth, _, index = name.split(".")
-        if name in feed_forwards:
+    for sublayer in sublayers(model):
+        module: Any = sublayer.module
+        place = sublayer.stack, sublayer.index
+        if sublayer.name in feed_forwards:
             module.forward = lambda hidden_states, *_, **__: hidden_states
             restored.append(module)
-        elif depth == "0":
-            handles.append(module.register_forward_hook(keep(f"{stack}.{index}")))
+        elif sublayer.layer == 0:
+            handles.append(module.register_forward_hook(keep(place)))
         else:
-            module.forward = pass_on(f"{stack}.{index}")
+            module.forward = pass_on(place)
             restored.append(module)
     try:
         yield
@@ -331,17 +332,16 @@ def _recorders(
         recording.encoder_valid.append(None if valid is None or bool(valid.all()) else valid)
 
     handles.append(model.encoder.register_forward_pre_hook(see_mask, with_kwargs=True))
-    for name, module in sublayers(model):
-        calls = recording.arguments.setdefault(name, [])
-        stack, _, depth, _, index = name.split(".")
-        first = (depth, index) == ("0", "0")
+    for sublayer in sublayers(model):
+        calls = recording.arguments.setdefault(sublayer.name, [])
+        first = (sublayer.layer, sublayer.index) == (0, 0)
 
         def see_call(
             _: nn.Module,
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
             calls: list[Any] = calls,
-            entry: str | None = stack if first else None,
+            entry: str | None = sublayer.stack if first else None,
         ) -> None:
             # Without a cache every pass starts afresh. The encoder's output comes from the walk.
             kept = {
@@ -355,21 +355,13 @@ def _recorders(
                 if entries_only:
                     raise PassEnded
 
-        handles.append(module.register_forward_pre_hook(see_call, with_kwargs=True))
+        handle = sublayer.module.register_forward_pre_hook(see_call, with_kwargs=True)
+        handles.append(handle)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def sublayers(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Dotted name and module of every sublayer, in the order of a forward pass."""
-    for stack in STACKS:
-        blocks = getattr(getattr(model, stack, None), "block", ())
-        for depth, block in enumerate(blocks):
-            for index, module in enumerate(block.layer):
-                yield f"{stack}.block.{depth}.layer.{index}", module
 
 
 @dataclass(frozen=True)
@@ -394,15 +386,16 @@ def leave_layers_out_(
     blocks = blocks_of(original)
     calls, left_out = {}, defaultdict(list)
     after: dict[str, str] = {}  # of each stack, the last sublayer that stays
-    for name, module in sublayers(original.model):
-        stack, _, depth, *rest = name.split(".")
-        layers = list(kept.get(stack, range(len(getattr(original.model, stack).block))))
-        arguments = recording.arguments[name]
-        if int(depth) in layers:
-            after[stack] = ".".join([stack, "block", str(layers.index(int(depth))), *rest])
-            calls[after[stack]] = arguments
+    for sublayer in sublayers(original.model):
+        stack = sublayer.stack
+        stay = list(kept.get(stack, range(len(stack_layers(original.model)[stack]))))
+        arguments = recording.arguments[sublayer.name]
+        if sublayer.layer in stay:
+            moved = replace(sublayer, layer=stay.index(sublayer.layer))
+            after[stack] = moved.name
+            calls[moved.name] = arguments
         else:
-            found = LeftOut(blocks[name], module, arguments)
+            found = LeftOut(blocks[sublayer.name], sublayer.module, arguments)
             left_out[after.get(stack, stack)].append(found)
     recording.arguments = calls
     return left_out
@@ -413,11 +406,6 @@ def blocks_of(loaded: LoadedModel) -> dict[str, Block]:
     architecture = loaded.architecture
     held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
     return {sublayer_of(block): block for block in held}
-
-
-def sublayer_of(block: Block) -> str:
-    """Dotted name of the sublayer that holds an attention block or a feed-forward."""
-    return ".".join(block.name.split(".")[:5])
 
 
 def walk(
@@ -483,8 +471,8 @@ def walk(
             )
             advance_(original, step)
 
-    for name, module in sublayers(model):
-        stack = name.partition(".")[0]
+    for sublayer in sublayers(model):
+        name, module, stack = sublayer.name, sublayer.module, sublayer.stack
         if stack != current:
             if current:  # the encoder is done: its normed output is what cross-attention reads
                 norm = getattr(model, current).final_layer_norm
@@ -511,7 +499,7 @@ def walk(
             pass_through(stack)
         block = blocks[name]
         valid = recording.encoder_valid if stack == "encoder" else recording.decoder_valid
-        is_cross = isinstance(block, AttentionBlock) and block.kind == "cross"
+        is_cross = isinstance(block, AttentionBlock) and block.reads_encoder
         step = Step(
             block,
             module,

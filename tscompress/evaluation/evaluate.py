@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from chronos import BaseChronosPipeline, ForecastType
+from chronos import BaseChronosPipeline
 from pydantic import ValidationError
 
 from tscompress.checkpoints.digests import model_digest
@@ -25,7 +25,7 @@ from tscompress.evaluation.batching import (
     BatchSize,
     Processes,
 )
-from tscompress.evaluation.forecasting import SeasonalNaive, predict
+from tscompress.evaluation.forecasting import SeasonalNaive, draws_samples, predict
 from tscompress.evaluation.metrics import (
     Quantiles,
     mean_contributions,
@@ -96,7 +96,7 @@ def evaluate(
         raise UsageError(
             f"model is {model!r}; expected a loaded Chronos pipeline or {SEASONAL_NAIVE!r}."
         )
-    draws = not isinstance(model, str) and _draws(model)
+    draws = not isinstance(model, str) and draws_samples(model)
     used = _distinct_seeds((seed,) if seeds is None else seeds)[: None if draws else 1]
     protocol = _Protocol(model, name, used, batch_size, num_samples)
     digest = "" if cache is None else model_digest(model)
@@ -155,7 +155,7 @@ class _Protocol(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        return not isinstance(self.model, str) and _draws(self.model)
+        return not isinstance(self.model, str) and draws_samples(self.model)
 
     def to_dict(self) -> dict[str, Any]:
         """What scores depend on besides model and data; what has no say is left out."""
@@ -217,10 +217,6 @@ class _Protocol(NamedTuple):
             stream=dataset.name,
         )
         return (sample_quantiles(values), values.shape[1]) if self.draws else (values, None)
-
-
-def _draws(pipeline: BaseChronosPipeline) -> bool:
-    return bool(pipeline.forecast_type == ForecastType.SAMPLES)
 
 
 def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:

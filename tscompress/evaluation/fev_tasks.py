@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
+from chronos import BaseChronosPipeline
 from rich import box
 from rich.table import Table
 
@@ -23,6 +23,7 @@ from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.results import SEASONAL_NAIVE
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
 
@@ -171,7 +172,7 @@ def predict_task(
     from datasets import Dataset, DatasetDict  # which fev brings
 
     _check_levels(model, task.quantile_levels)
-    if isinstance(model, Chronos2Pipeline):
+    if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
         predictions, seconds = model.predict_fev(task, batch_size=size)
         return list(predictions), float(seconds)
@@ -199,9 +200,9 @@ def predict_task(
 
 
 def _check_levels(model: Model, levels: Sequence[float]) -> None:
-    if isinstance(model, str) or model.forecast_type == ForecastType.SAMPLES:
+    if isinstance(model, str) or adapter_of_pipeline(model).draws_samples:
         return
-    known = model.quantiles if isinstance(model, Chronos2Pipeline) else QUANTILE_LEVELS
+    known = model.quantiles if adapter_of_pipeline(model).group_size > 1 else QUANTILE_LEVELS
     missing = [level for level in levels if not np.isclose(level, known).any()]
     if missing:
         raise UsageError(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
+from chronos import BaseChronosPipeline
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import UsageError
@@ -28,6 +28,7 @@ from tscompress.evaluation.batching import (
     part_of_batch,
 )
 from tscompress.evaluation.metrics import backtest
+from tscompress.families.registry import adapter_of_pipeline
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -160,7 +161,7 @@ def _check_forecast_options(
     check_batch_size(batch_size)
     if num_samples is None:
         return
-    if pipeline.forecast_type != ForecastType.SAMPLES:
+    if not draws_samples(pipeline):
         raise UsageError(
             f"{type(pipeline).__name__} forecasts quantiles and draws no samples; "
             "leave num_samples out."
@@ -194,23 +195,23 @@ def _predict_batch(
     with warnings.catch_warnings():
         # Models warn about horizons longer than their own; here the suite sets the horizon.
         warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-        if pipeline.forecast_type == ForecastType.SAMPLES:
-            samples = pipeline.predict(contexts, prediction_length=horizon, num_samples=num_samples)
+        family = adapter_of_pipeline(pipeline)
+        if family.draws_samples:
+            samples = family.predict(pipeline, contexts, horizon, num_samples)
             return np.asarray(samples, dtype=np.float32)
-        # Chronos-2 cuts what it is given into batches of its own size.
-        own = {"batch_size": len(contexts)} if isinstance(pipeline, Chronos2Pipeline) else {}
-        quantiles, _ = pipeline.predict_quantiles(
-            contexts, prediction_length=horizon, quantile_levels=QUANTILE_LEVELS, **own
-        )
-    if isinstance(quantiles, list):  # Chronos-2: [variates, horizon, 9] for each series
-        quantiles = torch.cat(quantiles)
+        quantiles = family.quantiles(pipeline, contexts, horizon, QUANTILE_LEVELS)
     return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
 
 
 def _to_gluonts(
     pipeline: BaseChronosPipeline, values: npt.NDArray[np.float32], start: pd.Period
 ) -> Forecast:
-    if pipeline.forecast_type == ForecastType.SAMPLES:
+    if draws_samples(pipeline):
         return SampleForecast(samples=values, start_date=start)
     keys = [str(level) for level in QUANTILE_LEVELS]
     return QuantileForecast(forecast_arrays=values, start_date=start, forecast_keys=keys)
+
+
+def draws_samples(pipeline: BaseChronosPipeline) -> bool:
+    """Whether forecasts are sample paths, of which two runs differ; otherwise quantiles."""
+    return adapter_of_pipeline(pipeline).draws_samples

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +25,7 @@ from transformers.models.t5.modeling_t5 import (
     T5Attention,
     T5DenseActDense,
     T5DenseGatedActDense,
+    T5LayerCrossAttention,
 )
 
 from tscompress.errors import PlanError
@@ -369,7 +369,10 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
 
 def _first_latent(model: nn.Module, plan: HeadPlan) -> LatentCrossAttention | None:
     """Of the first decoder layer, which holds the projection to the latent; None if that is it."""
-    name = re.sub(r"\.block\.\d+\.", ".block.0.", plan.name)
+    layers = (
+        name for name, part in model.named_modules() if isinstance(part, T5LayerCrossAttention)
+    )
+    name = f"{next(layers)}.EncDecAttention"
     if name == plan.name:
         return None
     first = _planned_module(model, name)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.plan.plan import OUTPUT_PATCHES
 from tscompress.training.distillation_losses import (
     Losses,
     pinball_loss,
@@ -37,13 +39,13 @@ class TeacherOutput:
     forecast
         Scaled quantiles ``[B, Q, H]``, or logits ``[B, H, V]``.
     inputs
-        Chronos-T5: the tokens of the context and which of them count, ``[B, T]``.
+        Chronos-T5: what the model is called with.
     labels, observed
         Chronos-T5: the tokens of the target, and which of them count, ``[B, H]``.
     """
 
     forecast: Tensor
-    inputs: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     labels: Tensor | None = None
     observed: Tensor | None = None
 
@@ -53,6 +55,7 @@ class Distillation(ABC):
 
     def __init__(self, teacher: LoadedModel, watches: Sequence[_Watch] = ()) -> None:
         self.teacher, self._watches = teacher, watches
+        self._family = adapter_of(teacher.family)
 
     def close(self) -> None:
         """Remove every hook."""
@@ -76,6 +79,10 @@ class Distillation(ABC):
         """
         return self.losses(model, batch, teacher or self.teacher_output(batch))
 
+    def _inputs(self, batch: ForecastBatch) -> dict[str, Any]:
+        """Arguments of both models' ``forward``."""
+        return self._family.inputs(self.teacher.forecaster, batch)
+
 
 class QuantileDistillation(Distillation):
     """Of Chronos-Bolt and Chronos-2: quantiles in the scaled space, in which both were trained.
@@ -98,26 +105,12 @@ class QuantileDistillation(Distillation):
         model(**self._inputs(batch))
         levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
         ours = self._of_student.quantiles(len(levels))
-        context = batch.context[:, -inner.chronos_config.context_length :]
-        _, loc_scale = inner.instance_norm(context)
-        target, _ = inner.instance_norm(batch.target, loc_scale)  # [B, H]
+        target, _ = self._family.targets(self.teacher.forecaster, batch)  # [B, H]
         weights = target_weights(batch)
         return Losses(
             weights * quantile_distance(ours, teacher.forecast),
             weights * pinball_loss(ours[..., : target.shape[1]], target, levels),
         )
-
-    def _inputs(self, batch: ForecastBatch) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"context": batch.context}
-        if self.teacher.family == "chronos-2":
-            inner: Any = self.teacher.model
-            patch = inner.chronos_config.output_patch_size
-            inputs |= {
-                "group_ids": batch.group_ids,
-                "future_covariates": batch.future,
-                "num_output_patches": -(-batch.target.shape[1] // patch),
-            }
-        return inputs
 
 
 class TokenDistillation(Distillation):
@@ -126,34 +119,16 @@ class TokenDistillation(Distillation):
     @torch.no_grad()
     def teacher_output(self, batch: ForecastBatch) -> TeacherOutput:
         inner: Any = self.teacher.model
-        inputs, scale = self._tokens(batch)
-        tokenizer: Any = self.teacher.forecaster.tokenizer
-        labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
-        labels, observed = labels.to(batch.target.device), observed.to(batch.target.device)
-        logits = inner(**self._with_decoder(inputs, labels)).logits
-        return TeacherOutput(logits, inputs, labels, observed)
+        inputs = self._inputs(batch)
+        labels, observed = self._family.targets(self.teacher.forecaster, batch)
+        return TeacherOutput(inner(**inputs).logits, inputs, labels, observed)
 
     def losses(self, model: nn.Module, batch: ForecastBatch, teacher: TeacherOutput) -> Losses:
         labels, observed = teacher.labels, teacher.observed
         assert labels is not None
         assert observed is not None
-        ours = model(**self._with_decoder(teacher.inputs, labels)).logits
+        ours = model(**teacher.inputs).logits
         return Losses(*token_losses(ours, teacher.forecast, labels, observed))
-
-    def _tokens(self, batch: ForecastBatch) -> tuple[dict[str, Tensor], Tensor]:
-        """What an encoder is given, and the scale of each series."""
-        tokenizer: Any = self.teacher.forecaster.tokenizer
-        # The tokenizer's bin edges live on the CPU.
-        input_ids, mask, scale = tokenizer.context_input_transform(batch.context.cpu())
-        device = batch.context.device
-        return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}, scale
-
-    def _with_decoder(self, inputs: dict[str, Tensor], labels: Tensor) -> dict[str, Any]:
-        """``inputs`` and, for the decoder, ``labels`` ``[B, H]`` a step later."""
-        config: Any = self.teacher.model.config
-        start = torch.full_like(labels[:, :1], config.decoder_start_token_id)
-        shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        return {**inputs, "decoder_input_ids": shifted, "use_cache": False}
 
 
 def distillation_of(teacher: LoadedModel, student: LoadedModel) -> Distillation:
@@ -165,7 +140,7 @@ def distillation_of(teacher: LoadedModel, student: LoadedModel) -> Distillation:
         The two cannot be compared.
     """
     check_comparable(teacher, student)
-    if teacher.family == "chronos-t5":
+    if adapter_of(teacher.family).draws_samples:
         return TokenDistillation(teacher)
     return QuantileDistillation(teacher, student)
 
@@ -211,7 +186,7 @@ class _Watch:
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: list[Tensor] = []
-        head = model.get_submodule("output_patch_embedding")
+        head = model.get_submodule(OUTPUT_PATCHES)
         self._handle = head.register_forward_hook(self._keep)
 
     def close(self) -> None:

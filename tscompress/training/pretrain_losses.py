@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from chronos.chronos import ChronosConfig, ChronosTokenizer
-from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import nn
 from transformers import PreTrainedModel
 
 from tscompress.data.batch import ForecastBatch
+from tscompress.families.registry import adapter_of_model
 
 #: Of a model, or a wrapper around it, on a batch.
 Loss = Callable[[nn.Module, ForecastBatch], torch.Tensor]
@@ -97,7 +97,7 @@ def token_cross_entropy(
 
 def loss_function(model: PreTrainedModel, smoothing_bins: float = 0.0) -> Loss:
     """The training loss of the model's family; Bolt has no labels to smooth."""
-    if isinstance(model, ChronosBoltModelForForecasting):
+    if not adapter_of_model(model).draws_samples:
         return bolt_loss
     config = ChronosConfig(**model.config.chronos_config)
     return TokenLoss(config.create_tokenizer(), config.prediction_length, smoothing_bins)

@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 from chronos.chronos import ChronosConfig
-from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import nn
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import PreTrainedModel, T5Config
 
-from tscompress.checkpoints.load import build_empty, load
+from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan_of
-from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import RecipeError
-from tscompress.families.registry import describe
+from tscompress.families.registry import adapter_of
 from tscompress.layers.resize import replace_heads_
 from tscompress.plan.plan import Plan
 from tscompress.training.growth import grow_
@@ -61,87 +59,27 @@ def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
     Head sizes are ceil(d_0 (1 + i)^alpha), at most ``architecture.d_kv``; cross-attention counts
     after all encoder layers (paper sec. 5). If they come out alike, they stand in the config.
     """
-    config = _config(recipe)
+    family = adapter_of(recipe.family)
+    config: T5Config = family.stock_config(recipe.architecture)
     if recipe.schedule is None:
         return config, None
-    empty = build_empty(recipe.family, config.to_dict())
-    plan = fold_plan_of(empty, describe(recipe.family, empty), recipe.schedule)
+    empty = family.empty_model(config.to_dict())
+    plan = fold_plan_of(empty, family.describe(empty), recipe.schedule)
     if plan.uniform_sizes is None:
         return config, plan
     config.d_kv = plan.uniform_sizes[0]
     return config, None
 
 
-def _config(recipe: PretrainRecipe) -> T5Config:
-    """The stock config of the recipe's shape, whatever its schedule."""
-    shape = recipe.architecture
-    common: dict[str, Any] = {
-        "d_model": shape.d_model,
-        "d_kv": shape.d_kv,
-        "d_ff": shape.d_ff,
-        "num_layers": shape.num_layers,
-        "num_decoder_layers": shape.num_decoder_layers,
-        "num_heads": shape.num_heads,
-        "dropout_rate": 0.0,
-        "feed_forward_proj": "relu",
-        "pad_token_id": 0,
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-    }
-    if recipe.family == "chronos-bolt":
-        chronos_config: dict[str, Any] = {
-            "context_length": shape.context_length,
-            "prediction_length": shape.prediction_length,
-            "input_patch_size": shape.patch_size,
-            "input_patch_stride": shape.patch_size,
-            "quantiles": list(QUANTILE_LEVELS),
-            "use_reg_token": True,
-        }
-        return T5Config(
-            **common,
-            initializer_factor=0.05,
-            chronos_config=chronos_config,
-            chronos_pipeline_class="ChronosBoltPipeline",
-            reg_token_id=1,
-            vocab_size=2,
-            architectures=["ChronosBoltModelForForecasting"],
-        )
-    chronos_config = {
-        "tokenizer_class": "MeanScaleUniformBins",
-        "tokenizer_kwargs": {"low_limit": -15.0, "high_limit": 15.0},
-        "n_tokens": shape.vocab_size,
-        "n_special_tokens": 2,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "use_eos_token": True,
-        "model_type": "seq2seq",
-        "context_length": shape.context_length,
-        "prediction_length": shape.prediction_length,
-        "num_samples": 20,
-        "temperature": 1.0,
-        "top_k": shape.top_k,
-        "top_p": 1.0,
-    }
-    return T5Config(
-        **common,
-        vocab_size=shape.vocab_size,
-        chronos_config=chronos_config,
-        chronos_pipeline_class="ChronosPipeline",
-        architectures=["T5ForConditionalGeneration"],
-    )
-
-
 def fresh_model(recipe: PretrainRecipe, config: T5Config, plan: Plan | None) -> PreTrainedModel:
     """A randomly initialised model of ``config``, with the heads of ``plan`` in it."""
-    if recipe.family == "chronos-bolt":
-        model = ChronosBoltModelForForecasting(config)
-    else:
-        model = T5ForConditionalGeneration(config)
-        if recipe.token_embedding == "fourier":
-            centers = ChronosConfig(**config.chronos_config).create_tokenizer().centers
-            table = fourier_token_embedding(centers, config.d_model)
-            with torch.no_grad():
-                model.shared.weight[2 : 2 + len(table)] = table
+    family = adapter_of(recipe.family)
+    model: PreTrainedModel = family.stock_class(config)
+    if family.draws_samples and recipe.token_embedding == "fourier":
+        centers = ChronosConfig(**config.chronos_config).create_tokenizer().centers
+        table = fourier_token_embedding(centers, config.d_model)
+        with torch.no_grad():
+            model.shared.weight[2 : 2 + len(table)] = table
     if plan is not None:
         # Feed-forwards keep their size, and with it the weights they have been given.
         for head in plan.heads:

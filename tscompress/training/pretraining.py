@@ -23,6 +23,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from tscompress.errors import DivergenceError, RecipeError, UsageError
+from tscompress.families.stacks import layer_matrices
 from tscompress.training.checkpoint import (
     STATE_FILE,
     TrainingState,
@@ -30,7 +31,7 @@ from tscompress.training.checkpoint import (
     save_training_state,
 )
 from tscompress.training.loop import StopRequest, attention_for_training
-from tscompress.training.optimizers import is_layer_matrix, make_optimizer
+from tscompress.training.optimizers import make_optimizer
 from tscompress.training.pretrain_batches import make_batch, stage_corpora
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.pretrain_model import design, embedding_of, fresh_model, start_
@@ -224,12 +225,13 @@ class _Meter:
 def _parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str, Any]]:
     """What is trained: matrices, the rest, and position biases at a rate of their own."""
     groups: dict[str, list[nn.Parameter]] = {"layer": [], "matrix": [], "other": [], "position": []}
+    in_layers = layer_matrices(model)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if "relative_attention_bias" in name:
             groups["position"].append(parameter)
-        elif is_layer_matrix(name, parameter):
+        elif name in in_layers:
             groups["layer"].append(parameter)
         else:
             decays = parameter.ndim == 2 and "shared" not in name

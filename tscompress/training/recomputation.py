@@ -10,15 +10,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tscompress.families.stacks import stack_layers
 from tscompress.plan.architecture import STACKS
 
 
 @contextmanager
 def recomputed_layers(model: nn.Module) -> Iterator[None]:
     """Within the block, layers keep their inputs alone and are run again on the way back."""
-    blocks = [
-        block for stack in STACKS for block in getattr(getattr(model, stack, None), "block", ())
-    ]
+    blocks = [layer for layers in stack_layers(model).values() for layer in layers]
     modules = (model, *(getattr(model, stack, None) for stack in STACKS))
     configs: list[Any] = [getattr(module, "config", None) for module in modules]
     configs = [config for config in configs if config is not None]

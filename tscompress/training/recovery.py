@@ -24,14 +24,15 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
-from tscompress.compression.calibration import GROUP_SIZE
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.families.stacks import layer_matrices
 from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
 from tscompress.training.loop import StopRequest, attention_for_training
-from tscompress.training.optimizers import is_layer_matrix, make_optimizer
+from tscompress.training.optimizers import make_optimizer
 from tscompress.training.recomputation import recomputed_layers
 from tscompress.training.recovery_batches import Batches
 from tscompress.training.recovery_config import RecoveryConfig
@@ -233,7 +234,7 @@ class _Run:
 
     def _check_shares(self) -> None:
         parts = self.processes * self.config.accumulate
-        multiple = parts * (GROUP_SIZE if self.student.family == "chronos-2" else 1)
+        multiple = parts * adapter_of(self.student.family).group_size
         for bucket in self.config.buckets or ():
             if parts > 1 and bucket.batch_size % multiple:
                 raise UsageError(
@@ -373,10 +374,11 @@ def recovery_optimizer(model: nn.Module, config: RecoveryConfig) -> torch.optim.
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
+    in_layers = layer_matrices(model)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if is_layer_matrix(name, parameter):
+        if name in in_layers:
             matrices.append(parameter)
         else:
             kept = any(part in name for part in ("shared", "lm_head", "bias"))

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tscompress.compression.calibration import GROUP_SIZE, in_groups
+from tscompress.compression.calibration import in_groups
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import training_series
 from tscompress.errors import UsageError
+from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket, draw_bucket, split_windows
 
@@ -33,7 +34,8 @@ class Batches:
         series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
         assert config.buckets is not None
-        self.family, self.config, self.buckets = family, config, config.buckets
+        self.group_size = adapter_of(family).group_size
+        self.config, self.buckets = config, config.buckets
         real = training_series(config.real_series or ())
         kept = real[::_HELD_OUT_OF]
         trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
@@ -118,14 +120,16 @@ class Batches:
         if missing := bucket.batch_size - sum(map(len, parts)):
             parts.append(corpus.sample(rng, missing, length))
         windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
-        grouped = grouped and self.family == "chronos-2"
+        grouped = grouped and self.group_size > 1
         if grouped:
-            windows = _related(rng, windows)
+            windows = _related(rng, windows, self.group_size)
         context, target = split_windows(
             rng, windows, bucket.context_length, self.config.missing_probability
         )
         batch = ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
-        return replace(batch, **in_groups(batch.target)) if grouped else batch
+        if not grouped:
+            return batch
+        return replace(batch, **in_groups(batch.target, self.group_size))
 
 
 def with_history(windows: FloatArray, horizon: int) -> FloatArray:
@@ -144,15 +148,15 @@ def with_history(windows: FloatArray, horizon: int) -> FloatArray:
     return np.where(source < length, moved, np.float32(np.nan))
 
 
-def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
-    """Each window ``[B, L]`` mixed with those of its group of four, in its own unit.
+def _related(rng: np.random.Generator, windows: FloatArray, group_size: int) -> FloatArray:
+    """Each window ``[B, L]`` mixed with those of its group, in its own unit.
 
-    The mixes last as long as all four do, for without one of them they would jump; within, each
+    The mixes last as long as all of them do, for without one of them they would jump; within, each
     misses what it missed before. Groups that share next to nothing stay as they are.
     """
     mixed = windows.copy()
-    for start in range(0, len(windows), GROUP_SIZE):
-        group = windows[start : start + GROUP_SIZE]
+    for start in range(0, len(windows), group_size):
+        group = windows[start : start + group_size]
         shares = rng.dirichlet(np.ones(len(group)), size=len(group))
         shared = _shared_span(group)
         if shared.stop - shared.start < _SHARED_STEPS:
@@ -161,8 +165,8 @@ def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
         unit = np.maximum(np.abs(filled).mean(axis=1, keepdims=True), 1e-12)
         blend = unit * (shares @ (filled / unit))
         known = np.isfinite(group[:, shared])
-        mixed[start : start + GROUP_SIZE] = np.nan
-        mixed[start : start + GROUP_SIZE, shared] = np.where(known, blend, np.nan)
+        mixed[start : start + group_size] = np.nan
+        mixed[start : start + group_size, shared] = np.where(known, blend, np.nan)
     return mixed
 
 

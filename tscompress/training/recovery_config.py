@@ -9,52 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS
+from tscompress.families.registry import adapter_of
 from tscompress.removed import without_removed
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket
 
-_BUCKETS = {
-    # A token a step: long contexts and horizons cost many times what short ones do.
-    "chronos-t5": (
-        Bucket(context_length=64, horizon=24, batch_size=32, weight=0.4),
-        Bucket(context_length=128, horizon=24, batch_size=32, weight=0.35),
-        Bucket(context_length=256, horizon=64, batch_size=16, weight=0.15),
-        Bucket(context_length=512, horizon=64, batch_size=8, weight=0.1),
-    ),
-    "quantiles": (
-        Bucket(context_length=64, horizon=64, batch_size=128, weight=0.25),
-        Bucket(context_length=128, horizon=64, batch_size=128, weight=0.3),
-        Bucket(context_length=256, horizon=64, batch_size=128, weight=0.2),
-        Bucket(context_length=512, horizon=64, batch_size=96, weight=0.15),
-        Bucket(context_length=2048, horizon=64, batch_size=32, weight=0.1),
-    ),
-}
-#: Where the user says nothing; eval/NOTES.md has the measurements.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "chronos-t5": {
-        "truth_weight": 1.0,
-        "held_out_series": 64,
-        "buckets": _BUCKETS["chronos-t5"],
-        "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
-        "real_series": tuple(TRAINING_COLLECTIONS),
-    },
-    "chronos-bolt": {
-        "truth_weight": 0.0,
-        "held_out_series": 256,
-        "buckets": _BUCKETS["quantiles"],
-        "corpus": CorpusConfig(),
-        "real_series": (),
-    },
-}
-_DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
-#: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
-_LEARNING_RATES: dict[str, dict[str, float]] = {
-    "chronos-t5": {"adamw": 3e-4, "muon": 6e-4},
-    "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
-}
-_LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
-#: Of Muon for a T5 that has less than half of its teacher's parameters.
-_LEARNING_RATE_OF_SMALL = 1e-3
+
+def _defaults(family: str) -> dict[str, Any]:
+    """What a family has where the user says nothing."""
+    defaults = adapter_of(family).defaults
+    real = defaults.real_weight
+    return {
+        "truth_weight": defaults.target_weight,
+        "held_out_series": defaults.held_out_series,
+        "buckets": tuple(Bucket(**shape._asdict()) for shape in defaults.batch_shapes),
+        "corpus": CorpusConfig() if real is None else CorpusConfig(real_weight=real),
+        "real_series": () if real is None else tuple(TRAINING_COLLECTIONS),
+    }
 
 
 class RecoveryConfig(BaseModel):
@@ -151,7 +122,7 @@ class RecoveryConfig(BaseModel):
         """
         known = {
             name: value
-            for name, value in _DEFAULTS[loaded.family].items()
+            for name, value in _defaults(loaded.family).items()
             if getattr(self, name) is None
         }
         if self.steps is None and self.minutes is None:
@@ -176,8 +147,9 @@ class RecoveryConfig(BaseModel):
 
 
 def _learning_rate(optimizer: str, loaded: LoadedModel, teacher: LoadedModel) -> float:
-    rate = _LEARNING_RATES[loaded.family][optimizer]
-    if loaded.family != "chronos-t5" or optimizer != "muon":
+    defaults = adapter_of(loaded.family).defaults
+    rate, small = defaults.learning_rates[optimizer], defaults.learning_rate_when_small
+    if small is None or optimizer != "muon":
         return rate
     ours, theirs = (sum(p.numel() for p in m.model.parameters()) for m in (loaded, teacher))
-    return rate if ours >= 0.5 * theirs else _LEARNING_RATE_OF_SMALL
+    return rate if ours >= 0.5 * theirs else small

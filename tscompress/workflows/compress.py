@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, wrap_pipeline
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.apply import apply_plan_, fold_planned_, keep_layers_
 from tscompress.compression.calibration import (
     OWN_SOURCES,
@@ -24,6 +24,7 @@ from tscompress.compression.fold_plans import FitSchedule, Method, fold_plan_of,
 from tscompress.data.leakage import guarded
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
+from tscompress.families.registry import wrap_pipeline
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule

@@ -59,14 +59,7 @@ from tscompress.checkpoints.format import (
     is_factored_config,
     read_plan,
 )
-from tscompress.checkpoints.load import (
-    LoadedModel,
-    build_empty,
-    load,
-    model_name,
-    read_config,
-    wrap_pipeline,
-)
+from tscompress.checkpoints.load import LoadedModel, load, model_name, read_config
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold import FoldConfig
 from tscompress.compression.fold_plans import Method
@@ -83,7 +76,7 @@ from tscompress.evaluation.comparison import ModelComparison, compare
 from tscompress.evaluation.intervals import pareto_front
 from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.families.registry import family_of
+from tscompress.families.registry import build_empty, family_of, wrap_pipeline
 from tscompress.io.files import check_output, sha256_of, user_path, write_text_atomically
 from tscompress.io.text import interval_text
 from tscompress.plotting import (
