@@ -19,8 +19,16 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard, co
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
 from yaml import YAMLError
 
-from tscompress.checkpoints.format import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
-from tscompress.checkpoints.load import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
+from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    INDEX_FILE,
+    PLAN_FILE,
+    PROVENANCE_FILE,
+    WEIGHTS_FILE,
+)
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,

@@ -33,8 +33,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 from transformers import PreTrainedModel, T5Config
 
-from tscompress.checkpoints.format import CONFIG_FILE, unique_tensors, write_factored
+from tscompress.checkpoints.format import unique_tensors, write_factored
 from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.compression.fold_plans import PowerLawSchedule, fold_plan_of

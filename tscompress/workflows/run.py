@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tscompress.benchmark import bench as latency
-from tscompress.checkpoints.load import LoadedModel, load, model_name
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
 from tscompress.data.series import guarded
 from tscompress.data.suites import EvaluationDataset
 from tscompress.evaluation.evaluate import SEASONAL_NAIVE, EvaluationResult, Quantiles
