@@ -51,7 +51,7 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.data.suites import EvaluationDataset, load_suite
 from tscompress.evaluation.comparison import compare, scaled_quantile_losses

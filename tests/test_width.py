@@ -19,7 +19,7 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import fold_planned_, keep_layers_
 from tscompress.compression.calibration import CalibrationBatch, calibration_batches
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_

@@ -48,7 +48,7 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import Method
 from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
 from tscompress.errors import (
