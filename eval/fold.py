@@ -51,7 +51,7 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import load_suite

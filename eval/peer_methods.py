@@ -23,7 +23,8 @@ from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import CalibrationBatch
-from tscompress.compression.layer_walk import Step, record, walk
+from tscompress.compression.layer_walk import Step, walk
+from tscompress.compression.recording import record
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd

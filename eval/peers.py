@@ -71,9 +71,9 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
     drawn_continuations,
+    small_batches,
 )
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.layer_walk import small_batches
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes

@@ -16,12 +16,12 @@ import torch
 from test_heads import cache_of
 
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     _related,
     calibration_batches,
-    collect_moments,
     drawn_continuations,
     run_teacher_forced,
     seasonal_share,

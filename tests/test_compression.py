@@ -16,14 +16,13 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.apply import apply_plan_
+from tscompress.compression.activations import Moment, collect_moments
 from tscompress.compression.calibration import (
     CalibrationConfig,
-    Moment,
     calibration_batches,
-    collect_moments,
     run_teacher_forced,
 )
+from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.compression.fold_plans import (
     BudgetSchedule,
     EnergySchedule,
@@ -31,7 +30,6 @@ from tscompress.compression.fold_plans import (
     Method,
     PowerLawSchedule,
     RankSchedule,
-    make_plan,
 )
 from tscompress.errors import (
     CorruptCheckpointError,

@@ -33,9 +33,12 @@ from tscompress.compression.calibration import (
     calibration_batches,
     run_teacher_forced,
 )
-from tscompress.compression.fold import FoldConfig, choose_frequencies, fold_
+from tscompress.compression.fold import fold_
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_layers import choose_frequencies
 from tscompress.compression.fold_plans import fold_plan, settle_fold_plan
-from tscompress.compression.layer_walk import record, record_entry, walk
+from tscompress.compression.layer_walk import walk
+from tscompress.compression.recording import record, record_entry
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
 from tscompress.layers.resize import SizedT5Attention
 from tscompress.plan.plan import Plan

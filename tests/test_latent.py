@@ -25,7 +25,7 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, wrap_pipeline

@@ -20,18 +20,11 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
     run_teacher_forced,
-)
-from tscompress.compression.fold import FoldConfig
-from tscompress.compression.layer_walk import (
-    Recording,
-    Step,
-    _Lookup,
-    multiplies_bfloat16,
-    record,
-    runs_of,
     small_batches,
-    walk,
 )
+from tscompress.compression.fold_config import FoldConfig, multiplies_bfloat16
+from tscompress.compression.layer_walk import Step, runs_of, walk
+from tscompress.compression.recording import Recording, _Lookup, record
 from tscompress.families.stacks import sublayer_of
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)

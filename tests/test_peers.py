@@ -19,15 +19,15 @@ import tscompress
 from tscompress.benchmark.sizes import parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.activations import collect_moments
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
     CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
-    collect_moments,
     run_teacher_forced,
+    small_batches,
 )
-from tscompress.compression.layer_walk import small_batches
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tscompress.checkpoints.load import REFERENCE_PREFIX
+from tscompress.checkpoints.names import REFERENCE_PREFIX
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PlannedSchedule

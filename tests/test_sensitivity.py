@@ -26,7 +26,8 @@ from tscompress.budget.measure_sensitivity import (
 )
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.compression.fold import FoldConfig, fold_, refit_
+from tscompress.compression.fold import fold_, refit_
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import Step
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError

@@ -32,7 +32,7 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.errors import DataError, PlanError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget

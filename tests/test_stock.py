@@ -29,7 +29,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from tscompress.api import compress
-from tscompress.checkpoints.load import load, stored_dtype
+from tscompress.checkpoints.integrity import stored_dtype
+from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import UnsupportedModelError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tscompress.budget.plan_within_budget import sensitivities
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
-    from tscompress.compression.fold import FoldConfig
+    from tscompress.compression.fold_config import FoldConfig
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation.comparison import Comparison, compare

@@ -11,7 +11,7 @@ import torch
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import Method, Schedule
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError

@@ -19,8 +19,9 @@ import torch
 from chronos import BaseChronosPipeline
 from transformers import AutoConfig, PretrainedConfig
 
-from tscompress.checkpoints.format import MODEL_TYPE, is_factored_config
+from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import MODEL_TYPE
 from tscompress.errors import UnsupportedModelError
 from tscompress.families.registry import FORECAST_FAMILIES
 

@@ -28,28 +28,20 @@ from torch import Tensor, nn
 from tscompress.checkpoints.digests import code_digest, versions
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.compression.fold import (
-    FoldConfig,
-    attention_moments,
+from tscompress.compression.fold import refit_
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_layers import (
     fill_,
     fold_hidden_,
     fold_patch_,
     folded_heads,
-    hidden_moments,
     naming_failures,
-    patch_moments,
-    refit_,
     with_free_frequencies,
 )
+from tscompress.compression.fold_moments import attention_moments, hidden_moments, patch_moments
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fold_plan
-from tscompress.compression.layer_walk import (
-    Recording,
-    Step,
-    advance_,
-    blocks_of,
-    record,
-    walk,
-)
+from tscompress.compression.layer_walk import Step, advance_, walk
+from tscompress.compression.recording import Recording, blocks_of, record
 from tscompress.compression.residual_stream import projected, stream_bases
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.families.registry import adapter_of

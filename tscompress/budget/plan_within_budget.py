@@ -36,7 +36,8 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.compression.fold import FoldConfig, fold_
+from tscompress.compression.fold import fold_
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS

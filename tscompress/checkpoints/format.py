@@ -19,6 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from tscompress.checkpoints.names import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    MODEL_TYPE,
+    PIPELINE_CLASS,
+    PLAN_FILE,
+)
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
 from tscompress.families.t5_stack import tie_weights_
 from tscompress.io.files import cannot_write, write_text_atomically
@@ -33,15 +40,9 @@ from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.plan.plan import Plan
 
-MODEL_TYPE = "tscompress"
-PIPELINE_CLASS = "FactoredChronosPipeline"
 FORMAT_VERSION = 1
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-CONFIG_FILE = "config.json"
 #: Of one weight file; what is larger becomes several, and an index.
 MAX_SHARD_SIZE = "5GB"
-PLAN_FILE = "plan.json"
 
 
 def is_factored_config(config: Mapping[str, Any]) -> bool:

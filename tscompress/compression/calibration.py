@@ -1,10 +1,9 @@
-"""What the layers of a model see: second moments of their inputs over valid positions."""
+"""Which windows a model is run on before it is compressed, and how it is run on them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.leakage import check_no_leak
@@ -23,7 +22,6 @@ from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.families.registry import adapter_of
-from tscompress.plan.architecture import Architecture
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"
@@ -91,31 +89,6 @@ class _Drawn(NamedTuple):
 
     window: FloatArray
     series: int = -1
-
-
-@dataclass
-class Moment:
-    """Second moment of one layer's input.
-
-    Attributes
-    ----------
-    second
-        Mean of x x^T over valid positions, float64 ``[n, n]``; zero when nothing was seen.
-    count
-        Positions it was taken over.
-    """
-
-    second: Tensor
-    count: int = 0
-
-    def add(self, inputs: Tensor) -> None:
-        """Take in rows ``[N, n]``."""
-        if not len(inputs):
-            return
-        rows = inputs.detach().to(torch.float64)
-        total = self.count + len(rows)
-        self.second += (rows.T @ rows - len(rows) * self.second) / total
-        self.count = total
 
 
 def calibration_batches(
@@ -445,45 +418,6 @@ def drawn_continuations(
     return drawn
 
 
-def collect_moments(
-    loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    names: Sequence[str],
-    on_batch: Callable[[int], None] = lambda done: None,
-) -> dict[str, Moment]:
-    """Second moments of the inputs of the Linear layers ``names``.
-
-    Positions that are padding or missing do not count. Layers that read the same input share one
-    :class:`Moment`. Every hook is gone when this returns or raises.
-    """
-    readers = _first_readers(loaded.architecture)
-    moments: dict[str, Moment] = {}
-    for name in {readers[name] for name in names}:
-        linear: Any = loaded.model.get_submodule(name)
-        width = linear.in_features
-        zero = torch.zeros(width, width, dtype=torch.float64, device=linear.weight.device)
-        moments[name] = Moment(zero)
-    with _observe(loaded, moments) as validity:
-        for done, batch in enumerate(batches, start=1):
-            validity.decoder = fed_positions(loaded, batch)
-            run_teacher_forced(loaded, batch)
-            on_batch(done)
-    return {name: moments[readers[name]] for name in names}
-
-
-def _first_readers(architecture: Architecture) -> dict[str, str]:
-    """Each projection to the first one that reads the same input: k and v to q, but in
-    cross-attention v to k; gated feed-forwards, the second input layer to the first."""
-    readers: dict[str, str] = {}
-    for block, role, name in architecture.attention_projections():
-        first = "k" if block.reads_encoder else "q"
-        shared = role in ("k", "v") or role == first
-        readers[name] = block.projections[first] if shared else name
-    for feed_forward, role, name in architecture.feed_forward_projections():
-        readers[name] = feed_forward.projections["wi_0"] if role == "wi_1" else name
-    return readers
-
-
 def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
     """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
     if not adapter_of(loaded.family).draws_samples:
@@ -493,55 +427,42 @@ def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None
     return fed.to(next(loaded.model.parameters()).device)
 
 
-class _Validity:
-    """Which positions of the current batch are real, bool ``[B, S]``; None: all are."""
-
-    encoder: Tensor | None = None
-    decoder: Tensor | None = None
-
-    def capture(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask")
-        self.encoder = None if mask is None else mask.detach() > 0
+_STEPS_PER_BATCH = 1024
 
 
-@contextmanager
-def _observe(loaded: LoadedModel, moments: dict[str, Moment]) -> Iterator[_Validity]:
-    validity = _Validity()
-    sides = _input_sides(loaded.architecture)
-    model: Any = loaded.model
-    handles = [model.encoder.register_forward_pre_hook(validity.capture, with_kwargs=True)]
-    try:
-        for name, moment in moments.items():
-            hook = _moment_hook(moment, sides[name], validity)
-            handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
-        yield validity
-    finally:
-        for handle in handles:
-            handle.remove()
+def small_batches(
+    loaded: LoadedModel,
+    batches: Sequence[CalibrationBatch],
+    steps: int = _STEPS_PER_BATCH,
+    *,
+    trim: bool = True,
+) -> list[CalibrationBatch]:
+    """The same rows in batches of at most so many positions, where rows do not see each other.
+
+    Attention takes memory for each head and pair of positions of a batch: for a model of base size
+    more than its weights, at 32 contexts of 512. With ``trim`` they lose the steps that no row has,
+    and with these the position after the last target.
+    """
+    config: Any = loaded.model.config
+    stride = config.chronos_config.get("input_patch_stride", 1)
+    parts = []
+    for batch in batches:
+        rows = max(1, steps * stride // batch.context.shape[1])
+        if batch.group_ids is not None or rows >= len(batch.context):
+            parts.append(batch)
+            continue
+        for start in range(0, len(batch.context), rows):
+            chosen = slice(start, start + rows)
+            part = CalibrationBatch(batch.context[chosen], batch.target[chosen])
+            parts.append(_trimmed(part) if trim else part)
+    # The longest first: position biases of shorter ones are corners of theirs.
+    return sorted(parts, key=lambda part: -part.context.shape[1])
 
 
-def _moment_hook(
-    moment: Moment, side: str, validity: _Validity
-) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-        inputs: Tensor = args[0]  # [B, S, n]; group attention: [S, B, n]
-        valid = validity.decoder if side == "decoder" else validity.encoder
-        if valid is None:
-            moment.add(inputs.flatten(0, -2))
-            return
-        moment.add(inputs[valid.T if side == "transposed" else valid])
-
-    return hook
-
-
-def _input_sides(architecture: Architecture) -> dict[str, str]:
-    """What each input ranges over: positions of the encoder, transposed or not, or the decoder."""
-    sides: dict[str, str] = {}
-    for block, role, name in architecture.attention_projections():
-        of_encoder = block.reads_encoder and role in ("k", "v")
-        sides[name] = "encoder" if of_encoder else block.stack
-        if block.across_series:
-            sides[name] = "transposed"
-    for feed_forward, _, name in architecture.feed_forward_projections():
-        sides[name] = feed_forward.stack
-    return sides
+def _trimmed(batch: CalibrationBatch) -> CalibrationBatch:
+    """Without the steps on the left, and the last ones, that no row has."""
+    context, target = batch.context, batch.target
+    past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
+    first = int(past[0]) if len(past) else 0
+    end = int(ahead[-1]) + 1 if len(ahead) else target.shape[1]
+    return CalibrationBatch(context[:, first:], target[:, :end])

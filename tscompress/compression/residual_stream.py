@@ -24,8 +24,12 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
-from tscompress.compression.layer_walk import small_batches
+from tscompress.compression.calibration import (
+    CalibrationBatch,
+    fed_positions,
+    run_teacher_forced,
+    small_batches,
+)
 from tscompress.errors import FactorizationError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import LAYER_PREFIXES, stack_layers, sublayer_of, sublayers

@@ -24,10 +24,8 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 
-from tscompress.checkpoints.load import (
-    REFERENCE_PREFIX,
-    weight_files,
-)
+from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.names import REFERENCE_PREFIX
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,

@@ -12,8 +12,16 @@ import torch
 from huggingface_hub import ModelCard, get_token
 from yaml import YAMLError
 
-from tscompress.checkpoints.format import CONFIG_FILE, INDEX_FILE, PLAN_FILE, WEIGHTS_FILE
-from tscompress.checkpoints.load import GENERATION_FILE, PROVENANCE_FILE, load, weight_files
+from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    INDEX_FILE,
+    PLAN_FILE,
+    PROVENANCE_FILE,
+    WEIGHTS_FILE,
+)
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.hub.card import CARD_FILE
 from tscompress.hub.origin import Made

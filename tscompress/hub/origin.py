@@ -16,14 +16,9 @@ from typing import Any
 
 from safetensors import safe_open
 
-from tscompress.checkpoints.format import CONFIG_FILE, PLAN_FILE, is_factored_config
-from tscompress.checkpoints.load import (
-    PROVENANCE_FILE,
-    REFERENCE_PREFIX,
-    read_config,
-    stored_dtype,
-    weight_files,
-)
+from tscompress.checkpoints.format import is_factored_config
+from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
+from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
 from tscompress.data.series import SUFFIXES
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path

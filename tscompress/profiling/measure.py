@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
     CalibrationConfig,
     calibration_batches,
-    collect_moments,
 )
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray

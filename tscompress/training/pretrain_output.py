@@ -11,8 +11,9 @@ import torch
 import yaml
 from transformers import PreTrainedModel
 
-from tscompress.checkpoints.format import CONFIG_FILE, unique_tensors, write_factored
+from tscompress.checkpoints.format import unique_tensors, write_factored
 from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.errors import VerificationError

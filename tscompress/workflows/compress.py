@@ -11,16 +11,16 @@ from typing import Any
 
 from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
-from tscompress.compression.apply import apply_plan_, fold_planned_, keep_layers_
+from tscompress.compression.activations import Moment, collect_moments
+from tscompress.compression.apply import fold_planned_, keep_layers_
 from tscompress.compression.calibration import (
     OWN_SOURCES,
     CalibrationBatch,
-    Moment,
     calibration_batches,
-    collect_moments,
     seasonal_share,
 )
-from tscompress.compression.fold_plans import FitSchedule, Method, fold_plan_of, make_plan
+from tscompress.compression.factor import apply_plan_, make_plan
+from tscompress.compression.fold_plans import FitSchedule, Method, fold_plan_of
 from tscompress.data.leakage import guarded
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError

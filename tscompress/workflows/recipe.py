@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from tscompress.benchmark.workload import Workload
 from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import (
     BudgetSchedule,
     EnergySchedule,

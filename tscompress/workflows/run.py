@@ -11,7 +11,8 @@ import torch
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
-from tscompress.checkpoints.load import LoadedModel, load, model_name
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
 from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize

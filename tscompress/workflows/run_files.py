@@ -17,8 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tscompress.benchmark.results import BenchResult
-from tscompress.checkpoints.format import PLAN_FILE
-from tscompress.checkpoints.load import PROVENANCE_FILE
+from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.results import SCORES_FILE, EvaluationResult, load_results, relative

@@ -12,18 +12,13 @@ import torch
 
 from tscompress.checkpoints.format import (
     MAX_SHARD_SIZE,
-    PLAN_FILE,
     unique_tensors,
     write_factored,
     write_folded,
 )
-from tscompress.checkpoints.load import (
-    GENERATION_FILE,
-    PROVENANCE_FILE,
-    LoadedModel,
-    load,
-    source_files,
-)
+from tscompress.checkpoints.integrity import source_files
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.names import GENERATION_FILE, PLAN_FILE, PROVENANCE_FILE
 from tscompress.checkpoints.provenance import hashes, write_provenance
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.data.seasonality import season_note

@@ -52,16 +52,13 @@ from tscompress.checkpoints.digests import (
     model_digest,
     versions,
 )
-from tscompress.checkpoints.format import (
-    CONFIG_FILE,
-    PLAN_FILE,
-    apply_structure_,
-    is_factored_config,
-    read_plan,
-)
-from tscompress.checkpoints.load import LoadedModel, load, model_name, read_config
+from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
+from tscompress.checkpoints.integrity import read_config
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
+from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import Method
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
