@@ -36,7 +36,6 @@ from tscompress.compression.fold_layers import (
 from tscompress.compression.fold_moments import (
     WIDE,
     Products,
-    _rows,
     attention_moments,
     chosen_rows,
     hidden_moments,
@@ -44,10 +43,13 @@ from tscompress.compression.fold_moments import (
     is_group,
     patch_moments,
     rows_for_units,
+    valid_rows,
 )
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, settle_fold_plan
 from tscompress.compression.layer_walk import Step, walk
 from tscompress.compression.recording import (
+    LeftOut,
+    Recording,
     leave_layers_out_,
     record,
     record_entry,
@@ -101,69 +103,111 @@ def fold_(
     """
     plan = settle_fold_plan(loaded.model, loaded.architecture, plan)
     config = config.resolved(loaded)
-    heads = {head.name: head for head in plan.heads}
-    hidden = {entry.name: entry for entry in plan.hidden}
-    total = len(heads) + len(hidden)
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        on_layer(done, total)
-
     if adapter_of(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]
     batches = small_batches(loaded, batches)
-    left_out = None
-    if original is not None and plan.kept_layers and config.refit == "residual":
-        recording = record(original, batches)
-        left_out = leave_layers_out_(recording, original, plan.kept_layers)
-    else:
-        recording = record(loaded, batches)
-    last = hidden.get(PATCH_EMBEDDINGS[1])
-    entry = None
-    width = None if plan.width is None else plan.width.kept
-    if width is not None:
-        cut_embeddings_(loaded, width)
-    if PATCH_EMBEDDINGS[0] in hidden:
-        _fit_patch_(loaded, batches, hidden[PATCH_EMBEDDINGS[0]], config)
-        count()
-        entry = record_entry(loaded, batches)
-    latent: tuple[Tensor, Tensor] | None = None
-    ends: dict[str, Tensor] = {}
-    steps = walk(
-        loaded,
-        recording,
-        on_compressed=True,
-        residual_targets=config.refit == "residual",
-        encoder_entry=entry,
-        left_out=left_out,
-        width=width,
-        ends=ends,
-        precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
-    )
-    for step in steps:
+    return _Fold(loaded, plan, batches, config, on_layer).run(original)
+
+
+class _Fold:
+    """One fold of a model; see :func:`fold_`.
+
+    Attributes
+    ----------
+    heads, hidden
+        Plans by name; heads with the frequencies that were chosen so far.
+    width
+        Dimensions of the residual stream that stay; None: all.
+    ends
+        By stack, how its end is read, as :func:`~tscompress.compression.layer_walk.walk` finds it.
+    latent
+        The projections to and from the latent of all cross-attention, once they are found.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        plan: Plan,
+        batches: Sequence[CalibrationBatch],
+        config: FoldConfig,
+        on_layer: Callable[[int, int], None],
+    ) -> None:
+        self.loaded, self.plan, self.batches, self.config = loaded, plan, batches, config
+        self.heads = {head.name: head for head in plan.heads}
+        self.hidden = {entry.name: entry for entry in plan.hidden}
+        self.width = None if plan.width is None else plan.width.kept
+        self.ends: dict[str, Tensor] = {}
+        self.latent: tuple[Tensor, Tensor] | None = None
+        self.on_layer, self.done = on_layer, 0
+
+    def run(self, original: LoadedModel | None) -> Plan:
+        """Fold every layer, from input to output."""
+        recording, left_out = self._record(original)
+        if self.width is not None:
+            cut_embeddings_(self.loaded, self.width)
+        first, last = PATCH_EMBEDDINGS
+        entry = None
+        if first in self.hidden:
+            self._fold_patch(first)
+            entry = record_entry(self.loaded, self.batches)
+        steps = walk(
+            self.loaded,
+            recording,
+            on_compressed=True,
+            residual_targets=self.config.refit == "residual",
+            encoder_entry=entry,
+            left_out=left_out,
+            width=self.width,
+            ends=self.ends,
+            precision=torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32,
+        )
+        for step in steps:
+            if self.width is not None:
+                _narrow_(self.loaded.model, step, self.width, self.ends)
+            self._fold_step(step)
+            return_memory()
+            self._count()
+        if self.ends:
+            stack, fitted = list(self.ends.items())[-1]
+            _read_(self.loaded.model, readers_of_end(self.loaded.model, stack), fitted)
+        if last in self.hidden:
+            self._fold_patch(last)
+        return self.plan.model_copy(update={"heads": tuple(self.heads.values())})
+
+    def _record(
+        self, original: LoadedModel | None
+    ) -> tuple[Recording, dict[str, list[LeftOut]] | None]:
+        """Calls of the sublayers that stay, and the sublayers left out if they are fitted for."""
+        kept = self.plan.kept_layers
+        if original is None or not kept or self.config.refit != "residual":
+            return record(self.loaded, self.batches), None
+        recording = record(original, self.batches)
+        return recording, leave_layers_out_(recording, original, kept)
+
+    def _fold_step(self, step: Step) -> None:
+        """Fold the layer of a step and fit its output."""
         name = step.block.name
-        if width is not None:
-            _narrow_(loaded.model, step, width, ends)
         if not isinstance(step.block, AttentionBlock):
-            _fold_feed_forward_(loaded, step, hidden[name], config)
-        elif heads[name].latent:
-            if latent is None:  # keys and values of the layers to come are still the original's
-                latent = shared_latent_of(loaded, plan, step)
-            attention = fold_latent_(loaded, heads[name], *latent)
-            refit_(step, attention, "o", config)
+            _fold_feed_forward_(self.loaded, step, self.hidden[name], self.config)
+        elif self.heads[name].latent:
+            if self.latent is None:  # keys and values of later layers are still the original's
+                self.latent = shared_latent_of(self.loaded, self.plan, step)
+            attention = fold_latent_(self.loaded, self.heads[name], *self.latent)
+            refit_(step, attention, "o", self.config)
         else:
-            heads[name] = _fold_heads_(loaded, step, heads[name], config)
-        return_memory()
-        count()
-    if ends:
-        stack, fitted = list(ends.items())[-1]
-        _read_(loaded.model, readers_of_end(loaded.model, stack), fitted)
-    if last is not None:
-        _fit_patch_(loaded, batches, last, config)
-        count()
-    return plan.model_copy(update={"heads": tuple(heads.values())})
+            self.heads[name] = _fold_heads_(self.loaded, step, self.heads[name], self.config)
+
+    def _fold_patch(self, name: str) -> None:
+        """Fold a patch embedding by the moments of the model as it is now."""
+        plan = self.hidden[name]
+        if plan.kept < plan.d_ff:
+            moments = patch_moments(self.loaded, self.batches, plan)
+            fold_patch_(self.loaded, plan, moments, self.config)
+        self._count()
+
+    def _count(self) -> None:
+        self.done += 1
+        self.on_layer(self.done, len(self.heads) + len(self.hidden))
 
 
 def _narrow_(model: nn.Module, step: Step, width: int, ends: Mapping[str, Tensor]) -> None:
@@ -215,17 +259,6 @@ def _fold_feed_forward_(
     refit_(step, feed_forward, "wo", config)
 
 
-def _fit_patch_(
-    loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    plan: HiddenPlan,
-    config: FoldConfig,
-) -> None:
-    """Fold a patch embedding by the moments of the model as it is now."""
-    if plan.kept < plan.d_ff:
-        fold_patch_(loaded, plan, patch_moments(loaded, batches, plan), config)
-
-
 def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
     """Fit the last projection of a sublayer to the step's reference, on what now reaches it."""
     if step.reference is None:
@@ -247,7 +280,7 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
                 # What is still missing, not the whole: nothing then cancels in a fit of no change.
                 missing = step.reference[index] - step.run(index)
                 u = seen["u"].transpose(0, 1) if is_group(step) else seen["u"]  # [B, S, n]
-                products.add(_rows(u, valid), _rows(missing, valid))
+                products.add(valid_rows(u, valid), valid_rows(missing, valid))
                 if narrow:
                     reached.append(u)
     still = torch.zeros_like(linear.weight)

@@ -17,9 +17,9 @@ from tscompress.compression.fold_moments import (
     AttentionMoments,
     HiddenMoments,
     Products,
-    _rows,
-    _thin,
     row_shares,
+    thinned,
+    valid_rows,
 )
 from tscompress.compression.layer_walk import Step
 from tscompress.errors import FactorizationError
@@ -64,7 +64,7 @@ def shared_latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tenso
     products = Products(weights[0].shape[1], weights[0].device)
     limits = row_shares(ROWS_PER_COLUMN * weights[0].shape[1], step.encoded)
     for states, valid, limit in zip(step.encoded, step.key_valid, limits, strict=True):
-        products.add(_thin(_rows(states, valid), limit))
+        products.add(thinned(valid_rows(states, valid), limit))
     read = torch.zeros_like(products.second)
     for weight in weights:
         wide = weight.to(torch.float64)

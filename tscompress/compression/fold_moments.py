@@ -103,9 +103,9 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
-            queries.add(_thin(_rows(x, valid), limit))
-            keys.add(_thin(_rows(y, key_valid), limit))
-            values.add(_thin(_rows(c, valid), limit))
+            queries.add(thinned(valid_rows(x, valid), limit))
+            keys.add(thinned(valid_rows(y, key_valid), limit))
+            values.add(thinned(valid_rows(c, valid), limit))
             distances += _distances(valid, stream, longest)
     shares = distances / distances.sum()
     return AttentionMoments(queries.second, keys.second, values.second, shares)
@@ -193,7 +193,7 @@ def inputs_of(
             handle.remove()
 
 
-def _rows(states: Tensor, valid: Tensor | None) -> Tensor:
+def valid_rows(states: Tensor, valid: Tensor | None) -> Tensor:
     """``[N, d]`` of the valid positions of ``[B, S, d]``."""
     return states.flatten(0, -2) if valid is None else states[valid]
 
@@ -207,7 +207,7 @@ def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     limits = row_shares(limit, step.inputs)
 
     def chosen(index: int, states: Tensor) -> Tensor:
-        return _thin(_rows(states, step.valid[index]), limits[index])
+        return thinned(valid_rows(states, step.valid[index]), limits[index])
 
     for group in runs_of(limits, step.positions_at_once):
         streams = step.inputs, step.reference or step.inputs
@@ -225,7 +225,7 @@ def rows_for_units(units: int) -> int:
     return max(_ROWS_PER_HIDDEN_UNIT * units, _FEWEST_ROWS)
 
 
-def _thin(rows: Tensor, limit: int) -> Tensor:
+def thinned(rows: Tensor, limit: int) -> Tensor:
     return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
 
 
@@ -265,7 +265,7 @@ def patch_moments(
         x = args[0].detach().flatten(0, -2)
         if plan.name == PATCH_EMBEDDINGS[0]:
             x = x[adapter_of(loaded.family).attended_patches(x)]
-        x = _thin(x, limit)
+        x = thinned(x, limit)
         with torch.no_grad():
             h = module.act(module.hidden_layer(x))
         products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))

@@ -305,59 +305,15 @@ def fold_plan(
         A size is not possible, or a name is unknown.
     """
     sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
-    cross = {block.name for block in architecture.attention if block.reads_encoder}
-    if latent is not None and not cross:
-        raise PlanError(
-            f"a {architecture.family} model has no cross-attention that could read a latent; "
-            "leave it out."
-        )
-    if latent is not None and sized & cross:
-        raise PlanError(f"{min(sized & cross)} reads the latent; give it no head size.")
+    if latent is not None:
+        _check_latent(architecture, sized)
     heads = []
     for block in architecture.attention:
-        weight = dense_linear(model, block.projections["q"]).weight
-        size = len(weight) // block.num_heads
-        qk_size, vo_size = _size_of(qk, block.name, size), _size_of(vo, block.name, size)
-        reads_latent = False
-        if latent is not None and block.name in cross:
-            qk_size, vo_size, reads_latent = latent, latent, True
-        chosen = None
-        if block.rotary:
-            chosen = stock_frequencies(size, qk_size)
-            if chosen is None and free_frequencies:
-                chosen = tuple(range(qk_size // 2))
-            if chosen is None:
-                raise PlanError(
-                    f"{block.name} turns pairs: a plain config keeps the original's frequencies "
-                    f"only if the head size divides {size} and is even, not at {qk_size}."
-                )
-        heads.append(
-            _validated(
-                HeadPlan,
-                name=block.name,
-                kind=block.kind,
-                d_model=weight.shape[1],
-                num_heads=block.num_heads,
-                head_size=size,
-                qk_size=qk_size,
-                vo_size=vo_size,
-                frequencies=chosen,
-                latent=reads_latent,
-            )
-        )
-    units: list[tuple[str, str, nn.Linear, nn.Linear, bool]] = []
-    for feed_forward in architecture.feed_forward:
-        roles = list(feed_forward.projections)
-        first = dense_linear(model, feed_forward.projections[roles[0]])
-        last = dense_linear(model, feed_forward.projections["wo"])
-        units.append((feed_forward.name, "feed_forward", first, last, len(roles) == 3))
-    for name in PATCH_EMBEDDINGS:
-        if hasattr(model, name):
-            first, last = (
-                dense_linear(model, f"{name}.{role}_layer") for role in ("hidden", "output")
-            )
-            units.append((name, "patch", first, last, False))
-    known = {block.name for block in architecture.attention} | {unit[0] for unit in units}
+        reads_latent = latent is not None and block.reads_encoder
+        sizes = (latent, latent) if reads_latent else (qk, vo)
+        heads.append(_head_plan(model, block, *sizes, reads_latent, free_frequencies))
+    units = _hidden_plans(model, architecture, hidden)
+    known = {head.name for head in heads} | {layer.name for layer in units}
     if sized - known:
         raise PlanError(f"the model has no {sorted(sized - known)[0]!r} to give a size to.")
     narrow = None
@@ -368,22 +324,85 @@ def fold_plan(
         method="fold",
         schedule=dict(schedule or {}),
         heads=tuple(heads),
-        hidden=tuple(
-            _validated(
-                HiddenPlan,
-                name=name,
-                part=part,
-                in_features=first.in_features,
-                out_features=last.out_features,
-                d_ff=first.out_features,
-                kept=_size_of(hidden, name, first.out_features),
-                gated=gated,
-            )
-            for name, part, first, last, gated in units
-        ),
+        hidden=units,
         kept_layers=None if not kept_layers else {k: tuple(v) for k, v in kept_layers.items()},
         width=narrow,
     )
+
+
+def _check_latent(architecture: Architecture, sized: set[str]) -> None:
+    """Refuse a latent that nothing can read, and head sizes of what reads it."""
+    cross = {block.name for block in architecture.attention if block.reads_encoder}
+    if not cross:
+        raise PlanError(
+            f"a {architecture.family} model has no cross-attention that could read a latent; "
+            "leave it out."
+        )
+    if sized & cross:
+        raise PlanError(f"{min(sized & cross)} reads the latent; give it no head size.")
+
+
+def _head_plan(
+    model: nn.Module,
+    block: AttentionBlock,
+    qk: Sizes,
+    vo: Sizes,
+    reads_latent: bool,
+    free_frequencies: bool,
+) -> HeadPlan:
+    weight = dense_linear(model, block.projections["q"]).weight
+    size = len(weight) // block.num_heads
+    qk_size = _size_of(qk, block.name, size)
+    frequencies = None
+    if block.rotary:
+        frequencies = stock_frequencies(size, qk_size)
+        if frequencies is None and free_frequencies:
+            frequencies = tuple(range(qk_size // 2))
+        if frequencies is None:
+            raise PlanError(
+                f"{block.name} turns pairs: a plain config keeps the original's frequencies "
+                f"only if the head size divides {size} and is even, not at {qk_size}."
+            )
+    return _validated(
+        HeadPlan,
+        name=block.name,
+        kind=block.kind,
+        d_model=weight.shape[1],
+        num_heads=block.num_heads,
+        head_size=size,
+        qk_size=qk_size,
+        vo_size=_size_of(vo, block.name, size),
+        frequencies=frequencies,
+        latent=reads_latent,
+    )
+
+
+def _hidden_plans(
+    model: nn.Module, architecture: Architecture, sizes: Sizes
+) -> tuple[HiddenPlan, ...]:
+    """Of every feed-forward and patch embedding."""
+    names: list[tuple[str, str, str, str, bool]] = []  # layer, part, first and last Linear, gated
+    for block in architecture.feed_forward:
+        first, *others = block.projections.values()
+        names.append((block.name, "feed_forward", first, others[-1], len(others) == 2))
+    for name in PATCH_EMBEDDINGS:
+        if hasattr(model, name):
+            names.append((name, "patch", f"{name}.hidden_layer", f"{name}.output_layer", False))
+    plans = []
+    for name, part, first, last, gated in names:
+        d_ff = dense_linear(model, first).out_features
+        plan = _validated(
+            HiddenPlan,
+            name=name,
+            part=part,
+            in_features=dense_linear(model, first).in_features,
+            out_features=dense_linear(model, last).out_features,
+            d_ff=d_ff,
+            kept=_size_of(sizes, name, d_ff),
+            gated=gated,
+        )
+        plans.append(plan)
+    return tuple(plans)
 
 
 def check_heads(heads: Iterable[HeadPlan]) -> None:

@@ -11,7 +11,7 @@ deep the model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from tscompress.compression.recording import (
     TensorSum,
     blocks_of,
 )
-from tscompress.families.stacks import Block, sublayers
+from tscompress.families.stacks import Block, Sublayer, sublayers
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock, FeedForward
 
@@ -145,92 +145,154 @@ def walk(
     precision
         Of the products in feed-forwards.
     """
-    model: Any = loaded.model
-    blocks = blocks_of(loaded)
-    carry_original = residual_targets or not on_compressed
-    ends = {} if ends is None else ends
-    original: list[Tensor] = []
-    changed: list[Tensor] = []
-    encoded: dict[str, list[Tensor] | None] = {"original": None, "changed": None}
-    current = ""
+    walked = _Walk(
+        loaded,
+        recording,
+        on_compressed=on_compressed,
+        residual_targets=residual_targets,
+        encoder_entry=encoder_entry,
+        left_out=left_out or {},
+        width=width,
+        ends={} if ends is None else ends,
+        precision=precision,
+    )
+    return walked.steps()
 
-    def fitted_reading(valid: list[Tensor | None], norm: nn.Module | None = None) -> Tensor | None:
-        if width is None or not residual_targets:
-            return None
-        return reading(original, changed, valid, width, norm)
 
-    def pass_through(name: str) -> None:
-        """Take the original's stream through what follows ``name`` there."""
-        for gone in (left_out or {}).get(name, ()):
-            step = Step(
-                **vars(gone),
-                inputs=original,
-                reference=None,
-                valid=[],
-                key_valid=[],
-                encoded=encoded["original"],
-                precision=precision,
-            )
-            advance_(original, step)
+@dataclass(kw_only=True)
+class _Walk:
+    """One walk; its arguments are those of :func:`walk`.
 
-    for sublayer in sublayers(model):
-        name, module, stack = sublayer.name, sublayer.module, sublayer.stack
-        if stack != current:
-            if current:  # the encoder is done: its normed output is what cross-attention reads
-                norm = getattr(model, current).final_layer_norm
-                for stream in (original, changed):
-                    with torch.no_grad():
-                        for index in range(len(stream)):
-                            stream[index] = norm(stream[index])
-                if (found := fitted_reading(recording.encoder_valid)) is not None:
-                    ends[current] = found
-                encoded = {
-                    "original": original if carry_original else None,
-                    "changed": changed if on_compressed else None,
-                }
-            entered = recording.entered(stack)  # each stream is freed once it has moved on
-            original = list(entered) if carry_original else []
-            entry = encoder_entry if stack == "encoder" and encoder_entry else None
-            changed = list(entry or entered) if on_compressed else []
-            if width is not None:
-                changed = [F.pad(s[..., :width], (0, s.shape[-1] - width)) for s in changed]
-            if entry:
-                entry.clear()
-            del entered, entry
-            current = stack
-            pass_through(stack)
-        block = blocks[name]
-        valid = recording.encoder_valid if stack == "encoder" else recording.decoder_valid
+    Attributes
+    ----------
+    original, changed
+        Streams of both models where the walk is, ``[B, S, d_model]`` of each batch; empty if they
+        are not carried along.
+    encoded
+        Of both, what the encoder put out; None: it is not known.
+    """
+
+    loaded: LoadedModel = field(kw_only=False)
+    recording: Recording = field(kw_only=False)
+    on_compressed: bool
+    residual_targets: bool
+    encoder_entry: list[Tensor] | None
+    left_out: Mapping[str, Sequence[LeftOut]]
+    width: int | None
+    ends: dict[str, Tensor]
+    precision: torch.dtype
+    original: list[Tensor] = field(default_factory=list)
+    changed: list[Tensor] = field(default_factory=list)
+    encoded: tuple[list[Tensor] | None, list[Tensor] | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        self.model: Any = self.loaded.model
+        self.blocks = blocks_of(self.loaded)
+        self.carries_original = self.residual_targets or not self.on_compressed
+
+    def steps(self) -> Iterator[Step]:
+        """Every sublayer; see :func:`walk`."""
+        stack = ""
+        for sublayer in sublayers(self.model):
+            if sublayer.stack != stack:
+                if stack:
+                    self._leave_encoder(stack)
+                stack = sublayer.stack
+                self._enter(stack)
+            step = self._step(sublayer)
+            yield step
+            if self.on_compressed and not step.moved:
+                advance_(self.changed, step)
+            # Whoever iterates still holds the step; it must not hold the streams as well.
+            step.inputs, step.reference = [], None
+        self._read_end(stack, self._valid(stack), self._last_norm(stack))
+
+    def _enter(self, stack: str) -> None:
+        entered = self.recording.entered(stack)  # each stream is freed once it has moved on
+        entry = self.encoder_entry if stack == "encoder" and self.encoder_entry else None
+        self.original = list(entered) if self.carries_original else []
+        self.changed = list(entry or entered) if self.on_compressed else []
+        if self.width is not None:
+            wide = self.changed
+            self.changed = [
+                F.pad(x[..., : self.width], (0, x.shape[-1] - self.width)) for x in wide
+            ]
+            del wide
+        if entry:
+            entry.clear()
+        del entered, entry
+        self._pass_through(stack)
+
+    def _leave_encoder(self, stack: str) -> None:
+        """Its normed output is what cross-attention reads."""
+        norm = self._last_norm(stack)
+        for stream in (self.original, self.changed):
+            with torch.no_grad():
+                for index in range(len(stream)):
+                    stream[index] = norm(stream[index])
+        self._read_end(stack, self.recording.encoder_valid, None)
+        self.encoded = (
+            self.original if self.carries_original else None,
+            self.changed if self.on_compressed else None,
+        )
+
+    def _step(self, sublayer: Sublayer) -> Step:
+        """The sublayer, once the original's stream has gone through it."""
+        block, module = self.blocks[sublayer.name], sublayer.module
+        valid = self._valid(sublayer.stack)
         is_cross = isinstance(block, AttentionBlock) and block.reads_encoder
         step = Step(
             block,
             module,
-            inputs=changed if on_compressed else original,
+            inputs=self.changed if self.on_compressed else self.original,
             reference=None,
-            arguments=recording.arguments[name],
+            arguments=self.recording.arguments[sublayer.name],
             valid=valid,
-            key_valid=recording.encoder_valid if is_cross else valid,
-            encoded=encoded["changed" if on_compressed else "original"],
-            precision=precision,
-            width=width,
+            key_valid=self.recording.encoder_valid if is_cross else valid,
+            encoded=self.encoded[1 if self.on_compressed else 0],
+            precision=self.precision,
+            width=self.width,
         )
-        step.reading = fitted_reading(valid, module.layer_norm)  # type: ignore[arg-type]
-        if carry_original:
-            reference = replace(step, inputs=original, encoded=encoded["original"])
-            if not on_compressed:  # statistics are still to be taken on what enters
-                original = list(original)
-            advance_(original, reference)
-            pass_through(name)
-            step.reference = original if residual_targets else None
-            del reference
-        yield step
-        if on_compressed and not step.moved:
-            advance_(changed, step)
-        # Whoever iterates still holds the step; it must not hold the streams as well.
-        step.inputs, step.reference = [], None
-    norm = getattr(model, current).final_layer_norm
-    if (found := fitted_reading(valid, norm)) is not None:
-        ends[current] = found
+        step.reading = self._reading(valid, module.layer_norm)  # type: ignore[arg-type]
+        if self.carries_original:
+            reference = replace(step, inputs=self.original, encoded=self.encoded[0])
+            if not self.on_compressed:  # statistics are still to be taken on what enters
+                self.original = list(self.original)
+            advance_(self.original, reference)
+            self._pass_through(sublayer.name)
+            step.reference = self.original if self.residual_targets else None
+        return step
+
+    def _pass_through(self, name: str) -> None:
+        """Take the original's stream through the layers left out that follow ``name`` there."""
+        for gone in self.left_out.get(name, ()):
+            step = Step(
+                **vars(gone),
+                inputs=self.original,
+                reference=None,
+                valid=[],
+                key_valid=[],
+                encoded=self.encoded[0],
+                precision=self.precision,
+            )
+            advance_(self.original, step)
+
+    def _valid(self, stack: str) -> list[Tensor | None]:
+        recording = self.recording
+        return recording.encoder_valid if stack == "encoder" else recording.decoder_valid
+
+    def _last_norm(self, stack: str) -> Any:
+        return getattr(self.model, stack).final_layer_norm
+
+    def _reading(self, valid: list[Tensor | None], norm: nn.Module | None) -> Tensor | None:
+        if self.width is None or not self.residual_targets:
+            return None
+        return reading(self.original, self.changed, valid, self.width, norm)
+
+    def _read_end(self, stack: str, valid: list[Tensor | None], norm: nn.Module | None) -> None:
+        found = self._reading(valid, norm)
+        if found is not None:
+            self.ends[stack] = found
 
 
 @torch.no_grad()

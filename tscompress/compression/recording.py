@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
-from tscompress.families.stacks import Block, stack_layers, sublayer_of, sublayers
+from tscompress.families.stacks import Block, Sublayer, stack_layers, sublayer_of, sublayers
 from tscompress.layers.resize import CACHE_NAMES
 
 
@@ -201,22 +201,66 @@ def _recorders(
     *,
     entries_only: bool = False,
 ) -> Iterator[None]:
+    """Hooks that fill ``recording`` and, by stack, ``entries``; of these alone if asked."""
     model: Any = loaded.model
-    handles = []
-    known: list[Tensor] = []
+    recorder = _Recorder(recording, entries, entries_only)
+    hooks: list[tuple[nn.Module, _Hook]] = [(model.encoder, recorder.see_mask)]
+    hooks += [(sublayer.module, recorder.see_call(sublayer)) for sublayer in sublayers(model)]
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
-    def shared(value: Tensor) -> Tensor:
-        """The same as in another batch, or the corner of it, so that it is held once."""
-        value = _narrowed(value)
-        rows, heads, queries, keys = value.shape
-        for other in known:
-            corner = other[:rows, :heads, :queries, :keys]
-            if corner.shape == value.shape and torch.equal(corner, value):
-                return corner
-        known.append(value)
-        return value
 
-    def held(key: str, kwargs: dict[str, Any]) -> Any:
+_Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+@dataclass
+class _Recorder:
+    """Notes what sublayers are called with; equal masks and biases are held once.
+
+    Attributes
+    ----------
+    known
+        Tensors ``[B, H, T, S]`` of the batches so far.
+    """
+
+    recording: Recording
+    entries: dict[str, list[Tensor]]
+    entries_only: bool
+    known: list[Tensor] = field(default_factory=list)
+
+    def see_mask(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Of the encoder: which positions are real."""
+        mask = kwargs.get("attention_mask")
+        valid = None if mask is None else mask.detach() > 0
+        # One batch of full rows needs no masking at all.
+        full = valid is None or bool(valid.all())
+        self.recording.encoder_valid.append(None if full else valid)
+
+    def see_call(self, sublayer: Sublayer) -> _Hook:
+        """The hook of a sublayer; that of the first in a stack notes what enters the stack."""
+        calls = self.recording.arguments.setdefault(sublayer.name, [])
+        first = (sublayer.layer, sublayer.index) == (0, 0)
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # Without a cache every pass starts afresh. The encoder's output comes from the walk.
+            kept = {
+                key: None if key == "key_value_states" else self._held(key, kwargs)
+                for key in kwargs
+                if key not in CACHE_NAMES
+            }
+            calls.append((args[1:], kept))
+            if first:
+                self.entries.setdefault(sublayer.stack, []).append(args[0].detach())
+                if self.entries_only:
+                    raise PassEnded
+
+        return hook
+
+    def _held(self, key: str, kwargs: dict[str, Any]) -> Any:
         value, mask = kwargs[key], kwargs.get("attention_mask")
         if not isinstance(value, Tensor) or value.ndim != 4:
             return value
@@ -230,46 +274,19 @@ def _recorders(
             row = slice(fullest, fullest + 1)
             parts = value[row], mask - mask[row]
             if torch.equal(parts[0] + parts[1], value):
-                return TensorSum(value.shape, shared(parts[0]), shared(parts[1]))
-        return TensorSum(value.shape, shared(value))
+                return TensorSum(value.shape, *(self._shared(part) for part in parts))
+        return TensorSum(value.shape, self._shared(value))
 
-    def see_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask")
-        valid = None if mask is None else mask.detach() > 0
-        # One batch of full rows needs no masking at all.
-        recording.encoder_valid.append(None if valid is None or bool(valid.all()) else valid)
-
-    handles.append(model.encoder.register_forward_pre_hook(see_mask, with_kwargs=True))
-    for sublayer in sublayers(model):
-        calls = recording.arguments.setdefault(sublayer.name, [])
-        first = (sublayer.layer, sublayer.index) == (0, 0)
-
-        def see_call(
-            _: nn.Module,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            calls: list[Any] = calls,
-            entry: str | None = sublayer.stack if first else None,
-        ) -> None:
-            # Without a cache every pass starts afresh. The encoder's output comes from the walk.
-            kept = {
-                key: None if key == "key_value_states" else held(key, kwargs)
-                for key in kwargs
-                if key not in CACHE_NAMES
-            }
-            calls.append((args[1:], kept))
-            if entry is not None:
-                entries.setdefault(entry, []).append(args[0].detach())
-                if entries_only:
-                    raise PassEnded
-
-        handle = sublayer.module.register_forward_pre_hook(see_call, with_kwargs=True)
-        handles.append(handle)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    def _shared(self, value: Tensor) -> Tensor:
+        """The same as in another batch, or the corner of it, so that it is held once."""
+        value = _narrowed(value)
+        rows, heads, queries, keys = value.shape
+        for other in self.known:
+            corner = other[:rows, :heads, :queries, :keys]
+            if corner.shape == value.shape and torch.equal(corner, value):
+                return corner
+        self.known.append(value)
+        return value
 
 
 @dataclass(frozen=True)
