@@ -155,7 +155,9 @@ class Peer:
 
 
 def paper_svd(schedule: tuple[int, float], bed: Bed) -> LoadedModel:
-    loaded = tscompress.compress(bed.dense(), method="svd", schedule=schedule, powers_of_two=True)
+    d_0, alpha = schedule
+    power_law = tscompress.PowerLawSchedule(d_0=d_0, alpha=alpha, powers_of_two=True)
+    loaded = tscompress.compress(bed.dense(), method="svd", schedule=power_law)
     cast_parameters_(loaded.model, torch.float32)
     multiply_back_(loaded)
     return as_stored(loaded)

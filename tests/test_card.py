@@ -21,7 +21,6 @@ from tscompress.benchmark.sizes import parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -40,6 +39,7 @@ from tscompress.hub.card_scores import (
     scores_of_run,
 )
 from tscompress.hub.origin import read_made
+from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.write import write_report
 from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig

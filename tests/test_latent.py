@@ -26,12 +26,13 @@ from tscompress.cli.app import app
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold_config import FoldConfig
-from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
+from tscompress.compression.fold_plans import fold_plan, fold_plan_of
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, wrap_pipeline
 from tscompress.layers.resize import LatentCrossAttention, replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.plan.plan import HeadPlan, Plan
+from tscompress.plan.schedules import RankSchedule
 
 D_MODEL, HEADS, SIZE = 24, 4, 8  # of the checkpoints in conftest
 FAMILIES = ("chronos-t5", "chronos-bolt")

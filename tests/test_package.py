@@ -17,7 +17,7 @@ import pytest
 import tscompress
 from tscompress.budget import measure_sensitivity as sensitivity
 from tscompress.evaluation import score_cache
-from tscompress.workflows import sweep
+from tscompress.workflows import sweep_points
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"
@@ -30,13 +30,13 @@ def pyproject() -> dict[str, Any]:
 
 
 def test_caches_are_keyed_by_code_that_is_there() -> None:
-    for module in (score_cache, sensitivity, sweep):
+    for module in (score_cache, sensitivity, sweep_points):
         for part in module._CODE:
             assert (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").is_file(), part
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     # What these do is read, refuse, record or draw.
     without = {"cli", "hub", "io", "probing", "reports"}
-    assert set(sweep._CODE) == {*(folders - without), "linalg"}
+    assert set(sweep_points._CODE) == {*(folders - without), "linalg"}
 
 
 def test_everything_exported_can_be_imported() -> None:

@@ -15,7 +15,7 @@ from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.workflows.sweep import load_sweep_recipe, points_of
+from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 
 ROOT = Path(__file__).resolve().parent.parent / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")
@@ -130,6 +130,21 @@ def test_model_and_output_are_enough(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(MINIMAL))
     assert load_recipe(path) == Recipe(**MINIMAL)
+
+
+def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"output": "out"}))
+    refused(load_recipe, path, "model: Field required")
+    assert load_recipe(path, model="amazon/chronos-bolt-tiny") == Recipe(
+        model="amazon/chronos-bolt-tiny", output="out/chronos-bolt-tiny"
+    )
+    path.write_text(yaml.safe_dump(MINIMAL | {"revision": "v1"}))
+    other = load_recipe(path, model="reference/t5", output=tmp_path / "t5")
+    assert (other.model, other.revision) == ("reference/t5", None)  # v1 is one of reference/bolt
+    assert other.output == str(tmp_path / "t5")
+    same = load_recipe(path, model="reference/bolt")
+    assert (same.revision, same.output) == ("v1", "out/bolt")
 
 
 @pytest.mark.parametrize(

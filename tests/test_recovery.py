@@ -33,7 +33,6 @@ from torch import Tensor
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.suites import load_suite
 from tscompress.data.synthetic import CorpusConfig
@@ -49,6 +48,7 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import RankSchedule
 from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.distillation import (
     Distillation,

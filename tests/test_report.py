@@ -24,12 +24,12 @@ from tscompress.benchmark.results import BenchResult, ModelBench
 from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.hub.card_scores import read_scores
+from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
 from tscompress.reports.content import make_report
 from tscompress.reports.forecast_charts import forecast_chart

@@ -16,7 +16,6 @@ from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.leakage import guarded
@@ -24,6 +23,7 @@ from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.content import headline
 from tscompress.reports.write import report_tables, write_report
 from tscompress.training import recovery_config

@@ -144,7 +144,10 @@ def test_amounts_and_stored_bytes(
     load(checkpoints["chronos-bolt"], dtype="bfloat16").model.save_pretrained(source)
     limit = bytes_on_disk(source) * 6 // 10
     small = tscompress.compress(
-        source, budget=f"bytes={limit}B", layout=layout, calibration=CALIBRATION, fold=FOLD
+        source,
+        budget=PlannedSchedule(budget=f"bytes={limit}B", layout=layout),  # type: ignore[arg-type]
+        calibration=CALIBRATION,
+        fold=FOLD,
     )
     assert {p.dtype for p in small.model.parameters()} == {torch.bfloat16}
     assert small.recipe is not None

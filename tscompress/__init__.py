@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from tscompress.layers.low_rank import LowRankLinear
     from tscompress.layers.shared_cross_attention import share_cross_attention
     from tscompress.plan.plan import Plan
+    from tscompress.plan.schedules import (
+        Budget,
+        BudgetSchedule,
+        EnergySchedule,
+        EpsilonSchedule,
+        FitSchedule,
+        PlannedSchedule,
+        PowerLawSchedule,
+        RankSchedule,
+    )
     from tscompress.probing.measure import probe
     from tscompress.probing.results import ProbeComparison, ProbeResult
     from tscompress.probing.tasks import ProbeTask
@@ -69,6 +79,14 @@ _HOME = {
     "load": "checkpoints.load",
     "LowRankLinear": "layers.low_rank",
     "Plan": "plan.plan",
+    "Budget": "plan.schedules",
+    "BudgetSchedule": "plan.schedules",
+    "EnergySchedule": "plan.schedules",
+    "EpsilonSchedule": "plan.schedules",
+    "FitSchedule": "plan.schedules",
+    "PlannedSchedule": "plan.schedules",
+    "PowerLawSchedule": "plan.schedules",
+    "RankSchedule": "plan.schedules",
     "PretrainRecipe": "training.pretrain_recipe",
     "pretrain": "training.pretraining",
     "probe": "probing.measure",
@@ -92,22 +110,30 @@ _HOME = {
 
 __all__ = [
     "BenchResult",
+    "Budget",
+    "BudgetSchedule",
     "CalibrationConfig",
     "CardScores",
     "Comparison",
     "CompressedModel",
+    "EnergySchedule",
+    "EpsilonSchedule",
     "EvaluationResult",
     "Fidelity",
+    "FitSchedule",
     "FoldConfig",
     "LoadedModel",
     "LowRankLinear",
     "Plan",
+    "PlannedSchedule",
+    "PowerLawSchedule",
     "PretrainRecipe",
     "ProbeComparison",
     "ProbeResult",
     "ProbeTask",
     "PushResult",
     "RankProfile",
+    "RankSchedule",
     "Recipe",
     "RecoveryConfig",
     "RecoveryResult",

@@ -156,15 +156,6 @@ def integers(text: str, option: str) -> list[int]:
         raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
 
 
-def pair(text: str) -> tuple[float, float]:
-    """``D0,ALPHA`` of a power law (paper, section 5); anything else is a UsageError."""
-    try:
-        d_0, alpha = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"schedule {text!r} is not D0,ALPHA such as 5,0.35.") from None
-    return d_0, alpha
-
-
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""

@@ -11,16 +11,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from tscompress.checkpoints.format import projection_, replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.activations import Moment
-from tscompress.compression.fold_plans import (
-    EnergySchedule,
-    EpsilonSchedule,
-    Method,
-    PowerLawSchedule,
-    ProjectionSchedule,
-    RankSchedule,
-    dense_linear,
-    excluded_names,
-)
+from tscompress.compression.fold_plans import dense_linear, excluded_names
 from tscompress.errors import FactorizationError, PlanError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import (
@@ -37,6 +28,14 @@ from tscompress.plan.architecture import Architecture
 from tscompress.plan.plan import (
     Plan,
     ProjectionPlan,
+)
+from tscompress.plan.schedules import (
+    EnergySchedule,
+    EpsilonSchedule,
+    Method,
+    PowerLawSchedule,
+    ProjectionSchedule,
+    RankSchedule,
 )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tscompress.errors import PlanError
@@ -28,67 +28,21 @@ from tscompress.plan.plan import (
     WidthPlan,
     stock_frequencies,
 )
+from tscompress.plan.schedules import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    FitSchedule,
+    PowerLawSchedule,
+    RankSchedule,
+    Schedule,
+)
 
-Method = Literal["fold", "svd", "activation-svd"]
 #: Size of every layer alike, or by name; what is not named keeps its size, and None keeps all.
 Sizes = int | Mapping[str, int] | None
 PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
 
 L = TypeVar("L", HeadPlan, HiddenPlan, WidthPlan)
-
-
-class _Schedule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EpsilonSchedule(_Schedule):
-    """Keep the ε-rank of each matrix (paper sec. 5)."""
-
-    kind: Literal["epsilon"] = "epsilon"
-    epsilon: float = Field(gt=0, lt=1)
-
-
-class RankSchedule(_Schedule):
-    """The same rank for every projection; with ``fold``, the same size for every head (d_kv)."""
-
-    kind: Literal["rank"] = "rank"
-    rank: int = Field(ge=1, le=2**31)
-
-
-class EnergySchedule(_Schedule):
-    """The smallest rank that keeps this share of the squared singular values."""
-
-    kind: Literal["energy"] = "energy"
-    energy: float = Field(gt=0, le=1)
-
-
-class PowerLawSchedule(_Schedule):
-    """Head size ceil(d_0 (1 + i)^alpha) at depth i, times the number of heads (paper sec. 5)."""
-
-    kind: Literal["power-law"] = "power-law"
-    d_0: float = Field(gt=0, le=1e6)
-    alpha: float = Field(ge=0, le=100)
-    powers_of_two: bool = Field(default=False, description="round down, as the authors' code")
-
-
-class FitSchedule(_Schedule):
-    """Head sizes by the power law that fits the ε-ranks of the heads best, for ``fold``."""
-
-    kind: Literal["fit"] = "fit"
-    epsilon: float = Field(gt=0, lt=1)
-
-
-class BudgetSchedule(_Schedule):
-    """Ranks that keep most of every matrix's energy at a given ``parameter_ratio``."""
-
-    kind: Literal["budget"] = "budget"
-    parameter_ratio: float = Field(gt=0, le=1, description="of the planned parts, after / before")
-
-
-ProjectionSchedule = (
-    EpsilonSchedule | RankSchedule | EnergySchedule | PowerLawSchedule | BudgetSchedule
-)
-Schedule = ProjectionSchedule | FitSchedule
 
 
 def head_sizes(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -329,15 +329,20 @@ def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
     )
 
 
+#: Called with the quantiles ``[N, 9, horizon]`` of original and compressed model, of a dataset.
+OnPair = Callable[[Quantiles, Quantiles, EvaluationDataset], None]
+
+
 class PairedForecasts:
     """Collects the forecasts of two models, one after the other, and compares them.
 
     :meth:`original` and then :meth:`compressed` are what
     :func:`tscompress.evaluation.evaluate.evaluate` calls as ``on_forecasts``. The quantiles of a
-    dataset are kept until both are there.
+    dataset are kept until both are there, and then handed to ``on_pair``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_pair: OnPair | None = None) -> None:
+        self._on_pair = on_pair
         self._quantiles: dict[str, Quantiles] = {}
         self._parts: list[DatasetFidelity] = []
 
@@ -357,6 +362,8 @@ class PairedForecasts:
             raise UsageError(f"the original has no forecasts for {dataset.name!r}; run it first.")
         original = self._quantiles.pop(dataset.name)
         self._parts.append(dataset_fidelity(original, quantiles, dataset))
+        if self._on_pair is not None:
+            self._on_pair(original, quantiles, dataset)
 
     def summary(self) -> Fidelity:
         """See :func:`summarize`."""

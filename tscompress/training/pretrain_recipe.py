@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tscompress.compression.fold_plans import PowerLawSchedule
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import RecipeError
+from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket
 

@@ -15,9 +15,9 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
-from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
+from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
-from tscompress.evaluation.results import SEASONAL_NAIVE, EvaluationResult
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.io.files import check_output, user_path
 from tscompress.plan.plan import Plan
@@ -27,7 +27,7 @@ from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import compress_loaded_, finish_recovery
-from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.evaluate_models import evaluate_models
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
 from tscompress.workflows.save import save
 
@@ -143,27 +143,21 @@ def _evaluate_(
     on_progress: OnProgress,
 ) -> None:
     """Put the scores of both models and of seasonal naive into ``result``, and how both differ."""
-    before: dict[str, Quantiles] = {}
-    parts: list[DatasetFidelity] = []
     examples: list[ForecastExample] = []
 
-    def keep(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
-        before[dataset.name] = quantiles
+    def keep_example(dense: Quantiles, folded: Quantiles, dataset: EvaluationDataset) -> None:
+        examples.append(typical_example(dense, folded, dataset))
 
-    def hold_against(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
-        dense = before.pop(dataset.name)
-        parts.append(dataset_fidelity(dense, quantiles, dataset))
-        examples.append(typical_example(dense, quantiles, dataset))
-
-    result.baseline = score(SEASONAL_NAIVE, SEASONAL_NAIVE, config, on_progress)
-    result.original = score(
-        original.forecaster, original.name, config, on_progress, on_forecasts=keep
+    scores = evaluate_models(
+        config,
+        lambda: compressed,
+        lambda: original,
+        fidelity=True,
+        on_pair=keep_example,
+        on_progress=on_progress,
     )
-    result.compressed = score(
-        compressed.forecaster, compressed.name, config, on_progress, on_forecasts=hold_against
-    )
-    result.fidelity = summarize(parts)
-    result.examples = tuple(examples)
+    result.baseline, result.original, result.compressed = scores.naive, scores.against, scores.model
+    result.fidelity, result.examples = scores.fidelity, tuple(examples)
 
 
 def _last_two(step: Sequence[Any]) -> tuple[int, int]:
