@@ -47,12 +47,12 @@ from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
 )
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import load_suite
 from tscompress.evaluation.comparison import compare
@@ -203,7 +203,7 @@ def with_interval(row: Mapping[str, Any], metric: str, digits: int = 4) -> str:
     return ratio_text(row[metric], row[f"{metric} low"], row[f"{metric} high"], digits)
 
 
-def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
+def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> float:
     """Forecast loss of each observed target, over all batches."""
     sums, counts = zip(*(forecast_loss(loaded, batch) for batch in batches), strict=True)
     return float(sum(sums)) / sum(counts)

@@ -67,13 +67,13 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
     SYNTHETIC,
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     drawn_continuations,
     small_batches,
 )
 from tscompress.compression.fold_plans import fold_plan
+from tscompress.data.batch import ForecastBatch
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes
@@ -110,7 +110,7 @@ class Bed:
         return load(self.name, dtype="float32")
 
     @cached_property
-    def batches(self) -> list[CalibrationBatch]:
+    def batches(self) -> list[ForecastBatch]:
         """As folding sees them."""
         batches = calibration_batches(self.original, self.config)
         if self.original.family == "chronos-t5":

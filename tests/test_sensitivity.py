@@ -25,11 +25,12 @@ from tscompress.budget.measure_sensitivity import (
     rising,
 )
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold import fold_, refit_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import Step
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.families.registry import build_empty, wrap_pipeline
 
@@ -40,7 +41,7 @@ GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])  # that Chronos-2 attends across
 
 def windows(
     seed: int = 0, steps: int = 48, horizon: int = 16, *, grouped: bool = False
-) -> CalibrationBatch:
+) -> ForecastBatch:
     rows = len(GROUPS)
     rng = np.random.default_rng(seed)
     time = np.arange(steps + horizon)
@@ -49,7 +50,7 @@ def windows(
     scaled = torch.tensor(10.0 ** rng.uniform(-1, 2, (rows, 1)) * (values + 1), dtype=torch.float32)
     context, target = scaled[:, :steps].clone(), scaled[:, steps:].clone()
     context[0, : steps // 2] = torch.nan  # a shorter series
-    return CalibrationBatch(context, target, GROUPS if grouped else None)
+    return ForecastBatch(context, target, GROUPS if grouped else None)
 
 
 BATCHES = [windows(0, grouped=True), windows(1, steps=32, horizon=8)]
@@ -61,7 +62,7 @@ def measure(loaded: LoadedModel, **options: Any) -> Sensitivity:
     return measure_sensitivity(loaded, options.pop("batches", BATCHES), **options)
 
 
-def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch] = BATCHES) -> float:
+def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch] = BATCHES) -> float:
     totals = [forecast_loss(loaded, batch) for batch in batches]
     return sum(total for total, _ in totals) / sum(count for _, count in totals)
 
@@ -225,15 +226,15 @@ def test_loss_of_chronos_2_is_its_own(checkpoints: dict[str, Path]) -> None:
 def test_series_count_alike_whatever_their_scale(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     batch = windows()
-    larger = CalibrationBatch(1024 * batch.context, 1024 * batch.target)
+    larger = ForecastBatch(1024 * batch.context, 1024 * batch.target)
     assert forecast_loss(loaded, larger)[0] == pytest.approx(forecast_loss(loaded, batch)[0])
 
 
 def test_missing_targets_do_not_count(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     batch = windows()
-    shorter = CalibrationBatch(batch.context, batch.target[:, :5])
-    padded = CalibrationBatch(batch.context, batch.target.clone())
+    shorter = ForecastBatch(batch.context, batch.target[:, :5])
+    padded = ForecastBatch(batch.context, batch.target.clone())
     padded.target[:, 5:] = torch.nan
     total, count = forecast_loss(loaded, padded)
     assert count == 5 * len(batch.target)
@@ -467,7 +468,7 @@ def test_a_loss_that_is_not_finite_names_the_part(
         ({"head_sizes": (4, 0)}, PlanError, "at least 1, not 0"),
         ({"hidden_ratios": (1.0,)}, PlanError, "between 0 and 1, not 1.0"),
         (
-            {"holdout": [CalibrationBatch(windows().context, torch.full((6, 4), torch.nan))]},
+            {"holdout": [ForecastBatch(windows().context, torch.full((6, 4), torch.nan))]},
             DataError,
             "no window",
         ),

@@ -27,12 +27,9 @@ from tscompress.budget.measure_sensitivity import Part, Sensitivity, measure_sen
 from tscompress.budget.search import Candidate
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    CalibrationConfig,
-    calibration_batches,
-)
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, PlanError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
@@ -58,7 +55,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, measured: Path) -> Path:
     return measured
 
 
-def batches_of(loaded: LoadedModel) -> list[CalibrationBatch]:
+def batches_of(loaded: LoadedModel) -> list[ForecastBatch]:
     return calibration_batches(loaded, CALIBRATION)
 
 
@@ -288,7 +285,7 @@ def test_the_second_time_nothing_is_measured(
 def test_windows_to_fold_on_and_to_measure_on_are_apart() -> None:
     context, target = torch.arange(24.0).view(12, 2), torch.arange(12.0).view(12, 1)
     for groups in (None, torch.arange(12) // 2):
-        batch = CalibrationBatch(context, target, groups)
+        batch = ForecastBatch(context, target, groups)
         (fitted,), (held_out,) = sizing._split([batch])
         assert len(fitted.context) + len(held_out.context) == 12
         assert 2 <= len(held_out.context) <= 4
@@ -303,7 +300,7 @@ def test_windows_of_a_series_stay_together() -> None:
     """Those of it that are measured on would otherwise have been fitted to in part."""
     series = torch.tensor([0, -1, 0, 3, 1, 1, 3, -1, 2, 2, 0, 2])
     context = torch.arange(24.0).view(12, 2)
-    batch = CalibrationBatch(context, torch.zeros(12, 1), series=series)
+    batch = ForecastBatch(context, torch.zeros(12, 1), series=series)
     (fitted,), (held_out,) = sizing._split([batch])
     assert fitted.series is not None
     assert held_out.series is not None
@@ -404,8 +401,8 @@ def test_a_series_after_zeros_does_not_outweigh_all_others(checkpoints: dict[str
     alone = sizing._Wql(original, batches).ratio(other)
     assert abs(alone - 1) > 1e-3
     length, horizon = batches[-1].context.shape[1], batches[-1].target.shape[1]
-    started = CalibrationBatch(torch.zeros(1, length), torch.full((1, horizon), 5.0))
-    nothing = CalibrationBatch(torch.zeros(1, length), torch.zeros(1, horizon))
+    started = ForecastBatch(torch.zeros(1, length), torch.full((1, horizon), 5.0))
+    nothing = ForecastBatch(torch.zeros(1, length), torch.zeros(1, horizon))
     with_zeros = sizing._Wql(original, [*batches, started, nothing]).ratio(other)
     assert abs(with_zeros - 1) > 0.5 * abs(alone - 1)
     with pytest.raises(DataError, match="are not zero"):
@@ -423,17 +420,17 @@ def test_groups_are_forecast_as_groups(checkpoints: dict[str, Path]) -> None:
     batches = batches_of(original)
     assert any(batch.group_ids is not None for batch in batches)
     assert sizing._Wql(original, batches).ratio(other) != 1.0
-    alone = [CalibrationBatch(batch.context, batch.target) for batch in batches]
+    alone = [ForecastBatch(batch.context, batch.target) for batch in batches]
     assert sizing._Wql(original, alone).ratio(other) == 1.0
 
 
 def test_rows_of_groups_come_back_in_their_order(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     batch = batches_of(loaded)[0]
-    mixed = CalibrationBatch(batch.context, batch.target, torch.arange(len(batch.context)) % 2)
+    mixed = ForecastBatch(batch.context, batch.target, torch.arange(len(batch.context)) % 2)
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     ids = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    sorted_rows = CalibrationBatch(mixed.context[order], mixed.target[order], ids)
+    sorted_rows = ForecastBatch(mixed.context[order], mixed.target[order], ids)
     found, expected = (sizing._quantiles(loaded, one, 0) for one in (mixed, sorted_rows))
     torch.testing.assert_close(found[order], expected)
 

@@ -22,11 +22,12 @@ from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import fold_planned_, keep_layers_
-from tscompress.compression.calibration import CalibrationBatch, calibration_batches
+from tscompress.compression.calibration import calibration_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.families.t5_stack import has_own_head
@@ -173,7 +174,7 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
     steps = 2048 if loaded.family == "chronos-t5" else 2048 * 8
     context, target = (torch.randn(32, length).cumsum(-1) for length in (steps // 8, 4))
     target[::3, 2:] = torch.nan
-    batches = [CalibrationBatch(context, target), CalibrationBatch(context[:3, -9:], target[:3])]
+    batches = [ForecastBatch(context, target), ForecastBatch(context[:3, -9:], target[:3])]
     calls: list[int] = []
     handle = loaded.model.encoder.register_forward_hook(
         lambda _, args, out: calls.append(out[0].shape[:2].numel())

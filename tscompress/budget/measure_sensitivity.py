@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.digests import code_digest, versions
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold import refit_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import (
@@ -43,6 +43,7 @@ from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fol
 from tscompress.compression.layer_walk import Step, advance_, walk
 from tscompress.compression.recording import Recording, blocks_of, record
 from tscompress.compression.residual_stream import projected, stream_bases
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers, sublayers
@@ -194,7 +195,7 @@ def rising(values: Sequence[float]) -> list[float]:
 # --------------------------------------------------------------------------------------------------
 
 
-def forecast_loss(loaded: LoadedModel, batch: CalibrationBatch) -> tuple[float, int]:
+def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int]:
     """Teacher-forced loss of the forecast of ``batch``, summed over observed target steps.
 
     Negative log-likelihood of the target's tokens, or twice the pinball loss of scaled quantiles;
@@ -223,7 +224,7 @@ class _Recalled(nn.Module):
 class _Forecasts:
     """Losses of the model as it is, run only from the block on that may have changed."""
 
-    def __init__(self, loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
+    def __init__(self, loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.loaded = loaded
         self.batches = batches
         self._start: tuple[str, int] | None = ("", 0)
@@ -268,7 +269,7 @@ class _Forecasts:
             handle.remove()
         return _Recalled(outputs)
 
-    def _each(self, run: Callable[[CalibrationBatch], T]) -> Iterator[T]:
+    def _each(self, run: Callable[[ForecastBatch], T]) -> Iterator[T]:
         with ExitStack() as swapped:
             for name, recalled in self._recalled.items():
                 swapped.enter_context(_swapped(self.loaded.model, name, recalled))
@@ -345,9 +346,9 @@ class _Wanted(NamedTuple):
 
 def measure_sensitivity(
     loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     *,
-    holdout: Sequence[CalibrationBatch] | None = None,
+    holdout: Sequence[ForecastBatch] | None = None,
     fold: FoldConfig,
     head_sizes: Sequence[int] | None = None,
     hidden_ratios: Sequence[float] = (0.75, 0.5, 0.25, 0.125),
@@ -502,7 +503,7 @@ class _Pass:
     """One walk through the model. Parts that ``result`` holds already are not measured again."""
 
     loaded: LoadedModel
-    batches: Sequence[CalibrationBatch]
+    batches: Sequence[ForecastBatch]
     config: FoldConfig
     forecasts: _Forecasts
     open: dict[tuple[str, PartKind], _Wanted]
@@ -700,8 +701,8 @@ class _Store:
 
 def _content_key(
     loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    holdout: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
+    holdout: Sequence[ForecastBatch],
     config: FoldConfig,
     wanted: Sequence[_Wanted],
 ) -> str:
@@ -727,7 +728,7 @@ def _content_key(
     for name, tensor in [*loaded.model.named_parameters(), *loaded.model.named_buffers()]:
         add_tensor(name, tensor)
     for label, windows in (("calibration", batches), ("holdout", holdout)):
-        for batch, field in itertools.product(windows, dataclasses.fields(CalibrationBatch)):
+        for batch, field in itertools.product(windows, dataclasses.fields(ForecastBatch)):
             tensor = getattr(batch, field.name)
             add(f"{label} {field.name}", None) if tensor is None else add_tensor(label, tensor)
     return digest.hexdigest()

@@ -31,15 +31,12 @@ from tscompress.budget.search import (
 )
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import config_of_layers, fold_planned_, keep_layers_
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    CalibrationConfig,
-    calibration_batches,
-)
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
@@ -57,7 +54,7 @@ _HOLD_OUT = 4
 def plan_within_budget(
     loaded: LoadedModel,
     schedule: PlannedSchedule,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     fold: FoldConfig,
     workload: Workload | None,
     on_progress: OnProgress = silent,
@@ -143,7 +140,7 @@ def plan_within_budget(
 def layers_that_stay(
     loaded: LoadedModel,
     counts: Sequence[int],
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     fold: FoldConfig,
     on_progress: OnProgress = silent,
 ) -> dict[str, tuple[int, ...]]:
@@ -234,7 +231,7 @@ def _leave_out_(
     loaded: LoadedModel,
     stack: str,
     layer: int,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     fold: FoldConfig,
 ) -> None:
     """Drop a layer and fit the others to make up for it, at the sizes they have."""
@@ -289,8 +286,8 @@ def sensitivities(
 
 def _measured(
     loaded: LoadedModel,
-    fitted: Sequence[CalibrationBatch],
-    held_out: Sequence[CalibrationBatch],
+    fitted: Sequence[ForecastBatch],
+    held_out: Sequence[ForecastBatch],
     fold: FoldConfig,
     on_progress: OnProgress,
     *,
@@ -383,16 +380,16 @@ def plan_of(
 
 
 def _split(
-    batches: Sequence[CalibrationBatch],
-) -> tuple[list[CalibrationBatch], list[CalibrationBatch]]:
+    batches: Sequence[ForecastBatch],
+) -> tuple[list[ForecastBatch], list[ForecastBatch]]:
     """Rows to fold on, and every fourth row, or group of rows, to measure on.
 
     Of series that several windows are of, every fourth is measured on with all of them. Fewer than
     four series of that kind, or groups, are not kept whole.
     """
     for whole_groups, whole_series in ((True, True), (True, False), (False, False)):
-        fitted: list[CalibrationBatch] = []
-        held_out: list[CalibrationBatch] = []
+        fitted: list[ForecastBatch] = []
+        held_out: list[ForecastBatch] = []
         before = 0  # rows or groups in the batches so far
         sides: dict[int, bool] = {}  # of series
         for batch in batches:
@@ -439,7 +436,7 @@ class _Wql:
     one that follows nothing but zeros, outweighs all others.
     """
 
-    def __init__(self, original: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
+    def __init__(self, original: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.batches = batches
         self.base = self.of(original)
         if not 0 < self.base < math.inf:
@@ -468,7 +465,7 @@ class _Wql:
         return loss / scale if scale > 0 else 0.0
 
 
-def _quantiles(loaded: LoadedModel, batch: CalibrationBatch, seed: int) -> Tensor:
+def _quantiles(loaded: LoadedModel, batch: ForecastBatch, seed: int) -> Tensor:
     """Forecasts ``[B, H, 9]`` as ``predict`` makes them."""
     horizon = batch.target.shape[1]
     # Chronos-T5 draws sample paths: the same random numbers for every model.

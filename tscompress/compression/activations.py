@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.compression.calibration import fed_positions, run_teacher_forced
+from tscompress.data.batch import ForecastBatch
 from tscompress.plan.architecture import Architecture
 
 
@@ -42,7 +43,7 @@ class Moment:
 
 def collect_moments(
     loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     names: Sequence[str],
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Moment]:

@@ -14,7 +14,6 @@ import torch
 
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import check_width, settle_fold_plan
@@ -24,6 +23,7 @@ from tscompress.compression.residual_stream import (
     stream_bases,
     turn_,
 )
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError
 from tscompress.families.registry import adapter_of, build_empty, wrap_pipeline
 from tscompress.families.stacks import layer_name, stack_layers
@@ -34,7 +34,7 @@ from tscompress.plan.plan import Plan
 def fold_planned_(
     loaded: LoadedModel,
     plan: Plan,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
@@ -64,7 +64,7 @@ def fold_planned_(
 def apply_fold_(
     loaded: LoadedModel,
     plan: Plan,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     *,

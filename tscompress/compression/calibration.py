@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import check_no_leak
 from tscompress.data.seasonality import has_season
 from tscompress.data.series import LabelledSeries, given_series
@@ -68,22 +69,6 @@ class CalibrationConfig(BaseModel):
     )
 
 
-@dataclass(frozen=True)
-class CalibrationBatch:
-    """Contexts with NaN on the left where a series is shorter, and what came after them."""
-
-    context: Tensor  # [B, T]
-    target: Tensor  # [B, H]
-    group_ids: Tensor | None = None  # [B], int64; Chronos-2 attends across rows of one group
-    future: Tensor | None = None  # [B, H]; what Chronos-2 is told of steps ahead, NaN elsewhere
-    series: Tensor | None = None  # [B], int64; alike for windows of one series, -1: of no other
-
-    def rows(self, chosen: Tensor) -> CalibrationBatch:
-        """The batch of some of the rows, by a mask or indices."""
-        parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return replace(self, **{k: v[chosen] for k, v in parts.items() if v is not None})
-
-
 class _Drawn(NamedTuple):
     """A window, and the number of its series if others are of it, too."""
 
@@ -95,7 +80,7 @@ def calibration_batches(
     loaded: LoadedModel,
     config: CalibrationConfig,
     series: Sequence[FloatArray] | str | Path | None = None,
-) -> list[CalibrationBatch]:
+) -> list[ForecastBatch]:
     """Batches of about equally long series, at lengths from short to the longest allowed.
 
     Synthetic series come in eight lengths. Real series, of a file or a wheel, are stratified by
@@ -157,7 +142,7 @@ def calibration_batches(
     return batches
 
 
-def seasonal_share(batches: Sequence[CalibrationBatch]) -> float:
+def seasonal_share(batches: Sequence[ForecastBatch]) -> float:
     """Share of the contexts that hold a season, see
     :func:`~tscompress.data.seasonality.has_season`.
     """
@@ -184,7 +169,7 @@ def _chunks(
     return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
 
 
-def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> CalibrationBatch:
+def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> ForecastBatch:
     """``rows`` are windows and how many of their last steps are context, and then target."""
     context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
     target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
@@ -192,7 +177,7 @@ def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> Calibrat
         cut = len(window) - steps
         context[row, context.shape[1] - past :] = window[cut - past : cut]
         target[row, :steps] = window[cut:]
-    batch = CalibrationBatch(
+    batch = ForecastBatch(
         torch.from_numpy(context),
         torch.from_numpy(target),
         series=torch.tensor([one.series for one, *_ in rows]),
@@ -368,7 +353,7 @@ def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Win
 
 
 @torch.no_grad()
-def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
+def run_teacher_forced(loaded: LoadedModel, batch: ForecastBatch) -> Any:
     """One forward pass with the true target fed to the decoder, where there is one.
 
     Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2.
@@ -386,8 +371,8 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
 
 @torch.no_grad()
 def drawn_continuations(
-    loaded: LoadedModel, batches: Sequence[CalibrationBatch], seed: int = 0
-) -> list[CalibrationBatch]:
+    loaded: LoadedModel, batches: Sequence[ForecastBatch], seed: int = 0
+) -> list[ForecastBatch]:
     """The shorter half of the contexts, each followed by a path that the model itself draws.
 
     Forecasting, the decoder of Chronos-T5 reads its own samples, which the true continuation of a
@@ -406,19 +391,19 @@ def drawn_continuations(
     device = next(loaded.model.parameters()).device
     shortest_first = sorted(batches, key=lambda batch: batch.context.shape[1])
     missing = sum(len(batch.context) for batch in batches) // 2
-    drawn: list[CalibrationBatch] = []
+    drawn: list[ForecastBatch] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         for batch in shortest_first:
             if missing <= 0:
                 break
             paths = forecaster.predict(batch.context, num_samples=1)  # [B, 1, H]
-            drawn.append(CalibrationBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
+            drawn.append(ForecastBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
             missing -= len(batch.context)
     return drawn
 
 
-def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
+def fed_positions(loaded: LoadedModel, batch: ForecastBatch) -> Tensor | None:
     """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
     if not adapter_of(loaded.family).draws_samples:
         return None
@@ -432,11 +417,11 @@ _STEPS_PER_BATCH = 1024
 
 def small_batches(
     loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     steps: int = _STEPS_PER_BATCH,
     *,
     trim: bool = True,
-) -> list[CalibrationBatch]:
+) -> list[ForecastBatch]:
     """The same rows in batches of at most so many positions, where rows do not see each other.
 
     Attention takes memory for each head and pair of positions of a batch: for a model of base size
@@ -453,16 +438,16 @@ def small_batches(
             continue
         for start in range(0, len(batch.context), rows):
             chosen = slice(start, start + rows)
-            part = CalibrationBatch(batch.context[chosen], batch.target[chosen])
+            part = ForecastBatch(batch.context[chosen], batch.target[chosen])
             parts.append(_trimmed(part) if trim else part)
     # The longest first: position biases of shorter ones are corners of theirs.
     return sorted(parts, key=lambda part: -part.context.shape[1])
 
 
-def _trimmed(batch: CalibrationBatch) -> CalibrationBatch:
+def _trimmed(batch: ForecastBatch) -> ForecastBatch:
     """Without the steps on the left, and the last ones, that no row has."""
     context, target = batch.context, batch.target
     past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
     first = int(past[0]) if len(past) else 0
     end = int(ahead[-1]) + 1 if len(ahead) else target.shape[1]
-    return CalibrationBatch(context[:, first:], target[:, :end])
+    return ForecastBatch(context[:, first:], target[:, :end])

@@ -17,11 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    drawn_continuations,
-    small_batches,
-)
+from tscompress.compression.calibration import drawn_continuations, small_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import (
     fill_,
@@ -55,6 +51,7 @@ from tscompress.compression.recording import (
     record_entry,
 )
 from tscompress.compression.residual_stream import cut_embeddings_, cut_rows_, readers_of_end
+from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
 from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.linalg import (
@@ -72,7 +69,7 @@ from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 def fold_(
     loaded: LoadedModel,
     plan: Plan,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     *,
@@ -128,7 +125,7 @@ class _Fold:
         self,
         loaded: LoadedModel,
         plan: Plan,
-        batches: Sequence[CalibrationBatch],
+        batches: Sequence[ForecastBatch],
         config: FoldConfig,
         on_layer: Callable[[int, int], None],
     ) -> None:

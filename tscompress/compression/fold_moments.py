@@ -11,16 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    run_teacher_forced,
-)
+from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
 from tscompress.compression.layer_walk import Step, runs_of
 from tscompress.compression.recording import (
     PassEnded,
     run_embedding,
 )
+from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
 from tscompress.linalg import (
     even_picks,
@@ -250,7 +248,7 @@ def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
 
 
 def patch_moments(
-    loaded: LoadedModel, batches: Sequence[CalibrationBatch], plan: HiddenPlan
+    loaded: LoadedModel, batches: Sequence[ForecastBatch], plan: HiddenPlan
 ) -> HiddenMoments:
     """What the hidden units of a patch embedding say, and after them its inputs and a constant 1.
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
+from tscompress.compression.calibration import fed_positions, run_teacher_forced
+from tscompress.data.batch import ForecastBatch
 from tscompress.families.stacks import Block, Sublayer, stack_layers, sublayer_of, sublayers
 from tscompress.layers.resize import CACHE_NAMES
 
@@ -102,7 +103,7 @@ class PassEnded(Exception):
 
 
 @torch.no_grad()
-def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recording:
+def record(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Recording:
     """Note how every sublayer is called, for each batch."""
     recording = Recording()
     entries: dict[str, list[Tensor]] = {}
@@ -168,7 +169,7 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> list[Tensor]:
+def record_entry(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> list[Tensor]:
     """The residual stream that enters the encoder, after a change to what embeds the input."""
     entries: dict[str, list[Tensor]] = {}
     with _recorders(loaded, Recording(), entries, entries_only=True):
@@ -178,7 +179,7 @@ def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> li
     return entries["encoder"]
 
 
-def run_embedding(loaded: LoadedModel, batch: CalibrationBatch) -> None:
+def run_embedding(loaded: LoadedModel, batch: ForecastBatch) -> None:
     """As much of a forward pass as embeds the input."""
 
     def stop(*_: object) -> None:

@@ -24,12 +24,8 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    fed_positions,
-    run_teacher_forced,
-    small_batches,
-)
+from tscompress.compression.calibration import fed_positions, run_teacher_forced, small_batches
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import LAYER_PREFIXES, stack_layers, sublayer_of, sublayers
@@ -94,7 +90,7 @@ def readers_of_end(model: Any, stack: str) -> list[str]:
 
 
 @torch.no_grad()
-def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> dict[str, Tensor]:
+def stream_bases(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> dict[str, Tensor]:
     """Principal directions of each stack's residual stream, ``[d_model, d_model]``, float64.
 
     Columns are orthonormal, those with most energy first. The moment is that of what the norms

@@ -15,7 +15,8 @@ from tscompress.checkpoints.format import unique_tensors, write_factored
 from tscompress.checkpoints.load import load
 from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
-from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.calibration import run_teacher_forced
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import VerificationError
 from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.plan.plan import Plan
@@ -94,7 +95,7 @@ def _verify(model: PreTrainedModel, directory: Path) -> None:
     if ours.keys() != theirs.keys() or not all(torch.equal(ours[n], theirs[n]) for n in ours):
         raise VerificationError("the weights do not load back as they were in memory.")
     wave = torch.sin(torch.arange(2 * 56.0) / 3).reshape(2, 56)
-    probe = CalibrationBatch(wave[:, :48], wave[:, 48:])
+    probe = ForecastBatch(wave[:, :48], wave[:, 48:])
     in_memory = replace(reloaded, model=model.requires_grad_(True).eval())
     reloaded.model.requires_grad_(True)  # frozen weights take another path through matmul
     outputs = [run_teacher_forced(one, probe) for one in (in_memory, reloaded)]

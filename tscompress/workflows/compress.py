@@ -17,14 +17,10 @@ from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.activations import Moment, collect_moments
 from tscompress.compression.apply import fold_planned_, keep_layers_
-from tscompress.compression.calibration import (
-    OWN_SOURCES,
-    CalibrationBatch,
-    calibration_batches,
-    seasonal_share,
-)
+from tscompress.compression.calibration import OWN_SOURCES, calibration_batches, seasonal_share
 from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.compression.fold_plans import fold_plan_of
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
@@ -248,7 +244,7 @@ def _batches(
     recipe: Recipe,
     method: Method,
     series: Sequence[FloatArray] | str | Path | None,
-) -> list[CalibrationBatch]:
+) -> list[ForecastBatch]:
     """What the method is calibrated on; nothing for svd."""
     if method != "svd":
         return calibration_batches(loaded, recipe.calibration, series)
@@ -267,7 +263,7 @@ def _factor_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
     """Replace projections by two factors."""
@@ -282,7 +278,7 @@ def _factor_(
 def _factor_plan(
     loaded: LoadedModel,
     recipe: Recipe,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> tuple[Plan, dict[str, Moment] | None]:
     """The ranks that a recipe asks for, and the moments they were chosen by."""
@@ -307,7 +303,7 @@ def _moments(
     loaded: LoadedModel,
     method: Method,
     feed_forward: bool,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> dict[str, Moment] | None:
     """Second moments of what feeds the projections; None for a method without."""
@@ -326,7 +322,7 @@ def _fold_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
     """Make heads and hidden layers smaller."""
@@ -344,7 +340,7 @@ def _fold_(
 def _fold_plan(
     loaded: LoadedModel,
     recipe: Recipe,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> Plan:
     """The sizes that a recipe asks for; ``batches`` are for what is measured first."""
