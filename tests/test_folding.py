@@ -40,7 +40,7 @@ from tscompress.compression.layer_walk import walk
 from tscompress.compression.recording import record, record_entry
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
-from tscompress.layers.resize import SizedT5Attention
+from tscompress.layers.sized_attention import SizedT5Attention
 from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained

@@ -29,7 +29,8 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan, fold_plan_of
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, wrap_pipeline
-from tscompress.layers.resize import LatentCrossAttention, replace_heads_
+from tscompress.layers.latent_cross_attention import LatentCrossAttention
+from tscompress.layers.resize import replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.plan.plan import HeadPlan, Plan
 from tscompress.plan.schedules import RankSchedule

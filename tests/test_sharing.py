@@ -19,7 +19,7 @@ from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
 from tscompress.evaluation.batching import forecast_bytes
-from tscompress.layers.resize import cache_name
+from tscompress.layers.latent_cross_attention import cache_name
 from tscompress.layers.shared_cross_attention import (
     SharedCrossAttention,
     share_cross_attention,

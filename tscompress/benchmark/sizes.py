@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
 from tscompress.errors import ModelNotFoundError
 from tscompress.families.registry import adapter_of_model
-from tscompress.layers.resize import LatentCrossAttention
+from tscompress.layers.latent_cross_attention import LatentCrossAttention
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import fed_positions, run_teacher_forced
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.stacks import Block, Sublayer, stack_layers, sublayer_of, sublayers
-from tscompress.layers.resize import CACHE_NAMES
+from tscompress.layers.latent_cross_attention import CACHE_NAMES
 
 
 @dataclass
