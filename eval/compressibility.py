@@ -1,0 +1,135 @@
+"""Compressibility against training: the same cuts on the checkpoints of one training run.
+
+    tscompress pretrain recipes/pretrain/bolt-tiny-whole.yaml --output results/bolt-tiny-whole
+    python eval/compressibility.py --run results/bolt-tiny-whole
+        --output eval/results/compressibility [--max-series 100] [--size 64,0.5,128]
+
+Every checkpoint that the run kept (`snapshots` of its recipe), and the model at its end, is folded
+without training to each size and compared with itself before folding: WQL and MASE on the offline
+suite, and the share of its own skill that is kept. Beside them stand its own scores relative to
+seasonal naive and its own skill, so that a cut that costs nothing can be told from a model that has
+nothing to lose. Published models saw far more series than any of these: read where the lines point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from fold import Bed, quality, size_trials
+from output import write_tables
+from rich.console import Console
+
+from tscompress.evaluation.evaluate import METRICS, SEASONAL_NAIVE
+from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.workflows.evaluate_models import score
+
+#: Head size, share of hidden units, d_model: one thing halved at a time, then two, then all three.
+SIZES: tuple[tuple[int, float, int | None], ...] = (
+    (64, 0.5, None), (64, 1.0, 128), (32, 1.0, None), (64, 0.5, 128), (32, 0.5, 128),
+)  # fmt: skip
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """Steps and directory of every model that a training run kept, in order.
+
+    Raises
+    ------
+    SystemExit
+        The run is not finished, or kept nothing on its way.
+    """
+    kept = [(int(path.name.removeprefix("step-")), path) for path in run.glob("step-*")]
+    if not kept or not (run / "model").is_dir():
+        raise SystemExit(f"{run} is no finished run with snapshots; train its recipe first.")
+    *_, last = (run / "log.jsonl").read_text().splitlines()
+    return sorted([*kept, (json.loads(last)["total_steps"], run / "model")])
+
+
+def measure(
+    run: Path, sizes: Sequence[tuple[int, float, int | None]], max_series: int | None
+) -> Iterator[dict[str, Any]]:
+    """One row a checkpoint and size."""
+    console = Console()
+    found = checkpoints(run)
+    total = found[-1][0]
+    for steps, path in found:
+        bed = Bed(str(path), max_series, console)
+        against_naive = quality(bed.scores, score(SEASONAL_NAIVE, SEASONAL_NAIVE, bed.config))
+        own = {
+            "steps": steps,
+            "share": steps / total,
+            **{f"own {metric}": against_naive[metric] for metric in METRICS},
+            "own skill": bed.skills.overall().value,
+        }
+        for row in bed.rows(size_trials(bed, sizes)):
+            yield own | row
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """The table as GitHub shows it."""
+    lines = [
+        "| steps | its own WQL, MASE, skill | cut | parameters | WQL | MASE | skill kept | "
+        "of seasons |",
+        "|--:|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in frame.to_dict("records"):
+        lines.append(
+            f"| {row['steps']} ({row['share']:.0%}) | {row['own WQL']:.3f}, {row['own MASE']:.3f}, "
+            f"{row['own skill']:.2f} | {row['trial']} | {row['parameters']:.1%} | "
+            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {row['skill']:.3f} | {row['seasons']:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(frame: pd.DataFrame, path: Path) -> None:
+    """Kept WQL, MASE and skill of each cut, over the share of the training."""
+    figure = new_figure(10.4, 3.2)
+    panels = figure.subplots(1, 3)
+    shares = sorted(frame["share"].unique())
+    titles = {
+        "WQL": "WQL, ratio to the uncut checkpoint",
+        "MASE": "MASE, ratio to the uncut checkpoint",
+        "skill": "share of the checkpoint's skill kept",
+    }
+    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+        style_axes(axes, xlabel="share of the training steps", title=title)
+        axes.axhline(1, color=GREY, linewidth=0.8)
+        cuts = frame.groupby("trial", sort=False)
+        for (cut, rows), color, marker in zip(cuts, PALETTE, MARKERS, strict=False):
+            axes.plot(rows["share"], rows[column], color=color, marker=marker, ms=5, label=cut)
+        axes.set_xscale("log")
+        axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
+        axes.minorticks_off()
+    legend_beside(figure, panels[2], title="cut to")
+    figure.savefig(path, dpi=160)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, required=True, help="what pretrain wrote")
+    parser.add_argument("--output", required=True, help="prefix of .csv, .md and .png")
+    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    parser.add_argument("--size", action="append", help="D_KV,SHARE of hidden units[,D_MODEL]")
+    given = parser.parse_args()
+    sizes = [_size(text) for text in given.size] if given.size else SIZES
+    rows: list[dict[str, Any]] = []
+    for row in measure(given.run, sizes, given.max_series):
+        rows.append(row)
+        frame = pd.DataFrame(rows)
+        write_tables(given.output, frame, markdown(frame))
+        draw(frame, Path(f"{given.output}.png"))
+
+
+def _size(text: str) -> tuple[int, float, int | None]:
+    head_size, ff_ratio, *width = text.split(",")
+    return int(head_size), float(ff_ratio), int(*width) if width else None
+
+
+if __name__ == "__main__":
+    main()
