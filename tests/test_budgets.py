@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tscompress.benchmark.bench import Workload, bench, count_macs, parameter_count
 from tscompress.budget import search as candidates_module
 from tscompress.budget.costs import CostModel, Costs, Measure
-from tscompress.budget.measure_sensitivity import Part, Sensitivity
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
@@ -28,6 +27,7 @@ from tscompress.budget.search import (
     folded_candidates,
     latency_of,
 )
+from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.errors import PlanError, UsageError

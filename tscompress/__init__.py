@@ -13,8 +13,8 @@ from tscompress._version import __version__
 if TYPE_CHECKING:
     from tscompress.api import compress, recover
     from tscompress.benchmark.bench import BenchResult, Workload, bench
-    from tscompress.budget.measure_sensitivity import Sensitivity
     from tscompress.budget.plan_within_budget import sensitivities
+    from tscompress.budget.sensitivity import Sensitivity
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.compression.fold_config import FoldConfig
@@ -55,7 +55,7 @@ _HOME = {
     "evaluate": "evaluation.evaluate",
     "relative": "evaluation.evaluate",
     "Fidelity": "evaluation.fidelity",
-    "FoldConfig": "compression.fold",
+    "FoldConfig": "compression.fold_config",
     "PushResult": "hub.push",
     "push": "hub.push",
     "BenchResult": "benchmark.bench",
@@ -77,7 +77,7 @@ _HOME = {
     "load_recipe": "workflows.recipe",
     "RecoveryResult": "training.recovery",
     "RecoveryConfig": "training.recovery_config",
-    "Sensitivity": "budget.measure_sensitivity",
+    "Sensitivity": "budget.sensitivity",
     "CompressedModel": "workflows.save",
     "save": "workflows.save",
     "share_cross_attention": "layers.shared_cross_attention",

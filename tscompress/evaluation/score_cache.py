@@ -31,7 +31,7 @@ _FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: What forecasts and scores; in a development version it changes without a number.
-_CODE = ("evaluation", "layers", "data")
+_CODE = ("evaluation", "families", "layers", "data")
 #: Where a model was read from or written by, not what it says.
 _NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
 _PLAIN = (int, float, str, bool, list, tuple, type(None))
