@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.compression.fold_layers import (
-    fill_,
-)
+from tscompress.compression.fold_layers import fill_
 from tscompress.errors import DataError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers

@@ -34,10 +34,7 @@ from tscompress.linalg import (
     whitened_svd,
 )
 from tscompress.plan.architecture import Architecture
-from tscompress.plan.plan import (
-    Plan,
-    ProjectionPlan,
-)
+from tscompress.plan.plan import Plan, ProjectionPlan
 
 
 def make_plan(

@@ -17,11 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    drawn_continuations,
-    small_batches,
-)
+from tscompress.compression.calibration import CalibrationBatch, drawn_continuations, small_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import (
     fill_,
@@ -57,9 +53,7 @@ from tscompress.compression.recording import (
 from tscompress.compression.residual_stream import cut_embeddings_, cut_rows_, readers_of_end
 from tscompress.families.registry import adapter_of
 from tscompress.io.freed_memory import return_memory, returning_memory
-from tscompress.linalg import (
-    least_squares,
-)
+from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 

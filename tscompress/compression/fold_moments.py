@@ -11,20 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    run_teacher_forced,
-)
+from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
 from tscompress.compression.layer_walk import Step, runs_of
-from tscompress.compression.recording import (
-    PassEnded,
-    run_embedding,
-)
+from tscompress.compression.recording import PassEnded, run_embedding
 from tscompress.families.registry import adapter_of
-from tscompress.linalg import (
-    even_picks,
-)
+from tscompress.linalg import even_picks
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.plan import HiddenPlan
 

@@ -51,13 +51,7 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import Method
 from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
-from tscompress.errors import (
-    DataError,
-    OutputExistsError,
-    RecipeError,
-    TscompressError,
-    UsageError,
-)
+from tscompress.errors import DataError, OutputExistsError, RecipeError, TscompressError, UsageError
 from tscompress.evaluation.comparison import ModelComparison, compare, pareto_front
 from tscompress.evaluation.evaluate import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import (
