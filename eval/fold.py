@@ -40,7 +40,8 @@ from rich.console import Console
 import tscompress
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel
-from tscompress.budget.measure_sensitivity import forecast_loss, measure_sensitivity
+from tscompress.budget.forecast_loss import forecast_loss
+from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import choose_factored
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (

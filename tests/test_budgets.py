@@ -20,7 +20,6 @@ from tscompress.benchmark.sizes import count_macs, parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.budget import search as candidates_module
 from tscompress.budget.costs import CostModel, Costs, Measure
-from tscompress.budget.measure_sensitivity import Part, Sensitivity
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
@@ -29,6 +28,7 @@ from tscompress.budget.search import (
     folded_candidates,
     latency_of,
 )
+from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.errors import PlanError, UsageError

@@ -26,7 +26,7 @@ from safetensors import safe_open
 import tscompress
 from tscompress._version import __version__
 from tscompress.benchmark.sizes import parameter_count
-from tscompress.budget.measure_sensitivity import Sensitivity
+from tscompress.budget.sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli

@@ -14,16 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from tscompress.budget import forecast_loss as losses_module
 from tscompress.budget import measure_sensitivity as sensitivity
-from tscompress.budget.measure_sensitivity import (
-    Part,
-    PartKind,
-    Sensitivity,
-    default_head_sizes,
-    forecast_loss,
-    measure_sensitivity,
-    rising,
-)
+from tscompress.budget.forecast_loss import forecast_loss
+from tscompress.budget.measure_sensitivity import default_head_sizes, measure_sensitivity
+from tscompress.budget.sensitivity import Part, PartKind, Sensitivity, rising
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold import fold_, refit_
@@ -441,7 +436,7 @@ def test_the_model_survives_an_error_inside_a_forward_pass(
             raise KeyboardInterrupt
         return run_teacher_forced(*args)
 
-    monkeypatch.setattr(sensitivity, "run_teacher_forced", failing)
+    monkeypatch.setattr(losses_module, "run_teacher_forced", failing)
     with pytest.raises(KeyboardInterrupt):
         measure(loaded)
     assert_untouched(loaded.model, before)
@@ -451,11 +446,11 @@ def test_a_loss_that_is_not_finite_names_the_part(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])
-    monkeypatch.setattr(sensitivity._Forecasts, "loss", lambda self: float("nan"))
+    monkeypatch.setattr(losses_module.Forecasts, "loss", lambda self: float("nan"))
     with pytest.raises(DataError, match="own forecast loss is nan"):
         measure(loaded)
     losses = iter([1.0, 1.0, float("inf")])
-    monkeypatch.setattr(sensitivity._Forecasts, "loss", lambda self: next(losses))
+    monkeypatch.setattr(losses_module.Forecasts, "loss", lambda self: next(losses))
     with pytest.raises(FactorizationError, match=r"layer of encoder\.block\.0 at 0"):
         measure(loaded)
 

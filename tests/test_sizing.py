@@ -23,8 +23,9 @@ from tscompress.benchmark.sizes import (
 )
 from tscompress.benchmark.workload import Workload
 from tscompress.budget import plan_within_budget as sizing
-from tscompress.budget.measure_sensitivity import Part, Sensitivity, measure_sensitivity
+from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import Candidate
+from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches

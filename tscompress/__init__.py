@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tscompress.benchmark.bench import bench
     from tscompress.benchmark.results import BenchResult
     from tscompress.benchmark.workload import Workload
-    from tscompress.budget.measure_sensitivity import Sensitivity
     from tscompress.budget.plan_within_budget import sensitivities
+    from tscompress.budget.sensitivity import Sensitivity
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.compression.fold_config import FoldConfig
@@ -69,7 +69,7 @@ _HOME = {
     "evaluate": "evaluation.evaluate",
     "relative": "evaluation.results",
     "Fidelity": "evaluation.fidelity",
-    "FoldConfig": "compression.fold",
+    "FoldConfig": "compression.fold_config",
     "PushResult": "hub.push",
     "push": "hub.push",
     "BenchResult": "benchmark.results",
@@ -99,7 +99,7 @@ _HOME = {
     "load_recipe": "workflows.recipe",
     "RecoveryResult": "training.recovery_state",
     "RecoveryConfig": "training.recovery_config",
-    "Sensitivity": "budget.measure_sensitivity",
+    "Sensitivity": "budget.sensitivity",
     "CompressedModel": "workflows.save",
     "save": "workflows.save",
     "share_cross_attention": "layers.shared_cross_attention",

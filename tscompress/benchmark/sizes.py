@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
 from tscompress.errors import ModelNotFoundError
+from tscompress.families.base import Pass
 from tscompress.families.registry import adapter_of_model
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
 
@@ -87,15 +88,14 @@ def kv_cache_bytes(
         self_width += _cached_numbers_per_token(block.layer[0].SelfAttention)
         cross_width += _cached_numbers_per_token(block.layer[1].EncDecAttention)
     chronos_config: dict[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
-    numbers = max(
-        one.series * one.paths * self_width * one.outputs
-        + one.series
-        * (1 if shared_cross_attention else one.paths)
-        * cross_width
-        * one.encoder_tokens
-        for one in adapter_of_model(model).passes(chronos_config, workload)
-    )
-    return numbers * dtype.itemsize
+
+    def numbers(one: Pass) -> int:
+        rows = one.series * one.paths
+        cross_rows = one.series if shared_cross_attention else rows
+        return rows * self_width * one.outputs + cross_rows * cross_width * one.encoder_tokens
+
+    passes = adapter_of_model(model).passes(chronos_config, workload)
+    return max(map(numbers, passes)) * dtype.itemsize
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -16,12 +16,7 @@ from torch import Tensor, nn
 
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Measure
-from tscompress.budget.measure_sensitivity import (
-    DEFAULT_WIDTHS,
-    PartKind,
-    Sensitivity,
-    measure_sensitivity,
-)
+from tscompress.budget.measure_sensitivity import DEFAULT_WIDTHS, measure_sensitivity
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
@@ -29,6 +24,7 @@ from tscompress.budget.search import (
     folded_candidates,
     latency_of,
 )
+from tscompress.budget.sensitivity import PartKind, Sensitivity
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import config_of_layers, fold_planned_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
@@ -89,24 +85,17 @@ def plan_within_budget(
         model = build_empty(loaded.family, config)
         return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
 
-    base = _Wql(loaded, held_out) if schedule.budget.measure == "wql" else None
-    measured: dict[int, float] = {}
-
-    def count(candidate: Candidate, value: float) -> None:
-        measured[id(candidate)] = value
-        on_progress("candidates", len(measured), len(measured) + 1)
-
-    def quality(candidate: Candidate) -> float:
-        assert base is not None
-        plan = plan_of(loaded, candidate, schedule, fold)
-        trial = copy.deepcopy(loaded)
-        fold_planned_(trial, plan, fitted, fold)
-        return base.ratio(trial)
-
-    def latency(candidate: Candidate) -> float:
-        return latency_of(loaded, candidate, workload)
-
-    if schedule.layout == "folded":
+    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress)
+    measuring: dict[str, Any] = {
+        "measure_latency": trials.latency,
+        "measure_wql": trials.quality,
+        "on_measured": trials.note,
+    }
+    if schedule.layout == "factored":
+        chosen = choose_factored(
+            sensitivity, costs, schedule.budget, multiple=schedule.multiple, **measuring
+        )
+    else:
         candidates = folded_candidates(
             sensitivity,
             costs,
@@ -114,27 +103,49 @@ def plan_within_budget(
             depth=schedule.depth,
             narrower=narrower if narrows else None,
         )
-        chosen = choose_folded(
-            candidates,
-            schedule.budget,
-            costs,
-            measure_latency=latency,
-            measure_wql=quality,
-            on_measured=count,
-        )
-    else:
-        chosen = choose_factored(
-            sensitivity,
-            costs,
-            schedule.budget,
-            multiple=schedule.multiple,
-            measure_latency=latency,
-            measure_wql=quality,
-            on_measured=count,
-        )
+        chosen = choose_folded(candidates, schedule.budget, costs, **measuring)
     plan = plan_of(loaded, chosen, schedule, fold)
-    found = _found(chosen, costs, measured.get(id(chosen)))
+    found = _found(chosen, costs, trials.measured.get(id(chosen)))
     return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
+
+
+class _Trials:
+    """Candidates that are measured: their latency, or the WQL of a copy that is folded to them.
+
+    Attributes
+    ----------
+    measured
+        Ratio to the original, by the identity of the candidate.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        schedule: PlannedSchedule,
+        fold: FoldConfig,
+        fitted: Sequence[ForecastBatch],
+        held_out: Sequence[ForecastBatch],
+        workload: Workload,
+        on_progress: OnProgress,
+    ) -> None:
+        self.loaded, self.schedule, self.fold = loaded, schedule, fold
+        self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
+        self.base = _Wql(loaded, held_out) if schedule.budget.measure == "wql" else None
+        self.measured: dict[int, float] = {}
+
+    def latency(self, candidate: Candidate) -> float:
+        return latency_of(self.loaded, candidate, self.workload)
+
+    def quality(self, candidate: Candidate) -> float:
+        assert self.base is not None
+        plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
+        trial = copy.deepcopy(self.loaded)
+        fold_planned_(trial, plan, self.fitted, self.fold)
+        return self.base.ratio(trial)
+
+    def note(self, candidate: Candidate, ratio: float) -> None:
+        self.measured[id(candidate)] = ratio
+        self.on_progress("candidates", len(self.measured), len(self.measured) + 1)
 
 
 def layers_that_stay(

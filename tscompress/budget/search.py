@@ -21,7 +21,7 @@ from tscompress.benchmark.bench import bench
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs, Measure
 from tscompress.budget.costs import PartKind as SizeKind
-from tscompress.budget.measure_sensitivity import Part, Sensitivity
+from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers

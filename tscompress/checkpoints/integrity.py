@@ -13,20 +13,9 @@ import torch
 from torch import nn
 
 from tscompress.checkpoints.config_checks import check_generation
-from tscompress.checkpoints.format import (
-    check_stored,
-)
-from tscompress.checkpoints.names import (
-    CONFIG_FILE,
-    GENERATION_FILE,
-    INDEX_FILE,
-    WEIGHTS_FILE,
-)
-from tscompress.errors import (
-    CorruptCheckpointError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
+from tscompress.checkpoints.format import check_stored
+from tscompress.checkpoints.names import CONFIG_FILE, GENERATION_FILE, INDEX_FILE, WEIGHTS_FILE
+from tscompress.errors import CorruptCheckpointError, ModelNotFoundError, UnsupportedModelError
 from tscompress.families.stacks import LAYER_PREFIXES
 from tscompress.io.untrusted import (
     StoredTensor,

@@ -51,10 +51,7 @@ from tscompress.families.registry import (
     wrap_pipeline,
 )
 from tscompress.families.t5_stack import tie_weights_
-from tscompress.io.untrusted import (
-    StoredTensor,
-    single_line,
-)
+from tscompress.io.untrusted import StoredTensor, single_line
 from tscompress.plan.architecture import Architecture
 from tscompress.plan.plan import Plan
 

@@ -6,14 +6,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from tscompress.checkpoints.integrity import (
-    source_files,
-)
-from tscompress.checkpoints.names import (
-    PLAN_FILE,
-    PROVENANCE_FILE,
-    REFERENCE_PREFIX,
-)
+from tscompress.checkpoints.integrity import source_files
+from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
 from tscompress.errors import (
     CorruptCheckpointError,
     ModelNotFoundError,
@@ -30,10 +24,7 @@ from tscompress.io.network import (
     status_of,
     with_retries,
 )
-from tscompress.io.untrusted import (
-    UnreadableFileError,
-    read_json,
-)
+from tscompress.io.untrusted import UnreadableFileError, read_json
 
 
 def locate(source: str, revision: str | None) -> tuple[Path, str | None]:

@@ -33,6 +33,8 @@ OWN_SOURCES = (MIXED, SYNTHETIC)
 _SHORTEST_CUT = 32
 #: Batches of a single length are worth this many times as many batches.
 _MORE_BATCHES = 1.5
+#: Of the model, in a batch: the default of :func:`small_batches`.
+_STEPS_PER_BATCH = 1024
 
 #: Half of the synthetic series repeat a pattern: without, folding forgets seasons.
 _HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
@@ -410,9 +412,6 @@ def fed_positions(loaded: LoadedModel, batch: ForecastBatch) -> Tensor | None:
     observed = torch.isfinite(batch.target)
     fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)
     return fed.to(next(loaded.model.parameters()).device)
-
-
-_STEPS_PER_BATCH = 1024
 
 
 def small_batches(

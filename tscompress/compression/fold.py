@@ -54,9 +54,7 @@ from tscompress.compression.residual_stream import cut_embeddings_, cut_rows_, r
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
 from tscompress.io.freed_memory import return_memory, returning_memory
-from tscompress.linalg import (
-    least_squares,
-)
+from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 

@@ -20,9 +20,7 @@ from tscompress.compression.recording import (
 )
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
-from tscompress.linalg import (
-    even_picks,
-)
+from tscompress.linalg import even_picks
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.plan import HiddenPlan
 

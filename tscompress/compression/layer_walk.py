@@ -19,12 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.recording import (
-    LeftOut,
-    Recording,
-    TensorSum,
-    blocks_of,
-)
+from tscompress.compression.recording import LeftOut, Recording, TensorSum, blocks_of
 from tscompress.families.stacks import Block, Sublayer, sublayers
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock, FeedForward

@@ -172,6 +172,7 @@ def predict_task(
     from datasets import Dataset, DatasetDict  # which fev brings
 
     _check_levels(model, task.quantile_levels)
+    # Where series attend to each other, the targets of a task are forecast together.
     if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
         predictions, seconds = model.predict_fev(task, batch_size=size)

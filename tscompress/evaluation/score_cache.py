@@ -24,7 +24,7 @@ from tscompress.io.files import cache_directory, write_text_atomically
 
 _FORMAT = 1
 #: What forecasts and scores; in a development version it changes without a number.
-_CODE = ("evaluation", "layers", "data")
+_CODE = ("evaluation", "families", "layers", "data")
 
 
 class ScoreCache:

@@ -11,6 +11,7 @@ from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor, nn
 from transformers import T5Config
 
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
 from tscompress.families.patches import PatchFamily, patch_count
 from tscompress.families.t5_stack import describe_t5, shape_settings
@@ -71,7 +72,7 @@ class ChronosBolt(PatchFamily):
                 "prediction_length": shape.prediction_length,
                 "input_patch_size": shape.patch_size,
                 "input_patch_stride": shape.patch_size,
-                "quantiles": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+                "quantiles": list(QUANTILE_LEVELS),
                 "use_reg_token": True,
             },
             chronos_pipeline_class="ChronosBoltPipeline",

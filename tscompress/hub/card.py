@@ -44,11 +44,7 @@ from tscompress.hub.card_scores import (
 from tscompress.hub.origin import Made, bare_name, is_local_path, read_made, without_paths
 from tscompress.io.files import sha256_of, user_path, write_text_atomically
 from tscompress.io.network import bounded_requests, network_errors
-from tscompress.io.untrusted import (
-    UnreadableFileError,
-    regular_file,
-    single_line,
-)
+from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 
 CARD_FILE = "README.md"
 TASK = "time-series-forecasting"

@@ -32,12 +32,7 @@ from tscompress.errors import FactorizationError, UsageError
 from tscompress.families.base import EmbeddingTable
 from tscompress.families.registry import FAMILIES, FORECAST_FAMILIES
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.linalg import (
-    angle_matrix,
-    break_even_rank,
-    even_picks,
-    fit_power_law,
-)
+from tscompress.linalg import angle_matrix, break_even_rank, even_picks, fit_power_law
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 from tscompress.profiling.rank_profile import (
     EmbeddingGroup,

@@ -25,7 +25,11 @@ from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
-from tscompress.checkpoints.digests import hardware, model_digest, versions
+from tscompress.checkpoints.digests import (
+    hardware,
+    model_digest,
+    versions,
+)
 from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
 from tscompress.checkpoints.integrity import read_config
 from tscompress.checkpoints.load import LoadedModel, load
