@@ -427,8 +427,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tscompress.checkpoints.load import load
-from tscompress.training.recovery import recover_, recovery_optimizer
 from tscompress.training.recovery import recover_
+from tscompress.training.recovery_config import RecoveryConfig
 
 
 def work(student, teacher, config, directory, kill_at, environment):
