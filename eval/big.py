@@ -25,8 +25,10 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 
-from tscompress.checkpoints.load import build_empty
-from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, design
+from tscompress.families.registry import build_empty
+from tscompress.training.pretrain_model import design
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 #: d_model, d_ff, layers of each stack, heads
 SHAPES = {

@@ -24,7 +24,7 @@ from output import plain_table, write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.budget.measure_sensitivity import forecast_loss
+from tscompress.budget.forecast_loss import forecast_loss
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (
     MIXED,

@@ -33,7 +33,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from fold import RATIOS, REFERENCES, quality
+from fold import RATIOS, REFERENCES, quality, with_interval
 from methods import WORKLOADS
 from output import write_tables
 from pydantic import BaseModel
@@ -280,7 +280,7 @@ def markdown(frame: pd.DataFrame) -> str:
             else f"{row[metric]:.4f}" + (f" ± {row[f'{metric} spread']:.4f}" if several else "")
             for metric in RATIOS
         ]
-        latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+        latency = with_interval(row, "latency", 2)
         minutes = f"{row['CPU minutes']:.1f}" if row["CPU minutes"] > 0 else ""
         lines.append(
             f"| {row['kind']} | {row['label']} | {row['parameters']:.1%} | "

@@ -24,7 +24,7 @@ from fold import Bed, quality, size_trials
 from output import write_tables
 from rich.console import Console
 
-from tscompress.evaluation.evaluate import METRICS, SEASONAL_NAIVE
+from tscompress.evaluation.results import METRICS, SEASONAL_NAIVE
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.workflows.evaluate_models import score
 

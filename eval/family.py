@@ -72,7 +72,7 @@ def markdown(frame: pd.DataFrame) -> str:
         f"|---|--:|--:{'|--:' * len(RATIOS)}|",
     ]
     for row in frame.to_dict("records"):
-        latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+        latency = with_interval(row, "latency", 2)
         metrics = (with_interval(row, metric) for metric in RATIOS)
         lines.append(
             f"| {row['model']} | {row['parameters']:.1%} | {latency} | {' | '.join(metrics)} |"

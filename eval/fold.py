@@ -38,25 +38,29 @@ from output import write_tables
 from rich.console import Console
 
 import tscompress
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel
-from tscompress.budget.measure_sensitivity import forecast_loss, measure_sensitivity
+from tscompress.budget.forecast_loss import forecast_loss
+from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import choose_factored
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.data.suites import EvaluationDataset, load_suite
-from tscompress.evaluation.comparison import compare, scaled_quantile_losses
-from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.derived import scaled_quantile_losses
+from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.text import ratio_text
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 from tscompress.probing.measure import probe
@@ -195,12 +199,12 @@ def skills_kept(after: ProbeResult, before: ProbeResult) -> dict[str, float]:
     }
 
 
-def with_interval(row: Mapping[str, Any], metric: str) -> str:
+def with_interval(row: Mapping[str, Any], metric: str, digits: int = 4) -> str:
     """``1.0021 (0.9987–1.0055)``."""
-    return f"{row[metric]:.4f} ({row[f'{metric} low']:.4f}–{row[f'{metric} high']:.4f})"
+    return ratio_text(row[metric], row[f"{metric} low"], row[f"{metric} high"], digits)
 
 
-def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
+def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> float:
     """Forecast loss of each observed target, over all batches."""
     sums, counts = zip(*(forecast_loss(loaded, batch) for batch in batches), strict=True)
     return float(sum(sums)) / sum(counts)

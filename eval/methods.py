@@ -25,7 +25,8 @@ from fold import BlockPlanner, quality, with_interval
 from rich.console import Console
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import fold_plan
@@ -115,7 +116,7 @@ def markdown(frame: pd.DataFrame) -> str:
         latency = wql = mase = "1"
         if row["method"] != "dense":
             wql, mase = with_interval(row, "WQL"), with_interval(row, "MASE")
-            latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+            latency = with_interval(row, "latency", 2)
         lines.append(
             f"| {row['method']} | {row['attention']:.2%} | {row['parameters']:.1%} | "
             f"{wql} | {mase} | {latency} |"

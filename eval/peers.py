@@ -61,18 +61,19 @@ from peer_methods import (
 from rich.console import Console
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench, forecast, synthetic_batch
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload, forecast, synthetic_batch
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
     SYNTHETIC,
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     drawn_continuations,
+    small_batches,
 )
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.layer_walk import small_batches
+from tscompress.data.batch import ForecastBatch
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_axes
@@ -109,7 +110,7 @@ class Bed:
         return load(self.name, dtype="float32")
 
     @cached_property
-    def batches(self) -> list[CalibrationBatch]:
+    def batches(self) -> list[ForecastBatch]:
         """As folding sees them."""
         batches = calibration_batches(self.original, self.config)
         if self.original.family == "chronos-t5":
@@ -374,7 +375,7 @@ def markdown(frame: pd.DataFrame) -> str:
         latency = wql = mase = "1"
         minutes = ""
         if row["kind"] != "dense":
-            latency = f"{row['latency']:.2f} ({row['latency low']:.2f}–{row['latency high']:.2f})"
+            latency = with_interval(row, "latency", 2)
             wql, mase = with_interval(row, "WQL"), with_interval(row, "MASE")
             minutes = f"{row['CPU minutes']:.1f}"
         lines.append(

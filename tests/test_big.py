@@ -19,7 +19,8 @@ from test_cli import Command, command  # noqa: F401
 
 import tscompress
 from tscompress.checkpoints import format as factored
-from tscompress.checkpoints.load import LoadedModel, find, load, source_files, weight_files
+from tscompress.checkpoints.integrity import source_files, weight_files
+from tscompress.checkpoints.load import LoadedModel, find, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.hub import push as hub

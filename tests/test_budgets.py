@@ -15,10 +15,11 @@ from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tscompress.benchmark.bench import Workload, bench, count_macs, parameter_count
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.sizes import count_macs, parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.budget import search as candidates_module
 from tscompress.budget.costs import CostModel, Costs, Measure
-from tscompress.budget.measure_sensitivity import Part, Sensitivity
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
@@ -27,13 +28,14 @@ from tscompress.budget.search import (
     folded_candidates,
     latency_of,
 )
+from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import describe
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, parse_budget
-from tscompress.training.pretraining import build_model
+from tscompress.training.pretrain_model import build_model
 
 WORKLOAD = Workload(batch_size=3, context_length=37, horizon=9, num_samples=5, threads=1)
 HEAD_SIZES, UNIT_SIZES = (6, 4, 2), (30, 20, 10)

@@ -25,8 +25,8 @@ from safetensors import safe_open
 
 import tscompress
 from tscompress._version import __version__
-from tscompress.benchmark.bench import parameter_count
-from tscompress.budget.measure_sensitivity import Sensitivity
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.budget.sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
@@ -34,9 +34,10 @@ from tscompress.cli.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import Bucket, Stage
-from tscompress.training.recovery import RecoveryProgress
+from tscompress.training.pretrain_recipe import Stage
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import RecoveryProgress
+from tscompress.training.windows import Bucket
 from tscompress.workflows.recipe import load_recipe, series_files
 from tscompress.workflows.save import save
 

@@ -16,23 +16,13 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.apply import apply_plan_
+from tscompress.compression.activations import Moment, collect_moments
 from tscompress.compression.calibration import (
     CalibrationConfig,
-    Moment,
     calibration_batches,
-    collect_moments,
     run_teacher_forced,
 )
-from tscompress.compression.fold_plans import (
-    BudgetSchedule,
-    EnergySchedule,
-    EpsilonSchedule,
-    Method,
-    PowerLawSchedule,
-    RankSchedule,
-    make_plan,
-)
+from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.errors import (
     CorruptCheckpointError,
     FactorizationError,
@@ -45,6 +35,14 @@ from tscompress.errors import (
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
 from tscompress.plan.plan import Plan, ProjectionPlan
+from tscompress.plan.schedules import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+)
 from tscompress.workflows.compress import compress_loaded_, plan_loaded
 from tscompress.workflows.recipe import Recipe, load_recipe
 

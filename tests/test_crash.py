@@ -35,7 +35,7 @@ from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
 from tscompress.errors import OutputError
 from tscompress.io.files import check_output, new_directory, write_text_atomically
-from tscompress.training.loop import TrainingState, save_training_state
+from tscompress.training.checkpoint import TrainingState, save_training_state
 from tscompress.workflows.save import save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")

@@ -23,23 +23,27 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression import fold as folding
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import (
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     run_teacher_forced,
 )
-from tscompress.compression.fold import FoldConfig, choose_frequencies, fold_
+from tscompress.compression.fold import fold_
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_layers import choose_frequencies
 from tscompress.compression.fold_plans import fold_plan, settle_fold_plan
-from tscompress.compression.layer_walk import record, record_entry, walk
+from tscompress.compression.layer_walk import walk
+from tscompress.compression.recording import record, record_entry
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
-from tscompress.layers.resize import SizedT5Attention
+from tscompress.layers.sized_attention import SizedT5Attention
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
 from tscompress.workflows.recipe import load_recipe
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
@@ -59,7 +63,7 @@ def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.f
 def folded(
     checkpoint: Path,
     config: FoldConfig = FOLD,
-    batches: Sequence[CalibrationBatch] | None = None,
+    batches: Sequence[ForecastBatch] | None = None,
     **sizes: Any,
 ) -> LoadedModel:
     """The checkpoint with heads and hidden units of these sizes."""
@@ -70,13 +74,13 @@ def folded(
     return loaded
 
 
-def output(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor:
+def output(loaded: LoadedModel, batch: ForecastBatch) -> Tensor:
     result = run_teacher_forced(loaded, batch)
     found: Tensor = result.logits if "logits" in result else result.quantile_preds
     return found
 
 
-def outputs(loaded: LoadedModel, batches: Sequence[CalibrationBatch] | None = None) -> Tensor:
+def outputs(loaded: LoadedModel, batches: Sequence[ForecastBatch] | None = None) -> Tensor:
     """Of all batches in one row."""
     batches = calibration_batches(loaded, CALIBRATION) if batches is None else batches
     return torch.cat([output(loaded, batch).flatten() for batch in batches])
@@ -346,7 +350,7 @@ def test_chronos2_of_the_true_shape(tmp_path: Path, size: int, tolerance: float 
     loaded = load(tmp_path / "chronos-2")
     groups = torch.tensor([0, 0, 1])
     context = torch.from_numpy(np.stack(waves(3, 128)))
-    batch = CalibrationBatch(context, context[:, :16], groups)
+    batch = ForecastBatch(context, context[:, :16], groups)
     before = output(loaded, batch)
     few = CalibrationConfig(num_series=8, context_length=64, batch_size=8)
     if tolerance is not None:
@@ -462,7 +466,7 @@ def test_two_runs_are_bit_equal(
         assert torch.equal(weight, by_default[again.family][name]), name
 
 
-def final_states(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Tensor:
+def final_states(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Tensor:
     """What the last stack hands on."""
     model: Any = loaded.model
     seen: list[Tensor] = []
@@ -711,7 +715,7 @@ def test_a_decoder_that_sees_one_key_keeps_finite_heads(checkpoints: dict[str, P
     assert all(weight.isfinite().all() for weight in found.values())
 
 
-def padded(batch: CalibrationBatch, steps: int = 16) -> CalibrationBatch:
+def padded(batch: ForecastBatch, steps: int = 16) -> ForecastBatch:
     nothing = torch.full((len(batch.context), steps), torch.nan)
     return dataclasses.replace(batch, context=torch.cat([nothing, batch.context], dim=1))
 

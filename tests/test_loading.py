@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, T5Config, T5EncoderModel, T5Model
 
 from tscompress.api import compress
-from tscompress.checkpoints.load import load, read_config, stored_dtype, weight_files
+from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
+from tscompress.checkpoints.load import load
 from tscompress.errors import (
     CorruptCheckpointError,
     GatedModelError,

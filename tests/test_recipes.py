@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
-from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.schedules import PlannedSchedule, RankSchedule
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 

@@ -29,10 +29,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from tscompress.api import compress
-from tscompress.checkpoints.load import load, stored_dtype
+from tscompress.checkpoints.integrity import stored_dtype
+from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import UnsupportedModelError
+from tscompress.plan.schedules import RankSchedule
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import run
 from tscompress.workflows.save import save

@@ -21,7 +21,8 @@ from rich.console import Console
 from test_cli import hear_ctrl_c
 from typer.testing import CliRunner
 
-from tscompress.benchmark.bench import MemoryUse, bytes_on_disk, parameter_count
+from tscompress.benchmark.process_memory import MemoryUse
+from tscompress.benchmark.sizes import bytes_on_disk, parameter_count
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
 from tscompress.errors import (
@@ -31,7 +32,7 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
 )
-from tscompress.evaluation.comparison import pareto_front
+from tscompress.evaluation.intervals import pareto_front
 from tscompress.workflows import measure_point as measuring
 from tscompress.workflows import sweep as sweeping
 from tscompress.workflows import sweep_points

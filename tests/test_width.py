@@ -18,17 +18,19 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
-from tscompress.checkpoints.format import has_own_head
-from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import fold_planned_, keep_layers_
-from tscompress.compression.calibration import CalibrationBatch, calibration_batches
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.calibration import calibration_batches
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.families.t5_stack import has_own_head
 from tscompress.plan.plan import Plan, WidthPlan
 from tscompress.plan.width import dimensions_of
 from tscompress.reports.content import plan_label
@@ -172,7 +174,7 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
     steps = 2048 if loaded.family == "chronos-t5" else 2048 * 8
     context, target = (torch.randn(32, length).cumsum(-1) for length in (steps // 8, 4))
     target[::3, 2:] = torch.nan
-    batches = [CalibrationBatch(context, target), CalibrationBatch(context[:3, -9:], target[:3])]
+    batches = [ForecastBatch(context, target), ForecastBatch(context[:3, -9:], target[:3])]
     calls: list[int] = []
     handle = loaded.model.encoder.register_forward_hook(
         lambda _, args, out: calls.append(out[0].shape[:2].numel())
@@ -523,9 +525,9 @@ def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path
     written = json.loads((tscompress.save(again, tmp_path / "again") / "config.json").read_text())
     assert (written["tie_word_embeddings"], written["scale_decoder_outputs"]) == (False, False)
     model: Any = load(checkpoints["chronos-t5"]).model
-    stored = dict.fromkeys(["lm_head.weight"], None)
+    model.config.tie_word_embeddings = model.config.scale_decoder_outputs = False
     with pytest.raises(UnsupportedModelError, match="set tie_word_embeddings to false"):
-        _check_own_head(model, stored, "x")  # type: ignore[arg-type]
+        adapter_of("chronos-t5").complete_config(model, {}, ["lm_head.weight"])
 
 
 @pytest.mark.parametrize(

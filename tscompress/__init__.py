@@ -12,17 +12,20 @@ from tscompress._version import __version__
 
 if TYPE_CHECKING:
     from tscompress.api import compress, recover
-    from tscompress.benchmark.bench import BenchResult, Workload, bench
-    from tscompress.budget.measure_sensitivity import Sensitivity
+    from tscompress.benchmark.bench import bench
+    from tscompress.benchmark.results import BenchResult
+    from tscompress.benchmark.workload import Workload
     from tscompress.budget.plan_within_budget import sensitivities
+    from tscompress.budget.sensitivity import Sensitivity
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
-    from tscompress.compression.fold import FoldConfig
+    from tscompress.compression.fold_config import FoldConfig
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation.comparison import Comparison, compare
-    from tscompress.evaluation.evaluate import EvaluationResult, evaluate, relative
+    from tscompress.evaluation.evaluate import evaluate
     from tscompress.evaluation.fidelity import Fidelity
+    from tscompress.evaluation.results import EvaluationResult, relative
     from tscompress.hub.card import write_card
     from tscompress.hub.card_scores import CardScores
     from tscompress.hub.push import PushResult, push
@@ -44,9 +47,10 @@ if TYPE_CHECKING:
     from tscompress.probing.tasks import ProbeTask
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
-    from tscompress.training.pretraining import PretrainRecipe, pretrain
-    from tscompress.training.recovery import RecoveryResult
+    from tscompress.training.pretrain_recipe import PretrainRecipe
+    from tscompress.training.pretraining import pretrain
     from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.training.recovery_state import RecoveryResult
     from tscompress.workflows.recipe import Recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
     from tscompress.workflows.save import CompressedModel, save
@@ -61,15 +65,15 @@ _HOME = {
     "write_card": "hub.card",
     "read_series": "data.series",
     "TscompressError": "errors",
-    "EvaluationResult": "evaluation.evaluate",
+    "EvaluationResult": "evaluation.results",
     "evaluate": "evaluation.evaluate",
-    "relative": "evaluation.evaluate",
+    "relative": "evaluation.results",
     "Fidelity": "evaluation.fidelity",
-    "FoldConfig": "compression.fold",
+    "FoldConfig": "compression.fold_config",
     "PushResult": "hub.push",
     "push": "hub.push",
-    "BenchResult": "benchmark.bench",
-    "Workload": "benchmark.bench",
+    "BenchResult": "benchmark.results",
+    "Workload": "benchmark.workload",
     "bench": "benchmark.bench",
     "LoadedModel": "checkpoints.load",
     "load": "checkpoints.load",
@@ -83,7 +87,7 @@ _HOME = {
     "PlannedSchedule": "plan.schedules",
     "PowerLawSchedule": "plan.schedules",
     "RankSchedule": "plan.schedules",
-    "PretrainRecipe": "training.pretraining",
+    "PretrainRecipe": "training.pretrain_recipe",
     "pretrain": "training.pretraining",
     "probe": "probing.measure",
     "ProbeComparison": "probing.results",
@@ -93,9 +97,9 @@ _HOME = {
     "profile": "profiling.measure",
     "Recipe": "workflows.recipe",
     "load_recipe": "workflows.recipe",
-    "RecoveryResult": "training.recovery",
+    "RecoveryResult": "training.recovery_state",
     "RecoveryConfig": "training.recovery_config",
-    "Sensitivity": "budget.measure_sensitivity",
+    "Sensitivity": "budget.sensitivity",
     "CompressedModel": "workflows.save",
     "save": "workflows.save",
     "share_cross_attention": "layers.shared_cross_attention",

@@ -12,14 +12,14 @@ import torch
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import OnRecovery
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import OnRecovery
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.options import PLAN_ALONE, choose_schedule, is_given, recipe_of
 from tscompress.workflows.recover import recover_loaded_

@@ -196,7 +196,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show which layers two plans treat differently."""
-    from tscompress.checkpoints.format import PLAN_FILE
+    from tscompress.checkpoints.names import PLAN_FILE
     from tscompress.plan.plan import Plan
 
     first, second = (Plan.load(p / PLAN_FILE if p.is_dir() else p) for p in (old, new))

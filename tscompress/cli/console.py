@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tscompress.errors import OutputError, UsageError
 from tscompress.io.files import user_path
+from tscompress.progress import OnProgress
 
 #: A pipe has no width; tables need about this much.
 _WIDTH = 110
@@ -157,7 +158,7 @@ def integers(text: str, option: str) -> list[int]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars() -> Iterator[OnProgress]:
     """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
     console = Console(stderr=True)
     with Progress(

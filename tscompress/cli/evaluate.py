@@ -159,7 +159,7 @@ def evaluate(
 
 def _evaluation_config(context: typer.Context) -> EvaluationConfig:
     """What the options of ``evaluate`` say is scored."""
-    from tscompress.data.suites import LongFormat
+    from tscompress.data.evaluation_sets import LongFormat
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.workflows.recipe import EvaluationConfig
 
@@ -192,9 +192,7 @@ def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
 
 def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
     """Scores, the comparison with the other model, and how forecasts changed."""
-    from tscompress.evaluation.comparison import comparison_tables
-    from tscompress.evaluation.evaluate import evaluation_table
-    from tscompress.evaluation.fidelity import fidelity_tables
+    from tscompress.evaluation.tables import comparison_tables, evaluation_table, fidelity_tables
 
     model, naive, against = evaluated.model, evaluated.naive, evaluated.against
     table = evaluation_table(
@@ -264,8 +262,9 @@ def compare(
     A single result is compared with the one of --against in the same file.
     """
     from tscompress.evaluation.comparison import compare as compare_results
-    from tscompress.evaluation.comparison import comparison_tables, series_frame
-    from tscompress.evaluation.evaluate import SCORES_FILE, load_results
+    from tscompress.evaluation.comparison import series_frame
+    from tscompress.evaluation.results import SCORES_FILE, load_results
+    from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]

@@ -146,8 +146,8 @@ def probe(
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
     from tscompress.evaluation.batching import parse_batch_size
-    from tscompress.evaluation.evaluate import results_json
     from tscompress.io.files import check_output, write_text_atomically
+    from tscompress.io.results import results_json
     from tscompress.probing.measure import ProbeConfig
     from tscompress.probing.measure import probe as measure
     from tscompress.probing.results import probe_content
@@ -210,10 +210,12 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Latency, memory, MACs and size; two models take turns in one process."""
-    from tscompress.benchmark import bench as latency
+    from tscompress.benchmark.bench import bench as bench_models
+    from tscompress.benchmark.tables import bench_table
+    from tscompress.benchmark.workload import make_workload
     from tscompress.layers.shared_cross_attention import share_cross_attention
 
-    workload = latency.make_workload(
+    workload = make_workload(
         {
             "batch_size": batch_size,
             "context_length": context_length,
@@ -238,11 +240,11 @@ def bench(
             pipelines[f"{label}, shared"] = share_cross_attention(pipelines[label])
             directories[f"{label}, shared"] = directories[label]
     with progress_bars() as advance:
-        result = latency.bench(
+        result = bench_models(
             pipelines,
             workload,
             directories=directories,
             measure_memory=memory,
             on_run=lambda run: advance("bench", run.round + 1, repeats),
         )
-    show(as_json, result.to_dict(), latency.bench_table(result))
+    show(as_json, result.to_dict(), bench_table(result))

@@ -73,7 +73,7 @@ def keeping_recovery(work: Path | None) -> Iterator[None]:
     ------
     StoppedAndSaved
     """
-    from tscompress.training.recovery import has_checkpoint
+    from tscompress.training.recovery_state import has_checkpoint
 
     try:
         yield

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from tscompress.data.series import SUFFIXES, iterate_given, json_lines_targets, leaks, read_series
-from tscompress.data.suites import evaluation_dataset_names
+from tscompress.data.leakage import evaluation_dataset_names, leaks
+from tscompress.data.series import SUFFIXES, iterate_given, json_lines_targets, read_series
 from tscompress.data.synthetic import FloatArray, cut_window
 from tscompress.data.tables import (
     ID_COLUMNS,

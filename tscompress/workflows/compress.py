@@ -14,27 +14,26 @@ import torch
 from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, wrap_pipeline
-from tscompress.compression.apply import apply_plan_, fold_planned_, keep_layers_
-from tscompress.compression.calibration import (
-    OWN_SOURCES,
-    CalibrationBatch,
-    Moment,
-    calibration_batches,
-    collect_moments,
-    seasonal_share,
-)
-from tscompress.compression.fold_plans import fold_plan_of, make_plan
-from tscompress.data.series import guarded, read_series
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_
+from tscompress.compression.activations import Moment, collect_moments
+from tscompress.compression.apply import fold_planned_, keep_layers_
+from tscompress.compression.calibration import OWN_SOURCES, calibration_batches, seasonal_share
+from tscompress.compression.factor import apply_plan_, make_plan
+from tscompress.compression.fold_plans import fold_plan_of
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.leakage import guarded
+from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
+from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import FitSchedule, Method, PlannedSchedule
 from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import can_resume, recover_, what_differs
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_state import can_resume, differences_from
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import Recipe, inputs_of, labels_of
 from tscompress.workflows.save import CompressedModel, save
@@ -156,7 +155,7 @@ def _compress_loaded_(
 ) -> CompressedModel:
     _check_original(loaded)
     if recipe.recover is not None and directory is not None and not force:
-        _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
+        _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
@@ -178,7 +177,7 @@ def _compress_loaded_(
     if recipe.recover is not None:
         stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
         if directory is not None and not force:
-            differs = what_differs(directory, recipe.recover, original, loaded)
+            differs = differences_from(directory, recipe.recover, original, loaded)
             _check_unfinished(directory, differs)
         recovery = recover_(
             loaded,
@@ -245,7 +244,7 @@ def _batches(
     recipe: Recipe,
     method: Method,
     series: Sequence[FloatArray] | str | Path | None,
-) -> list[CalibrationBatch]:
+) -> list[ForecastBatch]:
     """What the method is calibrated on; nothing for svd."""
     if method != "svd":
         return calibration_batches(loaded, recipe.calibration, series)
@@ -264,7 +263,7 @@ def _factor_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
     """Replace projections by two factors."""
@@ -279,7 +278,7 @@ def _factor_(
 def _factor_plan(
     loaded: LoadedModel,
     recipe: Recipe,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> tuple[Plan, dict[str, Moment] | None]:
     """The ranks that a recipe asks for, and the moments they were chosen by."""
@@ -304,7 +303,7 @@ def _moments(
     loaded: LoadedModel,
     method: Method,
     feed_forward: bool,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> dict[str, Moment] | None:
     """Second moments of what feeds the projections; None for a method without."""
@@ -323,7 +322,7 @@ def _fold_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
     """Make heads and hidden layers smaller."""
@@ -341,7 +340,7 @@ def _fold_(
 def _fold_plan(
     loaded: LoadedModel,
     recipe: Recipe,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> Plan:
     """The sizes that a recipe asks for; ``batches`` are for what is measured first."""

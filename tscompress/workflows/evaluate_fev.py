@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tscompress.evaluation import fev_tasks
-from tscompress.evaluation.evaluate import SEASONAL_NAIVE
+from tscompress.evaluation.results import SEASONAL_NAIVE
 from tscompress.io.files import new_directory, write_text_atomically
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.evaluate_models import Scored

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.suites import EvaluationDataset, find_suite
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import find_suite
 from tscompress.evaluation.comparison import Comparison, compare
-from tscompress.evaluation.evaluate import (
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import (
     SCORES_FILE,
     SEASONAL_NAIVE,
     EvaluationResult,
-    Quantiles,
     aggregate,
-    evaluate,
     relative,
-    results_json,
 )
-from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.results import results_json
 from tscompress.plotting import DPI, forecast_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import EvaluationConfig

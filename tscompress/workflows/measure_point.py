@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from tscompress.benchmark.bench import bytes_on_disk, process_memory
-from tscompress.checkpoints.format import CONFIG_FILE, PLAN_FILE
-from tscompress.checkpoints.load import LoadedModel, load, model_name
-from tscompress.evaluation.evaluate import EvaluationResult
+from tscompress.benchmark.process_memory import process_memory
+from tscompress.benchmark.sizes import bytes_on_disk
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
+from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.files import write_text_atomically
 from tscompress.workflows.compress import compress_loaded_

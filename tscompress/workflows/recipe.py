@@ -9,26 +9,21 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from tscompress.benchmark.bench import Workload
-from tscompress.checkpoints.load import model_name
+from tscompress.benchmark.workload import Workload
+from tscompress.checkpoints.locate import model_name
 from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
-from tscompress.compression.fold import FoldConfig
-from tscompress.data.suites import (
-    FREQUENCIES_SUITE,
-    OFFLINE_SUITE,
-    Fingerprints,
-    LongFormat,
-    find_suite,
-    label_fingerprints,
-    load_suite,
-)
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.fingerprints import Fingerprints, label_fingerprints
+from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
 from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
-from tscompress.training.pretraining import PretrainRecipe
+from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
 
 M = TypeVar("M", bound=BaseModel)

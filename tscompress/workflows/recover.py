@@ -14,8 +14,10 @@ from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError
 from tscompress.evaluation.batching import Processes
 from tscompress.io.files import check_output
-from tscompress.training.recovery import OnRecovery, RecoveryResult, has_checkpoint, recover_
-from tscompress.training.recovery_config import RecoveryConfig, memory_bytes
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_memory import memory_bytes
+from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
 from tscompress.workflows.compress import finish_recovery, recovery_directory
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save

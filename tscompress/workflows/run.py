@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
-from tscompress.benchmark import bench as latency
-from tscompress.checkpoints.load import LoadedModel, load, model_name
-from tscompress.data.series import guarded
-from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation.evaluate import EvaluationResult, Quantiles
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.results import BenchResult
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.leakage import guarded
 from tscompress.evaluation.fidelity import Fidelity
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.io.files import check_output, user_path
 from tscompress.plan.plan import Plan
@@ -59,7 +62,7 @@ class RunResult:
     fidelity: Fidelity | None = None
     examples: tuple[ForecastExample, ...] = ()
     probes: tuple[ProbeResult, ProbeResult] | None = None
-    bench: latency.BenchResult | None = None
+    bench: BenchResult | None = None
     note: str | None = None
 
 
@@ -118,7 +121,7 @@ def run(
         )
     if recipe.bench is not None:
         workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
-        result.bench = latency.bench(
+        result.bench = bench(
             [(original.name, original.forecaster), (again.name, again.forecaster)],
             workload,
             measure_memory=True,

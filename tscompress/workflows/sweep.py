@@ -21,19 +21,20 @@ import torch
 from chronos import BaseChronosPipeline
 from pydantic import TypeAdapter, ValidationError
 
-from tscompress.benchmark.bench import BenchResult, Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.results import BenchResult
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
-from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
-from tscompress.checkpoints.load import (
-    LoadedModel,
-    build_empty,
-    load,
-    read_config,
-    wrap_pipeline,
+from tscompress.checkpoints.digests import (
+    hardware,
+    model_digest,
+    versions,
 )
+from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
+from tscompress.checkpoints.integrity import read_config
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import DataError, OutputExistsError, TscompressError, UsageError
-from tscompress.evaluation.score_cache import hardware, model_digest, versions
-from tscompress.families.registry import family_of
+from tscompress.families.registry import build_empty, family_of, wrap_pipeline
 from tscompress.io.files import check_output, user_path, write_text_atomically
 from tscompress.plotting import DPI
 from tscompress.progress import OnProgress, silent

@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
+from tscompress.checkpoints.digests import code_digest, dataset_digest, versions
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold import FoldConfig
-from tscompress.data.suites import FREQUENCIES_SUITE, OFFLINE_SUITE, find_suite, load_suite
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
-from tscompress.evaluation.score_cache import code_digest, dataset_digest, versions
 from tscompress.io.files import sha256_of, user_path
 from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich import box
 from rich.table import Table
 
-from tscompress.benchmark.bench import BenchResult
-from tscompress.evaluation.comparison import ModelComparison, compare, pareto_front
-from tscompress.evaluation.evaluate import METRICS
+from tscompress.benchmark.results import BenchResult
+from tscompress.evaluation.comparison import ModelComparison, compare
+from tscompress.evaluation.intervals import pareto_front
+from tscompress.evaluation.results import METRICS
+from tscompress.io.text import interval_text
 from tscompress.plotting import (
     GREY,
     MARKERS,
@@ -130,9 +131,8 @@ def _shown_costs(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _interval(row: Mapping[Any, Any], metric: str) -> str:
-    low, high = row[f"{metric}_low"], row[f"{metric}_high"]
-    known = low is not None and high is not None and not np.isnan([low, high]).any()
-    return f"\n({low:.3f}–{high:.3f})" if known else ""
+    text = interval_text(row[f"{metric}_low"], row[f"{metric}_high"], 3)
+    return f"\n{text}" if text else ""
 
 
 def _fronts(row: Mapping[Any, Any], metric: str) -> str:
