@@ -1217,6 +1217,27 @@ def test_run_takes_another_model(command: Command, bolt: Path, tmp_path: Path) -
     assert written.model == str(bolt)
 
 
+def test_run_notes_calibration_without_seasons(
+    command: Command, bolt: Path, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [{"item_id": i, "target": v} for i in range(4) for v in rng.standard_normal(60)]
+    pd.DataFrame(rows).to_csv(tmp_path / "noise.csv", index=False)
+    recipe = {
+        "model": str(bolt),
+        "output": str(tmp_path / "out"),
+        "schedule": {"kind": "rank", "rank": 2},
+        "calibration": {"source": str(tmp_path / "noise.csv")},
+        "profile": None,
+        "evaluation": None,
+        "bench": None,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    outcome = command("run", tmp_path / "recipe.yaml")
+    assert outcome.code == 0, outcome.err
+    assert "none of the 4" in outcome.err
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_ctrl_c_during_the_recovery_of_a_run_says_how_it_goes_on(
     kept: bool, command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

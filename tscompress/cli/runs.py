@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tscompress.cli.console import path, progress_bars, say, show
+from tscompress.cli.console import path, progress_bars, say, say_note, show
 from tscompress.cli.options import (
     AsJson,
     Device,
@@ -53,6 +53,7 @@ def run(
     with keeping_recovery(user_path(chosen.output) / WORK), progress_bars() as advance:
         result = run_recipe(chosen, force=force, device=device, on_progress=advance)
     written = write_report(result, chosen)
+    say_note(result.note)
     show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
     if not as_json:
         say(f"report: {written.with_suffix('.html')} (to read in a terminal: {written.name})")

@@ -48,6 +48,8 @@ class RunResult:
         Forecasts of both models, for one series of each dataset.
     probes
         Skill of the original and of the compressed model.
+    note
+        What the calibration series lack, if anything; not in the files.
     """
 
     directory: Path
@@ -61,6 +63,7 @@ class RunResult:
     examples: tuple[ForecastExample, ...] = ()
     probes: tuple[ProbeResult, ProbeResult] | None = None
     bench: BenchResult | None = None
+    note: str | None = None
 
 
 def run(
@@ -108,7 +111,7 @@ def run(
     original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
     again = load(target, device=device, dtype=torch.float32)
     assert compressed.plan is not None
-    result = RunResult(output, target, compressed.plan, measured)
+    result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
     if recipe.evaluation is not None:
         _evaluate_(result, original, again, recipe.evaluation, on_progress)
     if recipe.probe is not None:
