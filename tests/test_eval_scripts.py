@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from tscompress.checkpoints.load import load
 from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.training import recovery_config
+from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.recipe import EvaluationConfig
 
@@ -117,7 +118,9 @@ def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
     assert bed(max_series=40).settings(shapes) != base
     assert bed(max_series=40).settings(folded) != bed().settings(folded)
     assert bed(steps=401).settings(folded) == bed().settings(folded)
-    monkeypatch.setattr(recovery_config, "_LEARNING_RATE_OF_SMALL", 2e-3)
+    family = type(adapter_of("chronos-t5"))
+    other = replace(family.defaults, learning_rate_when_small=2e-3)
+    monkeypatch.setattr(family, "defaults", other)
     assert bed().settings(shapes) != base
 
 

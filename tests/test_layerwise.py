@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression import fold as folding
+from tscompress.compression import fold_moments
 from tscompress.compression import layer_walk as layerwise
 from tscompress.compression.calibration import (
     CalibrationBatch,
@@ -23,8 +23,9 @@ from tscompress.compression.calibration import (
     small_batches,
 )
 from tscompress.compression.fold_config import FoldConfig, multiplies_bfloat16
-from tscompress.compression.layer_walk import Step, runs_of, sublayer_of, walk
+from tscompress.compression.layer_walk import Step, runs_of, walk
 from tscompress.compression.recording import Recording, _Lookup, record
+from tscompress.families.stacks import sublayer_of
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
 
@@ -164,9 +165,9 @@ def test_moments_of_many_positions_come_from_every_other_batch(
 
         positions = sum(stream.shape[:2].numel() for stream in step.inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(folding, "_ENOUGH_POSITIONS", positions // 2)
+            patch.setattr(fold_moments, "_ENOUGH_POSITIONS", positions // 2)
             patch.setattr(Step, "run", run)
-            folding.attention_moments(loaded, step)
+            fold_moments.attention_moments(loaded, step)
         everything = list(range(len(step.inputs)))
         assert len(everything) > 2
         assert ran == (everything if kind == "group" else everything[::2])
