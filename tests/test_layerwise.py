@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression import fold as folding
+from tscompress.compression import fold_moments
 from tscompress.compression import layer_walk as layerwise
 from tscompress.compression.calibration import (
     CalibrationConfig,
@@ -165,9 +165,9 @@ def test_moments_of_many_positions_come_from_every_other_batch(
 
         positions = sum(stream.shape[:2].numel() for stream in step.inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(folding, "_ENOUGH_POSITIONS", positions // 2)
+            patch.setattr(fold_moments, "_ENOUGH_POSITIONS", positions // 2)
             patch.setattr(Step, "run", run)
-            folding.attention_moments(loaded, step)
+            fold_moments.attention_moments(loaded, step)
         everything = list(range(len(step.inputs)))
         assert len(everything) > 2
         assert ran == (everything if kind == "group" else everything[::2])

@@ -16,6 +16,7 @@ from torch import nn
 
 from tscompress.budget import forecast_loss as losses_module
 from tscompress.budget import measure_sensitivity as sensitivity
+from tscompress.budget import sensitivity_cache
 from tscompress.budget.forecast_loss import forecast_loss
 from tscompress.budget.measure_sensitivity import default_head_sizes, measure_sensitivity
 from tscompress.budget.sensitivity import Part, PartKind, Sensitivity, rising
@@ -563,11 +564,11 @@ def test_whatever_changes_the_result_misses(
     measure(loaded, **same, fold=FOLD.model_copy(update={"continuations": "given"}))
     measure(loaded, **same, fold=FOLD.model_copy(update={"precision": "bfloat16"}))
     assert forwards.count == before
-    monkeypatch.setattr(sensitivity, "code_digest", lambda modules: "another")
+    monkeypatch.setattr(sensitivity_cache, "code_digest", lambda modules: "another")
     measure(loaded, **same)
     assert forwards.count > before
     before = forwards.count
-    monkeypatch.setattr(sensitivity, "versions", lambda: {"torch": "0.0.1"})
+    monkeypatch.setattr(sensitivity_cache, "versions", lambda: {"torch": "0.0.1"})
     measure(loaded, **same)
     assert forwards.count > before
 
