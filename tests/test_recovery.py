@@ -36,7 +36,7 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.suites import load_suite
-from tscompress.data.synthetic import CorpusConfig
+from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import (
     CorruptCheckpointError,
@@ -982,8 +982,8 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight) == (1, 0)
-        assert (config.real_series, config.corpus) == ((), CorpusConfig())
-        assert (config.optimizer, config.learning_rate) == ("muon", 2e-3)
+        assert (config.real_series, config.corpus) == ((), HALF_PATTERNS)
+        assert (config.optimizer, config.learning_rate) == ("muon", 5e-4)
     for family, rate in (("chronos-t5", 3e-4), ("chronos-bolt", 5e-4), ("chronos-2", 5e-4)):
         other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints[family]))
         assert other.learning_rate == rate

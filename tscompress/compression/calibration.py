@@ -19,7 +19,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import check_no_leak
 from tscompress.data.seasonality import has_season
 from tscompress.data.series import LabelledSeries, given_series
-from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.families.registry import adapter_of
@@ -35,9 +35,6 @@ _SHORTEST_CUT = 32
 _MORE_BATCHES = 1.5
 #: Of the model, in a batch: the default of :func:`small_batches`.
 _STEPS_PER_BATCH = 1024
-
-#: Half of the synthetic series repeat a pattern: without, folding forgets seasons.
-_HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
 
 
 class CalibrationConfig(BaseModel):
@@ -62,7 +59,7 @@ class CalibrationConfig(BaseModel):
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
     corpus: CorpusConfig = Field(
-        default=_HALF_PATTERNS, description="of which the synthetic series are drawn"
+        default=HALF_PATTERNS, description="of which the synthetic series are drawn"
     )
     stratify: bool = Field(
         default=True,

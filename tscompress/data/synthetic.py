@@ -59,6 +59,10 @@ class CorpusConfig(BaseModel):
     outlier_probability: float = Field(default=0.05, ge=0, le=1)
 
 
+#: Half of the synthetic series repeat a pattern: without, compression forgets seasons.
+HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
+
+
 class SyntheticCorpus:
     """Draws batches of series of any length from a mixture of families.
 

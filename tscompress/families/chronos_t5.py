@@ -49,7 +49,7 @@ class ChronosT5(ForecastFamily):
         ),
         target_weight=1.0,
         held_out_series=64,
-        real_weight=0.9,  # half of all weights
+        real_weight=1.8,  # half of all weights
         learning_rates={"adamw": 3e-4, "muon": 6e-4},
         learning_rate_when_small=1e-3,
     )

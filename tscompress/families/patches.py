@@ -26,7 +26,7 @@ PATCH_DEFAULTS = FamilyDefaults(
     target_weight=0.0,
     held_out_series=256,
     real_weight=None,
-    learning_rates={"adamw": 5e-4, "muon": 2e-3},
+    learning_rates={"adamw": 5e-4, "muon": 5e-4},
 )
 
 

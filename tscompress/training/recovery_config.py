@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.synthetic import CorpusConfig
+from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS
 from tscompress.families.registry import adapter_of
 from tscompress.removed import without_removed
@@ -23,7 +23,7 @@ def _defaults(family: str) -> dict[str, Any]:
         "truth_weight": defaults.target_weight,
         "held_out_series": defaults.held_out_series,
         "buckets": tuple(Bucket(**shape._asdict()) for shape in defaults.batch_shapes),
-        "corpus": CorpusConfig() if real is None else CorpusConfig(real_weight=real),
+        "corpus": HALF_PATTERNS.model_copy(update={} if real is None else {"real_weight": real}),
         "real_series": () if real is None else tuple(TRAINING_COLLECTIONS),
     }
 
@@ -71,8 +71,8 @@ class RecoveryConfig(BaseModel):
     shuffle_series: int = Field(default=1024, ge=16, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
         default=None,
-        description="what is drawn; null: synthetic series, T5 half real ones; another one of T5 "
-        "has real ones at its real_weight",
+        description="what is drawn; null: synthetic series, half of them repeated patterns, T5 half "
+        "real ones; another one of T5 has real ones at its real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
