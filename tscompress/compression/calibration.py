@@ -19,7 +19,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import check_no_leak
 from tscompress.data.seasonality import has_season
 from tscompress.data.series import LabelledSeries, given_series
-from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.families.registry import adapter_of
@@ -50,7 +50,7 @@ class CalibrationConfig(BaseModel):
     num_series: int | None = Field(
         default=None,
         ge=1,
-        description="series, or windows of long ones; null: 256 for Chronos-T5, 1024 for the "
+        description="series, or windows of long ones; null: 256 for Chronos-T5, 4096 for the "
         "others, whose decoder sees one position a series",
     )
     context_length: int = Field(
@@ -59,7 +59,7 @@ class CalibrationConfig(BaseModel):
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
     corpus: CorpusConfig = Field(
-        default=HALF_PATTERNS, description="of which the synthetic series are drawn"
+        default=MOSTLY_PATTERNS, description="of which the synthetic series are drawn"
     )
     stratify: bool = Field(
         default=True,
@@ -82,7 +82,8 @@ def calibration_batches(
 ) -> list[ForecastBatch]:
     """Batches of about equally long series, at lengths from short to the longest allowed.
 
-    Synthetic series come in eight lengths. Real series, of a file or a wheel, are stratified by
+    Synthetic series come in eight lengths, for families whose decoder sees one position a series
+    the more of a length the shorter it is. Real series, of a file or a wheel, are stratified by
     frequency and length, unless ``config.stratify`` is off: the strata take turns until
     ``num_series`` are drawn, and where the series do not suffice, windows of long ones are added.
     The last steps of every series are its target.
@@ -113,7 +114,8 @@ def calibration_batches(
     kinds: list[list[_Drawn]] = []
     if own:
         real = count // 2 if config.source == MIXED else 0
-        synthetic = _synthetic_windows(rng, config.corpus, count - real, longest + horizon)
+        power = family.defaults.calibration_length_power
+        synthetic = _synthetic_windows(rng, config.corpus, count - real, longest + horizon, power)
         kinds.append([_Drawn(window) for window in synthetic])
         if real:
             # A test holds that none of them is of an evaluation suite.
@@ -206,16 +208,20 @@ def in_groups(target: Tensor, group_size: int) -> dict[str, Tensor]:
 
 
 def _synthetic_windows(
-    rng: np.random.Generator, mixture: CorpusConfig, count: int, longest: int
+    rng: np.random.Generator, mixture: CorpusConfig, count: int, longest: int, power: float
 ) -> list[FloatArray]:
-    """Synthetic series of lengths spread evenly in the logarithm."""
+    """Synthetic series of eight lengths L from 24 to ``longest`` steps, a step apart in log L.
+
+    As many of each length as L^-power says; 0: equally many.
+    """
     corpus = SyntheticCorpus(mixture)
     lengths = np.exp(np.linspace(np.log(min(24, longest)), np.log(longest), 8)).round().astype(int)
-    share = -(-count // len(lengths))
+    weights = lengths.astype(float) ** -power
+    shares = np.ceil(count * weights / weights.sum() - 1e-9).astype(int)
     windows: list[FloatArray] = []
-    for length in lengths:
-        windows.extend(corpus.sample(rng, share, int(length)))
-    return windows[:count] if share * len(lengths) == count else _thin(windows, count)
+    for length, share in zip(lengths.tolist(), shares.tolist(), strict=True):
+        windows.extend(corpus.sample(rng, share, length))
+    return windows if len(windows) == count else _thin(windows, count)
 
 
 def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:

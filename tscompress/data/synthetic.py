@@ -59,8 +59,10 @@ class CorpusConfig(BaseModel):
     outlier_probability: float = Field(default=0.05, ge=0, le=1)
 
 
-#: Half of the synthetic series repeat a pattern: without, compression forgets seasons.
+#: Half, or three quarters, of the synthetic series repeat a pattern: without, compression forgets
+#: seasons (eval/notes/calibration.md).
 HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
+MOSTLY_PATTERNS = CorpusConfig(seasonal_weight=2.7)
 
 
 class SyntheticCorpus:

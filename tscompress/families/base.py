@@ -129,6 +129,8 @@ class FamilyDefaults:
     calibration_windows
         Series, or windows of long ones. With fewer, fits of wide layers to what a decoder sees
         follow the noise.
+    calibration_length_power
+        Synthetic series of length L are as many as L to the minus this; 0: equally many of each.
     collection_steps
         Longest window of the collections of real series; None: as long as the model reads.
     batch_shapes
@@ -146,6 +148,7 @@ class FamilyDefaults:
     """
 
     calibration_windows: int
+    calibration_length_power: float
     collection_steps: int | None
     batch_shapes: tuple[BatchShape, ...]
     target_weight: float

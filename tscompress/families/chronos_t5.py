@@ -37,6 +37,7 @@ class ChronosT5(ForecastFamily):
     # eval/notes has the measurements.
     defaults = FamilyDefaults(
         calibration_windows=256,
+        calibration_length_power=0.0,
         # Every step is a token, and synthetic series show the long contexts: half the positions of
         # longer windows teach as much.
         collection_steps=320,

@@ -14,7 +14,9 @@ from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily,
 
 #: eval/notes has the measurements. Those of Chronos-2 are Chronos-Bolt's, not measured.
 PATCH_DEFAULTS = FamilyDefaults(
-    calibration_windows=1024,  # the decoder sees one position a series
+    # The decoder sees one position a series, and long contexts are what a pass costs.
+    calibration_windows=4096,
+    calibration_length_power=0.5,
     collection_steps=None,
     batch_shapes=(
         BatchShape(64, 64, 128, 0.25),

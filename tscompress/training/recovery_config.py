@@ -71,8 +71,8 @@ class RecoveryConfig(BaseModel):
     shuffle_series: int = Field(default=1024, ge=16, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
         default=None,
-        description="what is drawn; null: synthetic series, half of them repeated patterns, T5 half "
-        "real ones; another one of T5 has real ones at its real_weight",
+        description="what is drawn; null: synthetic series, half of them repeated patterns, T5 "
+        "half real ones; another one of T5 has real ones at its real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
