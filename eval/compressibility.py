@@ -56,7 +56,7 @@ def measure(
     console = Console()
     found = checkpoints(run)
     total = found[-1][0]
-    for steps, path in found:
+    for steps, path in reversed(found):  # the whole training first
         bed = Bed(str(path), max_series, console)
         against_naive = quality(bed.scores, score(SEASONAL_NAIVE, SEASONAL_NAIVE, bed.config))
         own = {
@@ -121,7 +121,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for row in measure(given.run, sizes, given.max_series):
         rows.append(row)
-        frame = pd.DataFrame(rows)
+        frame = pd.DataFrame(rows).sort_values("steps", kind="stable", ignore_index=True)
         write_tables(given.output, frame, markdown(frame))
         draw(frame, Path(f"{given.output}.png"))
 

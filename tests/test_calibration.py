@@ -125,7 +125,7 @@ def test_of_the_collections_a_model_of_tokens_sees_shorter_windows(family: str) 
     collected = training_series(TRAINING_COLLECTIONS)
 
     def longest(series: Sequence[FloatArray] | None) -> int:
-        config = CalibrationConfig(num_series=64)
+        config = CalibrationConfig(num_series=256)
         known = collected if series is None else series
         found = rows(calibration_batches(loaded, config, series))
         observed = [row[np.isfinite(row)] for row in found if is_part_of(row, known)]
@@ -263,12 +263,18 @@ def test_gaps_are_not_windows(bolt: LoadedModel) -> None:
 def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     batches = calibration_batches(loaded, changed(num_series=64, batch_size=8))
-    assert len(batches) == 8
+    found: dict[int, int] = {}
     for batch in batches:
-        assert len(batch.context) == 8
         assert torch.isfinite(batch.context).all()
         assert torch.isfinite(ahead(batch)).all()
-    assert batches[-1].context.shape[1] == 40
+        length = batch.context.shape[1]
+        found[length] = found.get(length, 0) + len(batch.context)
+    counts = list(found.values())
+    assert (len(counts), sum(counts), max(found)) == (8, 64, 40)
+    if loaded.family == "chronos-t5":
+        assert set(counts) == {8}
+    else:  # the decoder sees one position a series: short ones cost little
+        assert counts[0] > counts[3] > counts[-1]
 
 
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
@@ -348,7 +354,7 @@ def correlations(series: Sequence[FloatArray]) -> list[float]:
 def test_related_series_are_mixtures_of_their_group() -> None:
     rng = np.random.default_rng(0)
     windows = [noise(200, seed) * 10.0**seed + 2 for seed in range(6)]
-    related = _related(rng, windows)
+    related = _related(rng, windows, 4)
     for group in (slice(0, 4), slice(4, 6)):
         sources = np.stack(windows[group]).astype(np.float64)
         for mixture, window in zip(related[group], windows[group], strict=True):
@@ -365,7 +371,7 @@ def test_related_series_are_mixtures_of_their_group() -> None:
 
 def test_related_series_of_several_lengths_and_none_observed() -> None:
     windows = [noise(20, 1), np.zeros(30, np.float32), noise(30, 2), noise(40, 3)]
-    related = _related(np.random.default_rng(0), windows)
+    related = _related(np.random.default_rng(0), windows, 4)
     assert [len(values) for values in related] == [20, 30, 30, 40]
     assert all(np.isfinite(values).all() and values.dtype == np.float32 for values in related)
     np.testing.assert_allclose(related[3], windows[3], rtol=1e-5)  # nothing else is as long
@@ -375,7 +381,7 @@ def test_a_gap_in_one_series_reaches_those_it_is_mixed_into() -> None:
     windows = [noise(30, seed) for seed in range(4)]
     windows[1][7] = np.nan
     windows.append(noise(30, 4))
-    related = _related(np.random.default_rng(0), windows)
+    related = _related(np.random.default_rng(0), windows, 4)
     assert [np.isnan(values).nonzero()[0].tolist() for values in related] == [[7]] * 4 + [[]]
 
 

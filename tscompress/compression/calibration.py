@@ -217,16 +217,12 @@ def _synthetic_windows(
     corpus = SyntheticCorpus(mixture)
     lengths = np.exp(np.linspace(np.log(min(24, longest)), np.log(longest), 8)).round().astype(int)
     weights = lengths.astype(float) ** -power
-    shares = np.ceil(count * weights / weights.sum() - 1e-9).astype(int)
+    shares = np.diff((count * np.cumsum(weights) / weights.sum()).round().astype(int), prepend=0)
     windows: list[FloatArray] = []
     for length, share in zip(lengths.tolist(), shares.tolist(), strict=True):
-        windows.extend(corpus.sample(rng, share, length))
-    return windows if len(windows) == count else _thin(windows, count)
-
-
-def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:
-    picks = np.linspace(0, len(windows) - 1, count).round().astype(int)
-    return [windows[pick] for pick in picks]
+        if share:
+            windows.extend(corpus.sample(rng, share, length))
+    return windows
 
 
 def _related(
