@@ -11,7 +11,7 @@ import yaml
 
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
-from tscompress.plan.schedules import PlannedSchedule, RankSchedule
+from tscompress.plan.schedules import PlannedSchedule
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 
@@ -73,14 +73,12 @@ def test_a_strength_is_of_any_model(path: Path) -> None:
 
 def test_strengths_are_in_order() -> None:
     recipes = [shipped(path) for path in OF_ANY_MODEL]
-    ranks = [
-        recipe.schedule.rank for recipe in recipes if isinstance(recipe.schedule, RankSchedule)
-    ]
+    assert all(recipe.schedule is None for recipe in recipes)  # heads stay whole
     ratios = [recipe.ff_ratio or 1.0 for recipe in recipes]
     widths = [recipe.width or 1.0 for recipe in recipes]  # shares of d_model
-    for sizes in (ranks, ratios, widths):
+    for sizes in (ratios, widths):
         assert sizes == sorted(sizes, reverse=True)
-    kept = [r * f * w**2 for r, f, w in zip(ranks, ratios, widths, strict=True)]
+    kept = [ratio * width for ratio, width in zip(ratios, widths, strict=True)]
     assert kept == sorted(set(kept), reverse=True)
 
 
