@@ -39,9 +39,9 @@ slow-tests: $(VENV)/.dev
 
 # The Python blocks of the pages, run as they stand there.
 readme: $(VENV)/.dev
-	$(BIN)/python tests/run_readme.py README.md tscompress/training/README.md tscompress/checkpoints/README.md
+	$(BIN)/python tests/support/run_readme.py README.md tscompress/training/README.md tscompress/checkpoints/README.md
 
-# Source archive and wheel into dist/; tests/test_supply.py checks what is in them.
+# Source archive and wheel into dist/; tests/package/test_supply.py checks what is in them.
 wheel: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist

@@ -31,7 +31,7 @@ def main() -> None:
     if arguments.job:
         print(json.dumps(run(json.loads(arguments.job))))
         return
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from hub_server import HubServer
 
     server = HubServer()

@@ -1,9 +1,14 @@
-"""Tiny checkpoints of the true architectures, made once a session."""
+"""What tests of several folders share: tiny checkpoints of the true architectures, the command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +16,14 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from transformers.utils.logging import disable_progress_bar
 
+from tscompress.cli import app as cli
+from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
 from tscompress.training.windows import Bucket
 
+#: Of the repository.
+ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
 
 
@@ -103,3 +112,54 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Path:
     """Each family's checkpoint in turn."""
     return checkpoints[request.param]
+
+
+def cache_of(output: Any) -> Any:
+    """The key-value cache that a model put out, by whatever name; None: it has none."""
+    return next((output[name] for name in CACHE_NAMES if name in output), None)
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command as its entry point does."""
+
+    def run(*arguments: object, surprised: bool = False) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["tscompress", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        code = exit_.value.code
+        captured = capsys.readouterr()
+        assert ("error: unexpected " in captured.err) == surprised, captured.err
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return run
+
+
+def assert_refused(outcome: Outcome, code: int, text: str) -> None:
+    assert outcome.code == code
+    assert outcome.out == ""
+    # compress says first how much memory it is going to take.
+    lines = [line for line in outcome.err.splitlines() if not line.startswith("memory, about: ")]
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("error: ")
+    assert text in lines[0]
+
+
+def hear_ctrl_c() -> None:
+    """In a child: what a shell starts in the background ignores it, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import tscompress
 from tscompress.cli import app as cli
@@ -279,7 +280,7 @@ def test_a_recipe_with_an_unknown_task_is_refused_before_the_work(tmp_path: Path
         run(recipe)
     with pytest.raises(ValueError, match="speed"):
         ProbeConfig.model_validate({"speed": 3})
-    assert load_recipe(Path(__file__).parents[2] / "recipes/demo.yaml").probe == ProbeConfig()
+    assert load_recipe(ROOT / "recipes/demo.yaml").probe == ProbeConfig()
 
 
 def test_a_model_for_profiling_only_is_refused(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import ROOT
 
-SCRIPT = Path(__file__).parents[1] / "eval" / "ecosystem" / "run.py"
+SCRIPT = ROOT / "eval" / "ecosystem" / "run.py"
 LIGHT = ("stock", "gluonts", "fev", "sktime")
 
 

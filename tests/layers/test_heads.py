@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from chronos.chronos2.layers import MHA
+from conftest import cache_of
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -18,7 +19,6 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import PlanError
 from tscompress.families.registry import build_empty, wrap_pipeline
-from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.layers.sized_attention import SizedChronos2Attention, SizedT5Attention
 from tscompress.plan.plan import HeadPlan, HiddenPlan
@@ -49,11 +49,6 @@ def head_plans(loaded: LoadedModel, *sizes: tuple[int, int]) -> list[HeadPlan]:
             )
         )
     return plans
-
-
-def cache_of(output: Any) -> Any:
-    """The key-value cache that a model put out, by whatever name; None: it has none."""
-    return next((output[name] for name in CACHE_NAMES if name in output), None)
 
 
 def slots(plan: HeadPlan) -> dict[str, Tensor]:

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import pytest
 import torch
 import typer
 import yaml
-from conftest import tiny_recipe
+from conftest import Command, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
 from safetensors import safe_open
 
 import tscompress
@@ -46,50 +44,9 @@ PLAN_FILES = {"config.json", "model.safetensors", "plan.json", "provenance.json"
 GENERATION = "generation_config.json"
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command as its entry point does."""
-
-    def run(*arguments: object, surprised: bool = False) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["tscompress", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        code = exit_.value.code
-        captured = capsys.readouterr()
-        assert ("error: unexpected " in captured.err) == surprised, captured.err
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return run
-
-
 @pytest.fixture
 def bolt(checkpoints: dict[str, Path]) -> Path:
     return checkpoints["chronos-bolt"]
-
-
-def assert_refused(outcome: Outcome, code: int, text: str) -> None:
-    assert outcome.code == code
-    assert outcome.out == ""
-    # compress says first how much memory it is going to take.
-    lines = [line for line in outcome.err.splitlines() if not line.startswith("memory, about: ")]
-    assert len(lines) == 1, outcome.err
-    assert lines[0].startswith("error: ")
-    assert text in lines[0]
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
@@ -181,11 +138,6 @@ SVD = ("--method", "svd", "--rank", 3)
 
 def environment(**more: str) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"} | more
-
-
-def hear_ctrl_c() -> None:
-    """In a child: what a shell starts in the background ignores it, and hands that down."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no such signals")

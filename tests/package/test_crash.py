@@ -1,7 +1,5 @@
 """Killed, out of space, or two at once: what is written is old or new, and the next run works."""
 
-# ruff: noqa: F811  (a fixture of another file)
-
 from __future__ import annotations
 
 import errno
@@ -26,8 +24,8 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Command, assert_refused
 from hub_server import HubServer
-from test_cli import Command, assert_refused, command  # noqa: F401
 
 from tscompress.api import compress
 from tscompress.checkpoints import format as factored

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_heads import cache_of
+from conftest import cache_of
 from torch import Tensor, nn
 from typer.testing import CliRunner
 

@@ -22,10 +22,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from conftest import Command
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_cli import Command, command  # noqa: F401
 
 from tscompress.api import compress
 from tscompress.checkpoints.config_checks import check_config
@@ -967,7 +967,7 @@ def test_odd_series_calibrate_to_finite_weights(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_one_line(command: Command, copy: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_command_says_one_line(command: Command, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "bomb.yaml").write_text(BOMB)
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"\xff" * 50)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_recipe
+from conftest import ROOT, tiny_recipe
 from hub_server import HubServer, Repository, card_problems, takes_branch
 from safetensors.torch import load_file, save_file
 
@@ -31,7 +31,7 @@ TOKEN = "hf_" + "SecretOfAlice" * 2
 OTHER_TOKEN = "hf_" + "SecretOfBob" * 3
 CALIBRATE = ("--calibration-series", "4")
 WEIGHTS = "model.safetensors"
-CLIENT = Path(__file__).with_name("hub_client.py")
+CLIENT = ROOT / "tests" / "support" / "hub_client.py"
 FORECAST = """
 import sys, torch
 from chronos import BaseChronosPipeline

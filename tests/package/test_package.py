@@ -9,17 +9,16 @@ import ast
 import subprocess
 import sys
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 import tscompress
 from tscompress.budget import sensitivity_cache
 from tscompress.evaluation import score_cache
 from tscompress.workflows import sweep_points
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"
 
 

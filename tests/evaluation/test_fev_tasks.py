@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from conftest import ROOT
 from typer.testing import CliRunner
 
 from tscompress.checkpoints.load import load
@@ -27,7 +28,6 @@ from tscompress.evaluation.fev_tasks import (
 from tscompress.evaluation.forecasting import forecast
 
 fev = pytest.importorskip("fev")
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import tscompress
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tscompress"
 #: 2024-01-01; what a release takes from the time of its commit.
 EPOCH = 1704067200
@@ -133,8 +133,8 @@ def test_the_source_archive_can_be_tested_and_holds_no_leftovers(built: tuple[Pa
     assert top == folders | files
     for name in names:
         assert not re.search(r"__pycache__|\.pyc$|\.pt$|\.bin$|\.pkl$|\.env|_cache/", name), name
-    tests = {path.name for path in (ROOT / "tests").glob("*.py")}
-    assert tests <= {Path(name).name for name in names if name.startswith("tests/")}
+    tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
+    assert tests <= set(names)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from conftest import ROOT
 
 from tscompress.cli.app import app
 
-ROOT = Path(__file__).resolve().parent.parent
 INLINE = re.compile(r"`(?:python -m )?tscompress ([a-z]+ [^`]*)`")
 AT_START = re.compile(r"^(?:# )?(?:[$] )?tscompress ([^#\n]+)", re.MULTILINE)
 SHELL_BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -33,7 +33,7 @@ from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
 from tscompress.workflows.recipe import EvaluationConfig
 
-EVAL = Path(__file__).parents[1] / "eval"
+EVAL = Path(__file__).parents[2] / "eval"
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
 STACKS = ("chronos-t5", "chronos-bolt")
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from conftest import ROOT, Command
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_cli import Command, command  # noqa: F401
 
 import tscompress
 from tscompress.checkpoints import format as factored
@@ -29,9 +29,7 @@ from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.save import CompressedModel
 
-# ruff: noqa: F811  (a fixture of another file)
-
-SCRIPT = Path(__file__).parents[1] / "eval" / "big.py"
+SCRIPT = ROOT / "eval" / "big.py"
 INDEX = "model.safetensors.index.json"
 BYTES = 9000
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=4, context_length=48)

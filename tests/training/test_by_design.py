@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from chronos import BaseChronosPipeline
-from conftest import tiny_recipe
+from conftest import ROOT, tiny_recipe
 from safetensors.torch import load_file
 from torch import nn
 
@@ -33,7 +33,7 @@ from tscompress.training.windows import Bucket
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 TRAINED = ["chronos-bolt", "chronos-t5"]
-RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "pretrain"
+RECIPES = ROOT / "recipes" / "pretrain"
 GROWING = {"d_0": 2, "alpha": 0.7}
 #: Of two encoder and two decoder layers: encoder 0, 1; decoder 0, 1; cross-attention 2, 3.
 DEPTHS = {

@@ -62,7 +62,7 @@ from tscompress.training.pretrain_output import save_pretrained
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
 from tscompress.training.windows import Bucket
 
-PUBLISHED = Path(__file__).parent / "data" / "published-seasonal-naive.csv"
+PUBLISHED = Path(__file__).with_name("published-seasonal-naive.csv")
 YEARLY = ["monash_m1_yearly"]
 
 

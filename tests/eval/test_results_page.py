@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 from tscompress.errors import UsageError
 
-EVAL = Path(__file__).parents[1] / "eval"
+EVAL = ROOT / "eval"
 PAGE = """# Page
 
 <!-- table: one -->

@@ -26,7 +26,7 @@ from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.recipe import EvaluationConfig
 
-EVAL = Path(__file__).parents[1] / "eval"
+EVAL = Path(__file__).parents[2] / "eval"
 
 
 @pytest.fixture(scope="module")

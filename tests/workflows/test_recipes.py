@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
@@ -15,12 +16,12 @@ from tscompress.plan.schedules import PlannedSchedule
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 
-ROOT = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES = ROOT / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")
-OF_ANY_MODEL = [ROOT / f"{strength}.yaml" for strength in STRENGTHS]
-COMPRESSION = sorted([ROOT / "demo.yaml", *OF_ANY_MODEL])
-PRETRAINING = sorted((ROOT / "pretrain").glob("*.yaml"))
-SWEEPS = sorted((ROOT / "sweep").glob("*.yaml"))
+OF_ANY_MODEL = [RECIPES / f"{strength}.yaml" for strength in STRENGTHS]
+COMPRESSION = sorted([RECIPES / "demo.yaml", *OF_ANY_MODEL])
+PRETRAINING = sorted((RECIPES / "pretrain").glob("*.yaml"))
+SWEEPS = sorted((RECIPES / "sweep").glob("*.yaml"))
 MODELS = ["amazon/chronos-t5-base", "amazon/chronos-bolt-tiny", "amazon/chronos-2"]
 
 
@@ -59,7 +60,7 @@ def test_recipes_of_sweeps_are_valid(path: Path) -> None:
 
 
 def test_no_recipe_lies_elsewhere() -> None:
-    assert sorted(ROOT.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING, *SWEEPS])
+    assert sorted(RECIPES.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING, *SWEEPS])
 
 
 @pytest.mark.parametrize("path", OF_ANY_MODEL, ids=lambda path: path.stem)

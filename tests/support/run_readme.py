@@ -1,6 +1,6 @@
 """Run every Python block of Markdown files, in order, each file in an empty directory.
 
-python tests/run_readme.py README.md tscompress/training/README.md
+python tests/support/run_readme.py README.md tscompress/training/README.md
 """
 
 from __future__ import annotations

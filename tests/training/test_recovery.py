@@ -24,11 +24,10 @@ import torch
 import yaml
 from accelerate import PartialState
 from chronos import BaseChronosPipeline
-from conftest import FAMILIES
+from conftest import FAMILIES, Command
 from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_cli import Command, command  # noqa: F401
 from torch import Tensor
 
 import tscompress
@@ -1184,7 +1183,7 @@ def can_be_resumed(directory: Path) -> bool:
 
 
 def test_the_command(
-    command: Command,  # noqa: F811
+    command: Command,
     students: dict[str, Path],
     checkpoints: dict[str, Path],
     tmp_path: Path,
