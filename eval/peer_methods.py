@@ -12,18 +12,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from fold import mean_loss
+from testbed import Size, Testbed, as_stored, mean_loss
 from torch import Tensor, nn
 
 from tscompress.benchmark.bench import parameter_count
 from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_
-from tscompress.compression.calibration import CalibrationBatch
-from tscompress.compression.layer_walk import Step, record, walk
+from tscompress.compression.calibration import (
+    CalibrationBatch,
+    calibration_batches,
+    drawn_continuations,
+)
+from tscompress.compression.layer_walk import Step, record, small_batches, walk
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
@@ -248,6 +253,45 @@ def svd_llm_(
             L, R = factors[name]
             left = updated_left(linear.weight, L, R, crosses[name])
             replace_module_(loaded.model, name, LowRankLinear.from_factors(linear, left, R))
+
+
+class PeerTestbed(Testbed):
+    """A testbed with what peers look at, and peers as large as a folded model."""
+
+    @cached_property
+    def batches(self) -> list[CalibrationBatch]:
+        """Calibration series as folding sees them."""
+        batches = calibration_batches(self.original, self.calibration)
+        if self.original.family == "chronos-t5":
+            batches += drawn_continuations(self.original, batches)
+        return small_batches(self.original, batches)
+
+    @cached_property
+    def statistics(self) -> dict[str, InputStatistics]:
+        """Of what the layers of the original see."""
+        return input_statistics(self.original, self.batches)
+
+    def share_of(self, size: Size) -> float:
+        """Parameters of a folded model, as a share of the original's."""
+        model: Any = self.original.model
+        config = copy.deepcopy(model.config)
+        config.d_kv, config.d_ff = size.head_size, round(size.ff_ratio * config.d_ff)
+        config.d_model = size.width or config.d_model
+        with torch.device("meta"):
+            return parameter_count(type(model)(config)) / parameter_count(model)
+
+    def svd_llm(self, size: Size, *, update: bool = True) -> LoadedModel:
+        """SVD-LLM with the parameters of a folded model; weights as they are stored."""
+        loaded = self.dense()
+        batches = self.batches if update else None
+        svd_llm_(loaded, self.share_of(size), self.statistics, batches)
+        return as_stored(loaded)
+
+    def asvd(self, size: Size) -> LoadedModel:
+        """ASVD with the parameters of a folded model; weights as they are stored."""
+        loaded = self.dense()
+        asvd_(loaded, self.share_of(size), self.statistics)
+        return as_stored(loaded)
 
 
 def multiply_back_(loaded: LoadedModel) -> None:
