@@ -141,16 +141,22 @@ def with_random_weights(size: Size, bed: PeerTestbed) -> LoadedModel:
 
 
 def draw_weights_(loaded: LoadedModel, seed: int) -> None:
-    """Draw all weights of a stock model anew; the tokens of Chronos-T5 get their Fourier table."""
+    """Draw all weights of a stock model anew.
+
+    The tokens of Chronos-T5 get their Fourier table. A narrower one has a head of its own, which
+    starts as the tied head of `tscompress pretrain` does.
+    """
     model: Any = loaded.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = type(model)(copy.deepcopy(model.config))
     if loaded.family == "chronos-t5":
-        tokenizer: Any = loaded.forecaster
-        table = fourier_token_embedding(tokenizer.tokenizer.centers, model.config.d_model)
+        pipeline: Any = loaded.forecaster
+        table = fourier_token_embedding(pipeline.tokenizer.centers, model.config.d_model)
         with torch.no_grad():
             fresh.shared.weight[2 : 2 + len(table)] = table
+            if not model.config.tie_word_embeddings:  # a tied head divides what it is given
+                fresh.lm_head.weight.copy_(fresh.shared.weight * model.config.d_model**-0.5)
     model.load_state_dict(fresh.state_dict())
 
 
@@ -398,7 +404,8 @@ def main() -> None:
     stem = f"{arguments.output}-{short_name(arguments.model)}"
     measured, others = measure(comparison, found, Path(f"{stem}.csv"), console)
     frame = with_latency(comparison, measured, found)
-    write_tables(stem, pd.concat([frame, others]), markdown(frame))
+    rows = pd.concat([frame.assign(shown=True), others.assign(shown=False)])
+    write_tables(stem, rows, markdown(frame))
     draw(frame, Path(f"{stem}.png"))
     console.print(markdown(frame), markup=False)
 

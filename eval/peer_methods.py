@@ -29,6 +29,7 @@ from tscompress.compression.calibration import (
     drawn_continuations,
 )
 from tscompress.compression.layer_walk import Step, record, small_batches, walk
+from tscompress.compression.residual_stream import narrowed_config
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
@@ -274,11 +275,13 @@ class PeerTestbed(Testbed):
     def share_of(self, size: Size) -> float:
         """Parameters of a folded model, as a share of the original's."""
         model: Any = self.original.model
-        config = copy.deepcopy(model.config)
-        config.d_kv, config.d_ff = size.head_size, round(size.ff_ratio * config.d_ff)
-        config.d_model = size.width or config.d_model
+        config = model.config.to_dict()
+        config |= {"d_kv": size.head_size, "d_ff": round(size.ff_ratio * config["d_ff"])}
+        if size.width is not None:
+            config = narrowed_config(self.original.family, config, size.width)
         with torch.device("meta"):
-            return parameter_count(type(model)(config)) / parameter_count(model)
+            folded = type(model)(type(model.config)(**config))
+        return parameter_count(folded) / parameter_count(model)
 
     def svd_llm(self, size: Size, *, update: bool = True) -> LoadedModel:
         """SVD-LLM with the parameters of a folded model; weights as they are stored."""
