@@ -20,8 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
-from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 from testbed import REFERENCES, WHOLE_HEADS, short_name
 
@@ -36,8 +34,9 @@ MEASURES = {
 _COLUMNS = ("kind", "label", "latency", *MEASURES)
 _LONGEST = 1.2  # ratio of latencies; where the axes end
 _FONT = 10.5  # points; some 12 pixels where the figure is 800 wide
+Place = tuple[float, float, str, str]
 #: Where a name may stand beside its point: offset in points, and its alignment.
-_PLACES = tuple(
+_PLACES: tuple[Place, ...] = tuple(
     (dx, dy if dx == 0 else dy / 3, ha, va)
     for dx, ha in ((8, "left"), (0, "center"), (-8, "right"))
     for dy, va in ((8, "bottom"), (0, "center"), (-8, "top"))
@@ -104,26 +103,35 @@ def draw(frame: pd.DataFrame, stem: Path) -> None:
     """``stem.png`` and ``stem.svg``."""
     figure = new_figure(10, 4.1)
     panels = figure.subplots(1, len(MEASURES))
-    for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
-        style_axes(axes, title=title)
-        axes.set_title(title, fontsize=_FONT, loc="left")
-        axes.tick_params(labelsize=_FONT - 1)
-        axes.axhline(1, color=GREY, linewidth=0.8, zorder=1)
-        axes.set_xlim(0, _LONGEST)
-        axes.margins(y=0.12)
-        drawn = {}
-        for kind, look in LOOKS.items():
-            of_kind = frame[frame["kind"] == kind]
-            if len(of_kind):
-                drawn[kind] = of_kind[["latency", measure]].to_numpy()
-                _draw_kind(axes, drawn[kind], look)
-        axes.autoscale_view(scalex=False)
-        figure.draw_without_rendering()  # or no text knows how large it is
-        _name_kinds(axes, drawn)
+    drawn = [
+        _draw_panel(axes, frame[["kind", "latency", measure]], title)
+        for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True)
+    ]
     figure.supxlabel("time of a forecast, ratio to the original", fontsize=_FONT)
+    figure.draw_without_rendering()  # or no text knows how large it is
+    for axes, found in zip(panels, drawn, strict=True):
+        _name_kinds(axes, found)
     with matplotlib.rc_context({"svg.hashsalt": "front"}):
         figure.savefig(f"{stem}.svg", metadata={"Date": None})
     figure.savefig(f"{stem}.png", dpi=160)
+
+
+def _draw_panel(axes: Axes, frame: pd.DataFrame, title: str) -> dict[str, Points]:
+    """Points ``[N, 2]`` of each kind, drawn: time and a measure."""
+    style_axes(axes)
+    axes.set_title(title, fontsize=_FONT, loc="left")
+    axes.tick_params(labelsize=_FONT - 1)
+    axes.axhline(1, color=GREY, linewidth=0.8, zorder=1)
+    axes.set_xlim(0, _LONGEST)
+    axes.margins(y=0.12)
+    drawn = {}
+    for kind, look in LOOKS.items():
+        of_kind = frame[frame["kind"] == kind]
+        if len(of_kind):
+            drawn[kind] = of_kind.drop(columns="kind").to_numpy()
+            _draw_kind(axes, drawn[kind], look)
+    axes.autoscale_view(scalex=False)
+    return drawn
 
 
 def _draw_kind(axes: Axes, found: Points, look: Look) -> None:
@@ -143,21 +151,30 @@ def _name_kinds(axes: Axes, drawn: Mapping[str, Points]) -> None:
         look = LOOKS[kind]
         longest = found[:, 0].max()
         name = look.name if longest <= _LONGEST else f"{look.name}, {longest:.0f} × the time →"
+        places = np.column_stack([np.minimum(found[:, 0], _LONGEST), found[:, 1]])
+        text = axes.annotate(
+            name, places[0], (0, 0), textcoords="offset points", color=look.color, fontsize=_FONT,
+            zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+        )  # fmt: skip
+        text.set_in_layout(False)
+        size = text.get_window_extent()
         choices = []
-        for x, y in found:
-            for dx, dy, ha, va in _PLACES:
-                text = axes.annotate(
-                    name, (min(x, _LONGEST), y), (dx, dy), textcoords="offset points",
-                    ha=ha, va=va, color=look.color, fontsize=_FONT, zorder=5,
-                    path_effects=[withStroke(linewidth=3, foreground="white")],
-                )  # fmt: skip
-                text.set_in_layout(False)
-                choices.append((_covered(axes, text, taken), len(choices), text))
-        _, _, kept = min(choices)
-        for _, _, text in choices:
-            if text is not kept:
-                text.remove()
-        taken.append(kept.get_window_extent())
+        for x, y in places:
+            for place in _PLACES:
+                box = _box_at(axes, (x, y), place, size)
+                choices.append((_covered(axes, box, taken), len(choices), (x, y), place, box))
+        _, _, text.xy, (dx, dy, ha, va), box = min(choices)
+        text.set(position=(dx, dy), ha=ha, va=va)
+        taken.append(box)
+
+
+def _box_at(axes: Axes, point: tuple[float, float], place: Place, size: Bbox) -> Bbox:
+    """Pixels of a text of this size at a place beside a point."""
+    dx, dy, ha, va = place
+    x, y = axes.transData.transform(point) + np.array([dx, dy]) * axes.figure.dpi / 72
+    left = x - size.width * {"left": 0.0, "center": 0.5, "right": 1.0}[ha]
+    bottom = y - size.height * {"bottom": 0.0, "center": 0.5, "top": 1.0}[va]
+    return Bbox.from_bounds(left, bottom, size.width, size.height)
 
 
 def _boxes(axes: Axes, found: Points) -> list[Bbox]:
@@ -172,9 +189,8 @@ def _boxes(axes: Axes, found: Points) -> list[Bbox]:
     ]
 
 
-def _covered(axes: Axes, text: Annotation, taken: Sequence[Bbox]) -> float:
+def _covered(axes: Axes, box: Bbox, taken: Sequence[Bbox]) -> float:
     """Pixels of a text that something else has, or that lie outside of the axes."""
-    box = text.get_window_extent()
     shared = (Bbox.intersection(box, other) for other in taken)
     inside = Bbox.intersection(box, axes.get_window_extent())
     outside = _area(box) - (0.0 if inside is None else _area(inside))
