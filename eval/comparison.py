@@ -150,14 +150,16 @@ def draw_weights_(loaded: LoadedModel, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = type(model)(copy.deepcopy(model.config))
+    model.load_state_dict(fresh.state_dict())
     if loaded.family == "chronos-t5":
         pipeline: Any = loaded.forecaster
-        table = fourier_token_embedding(pipeline.tokenizer.centers, model.config.d_model)
+        width = model.config.d_model
+        table = fourier_token_embedding(pipeline.tokenizer.centers, width)
         with torch.no_grad():
-            fresh.shared.weight[2 : 2 + len(table)] = table
-            if not model.config.tie_word_embeddings:  # a tied head divides what it is given
-                fresh.lm_head.weight.copy_(fresh.shared.weight * model.config.d_model**-0.5)
-    model.load_state_dict(fresh.state_dict())
+            model.shared.weight[2 : 2 + len(table)] = table
+            if model.lm_head.weight is not model.shared.weight:
+                # A tied head is given states divided by the root of d_model.
+                model.lm_head.weight.copy_(model.shared.weight * width**-0.5)
 
 
 def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Iterator[Contender]:

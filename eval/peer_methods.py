@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from testbed import Size, Testbed, as_stored, mean_loss
+from testbed import LITTLE, Size, Testbed, as_stored, mean_loss
 from torch import Tensor, nn
 
 from tscompress.benchmark.bench import parameter_count
@@ -29,7 +29,6 @@ from tscompress.compression.calibration import (
     drawn_continuations,
 )
 from tscompress.compression.layer_walk import Step, record, small_batches, walk
-from tscompress.compression.residual_stream import narrowed_config
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
@@ -260,6 +259,10 @@ class PeerTestbed(Testbed):
     """A testbed with what peers look at, and peers as large as a folded model."""
 
     @cached_property
+    def _shares(self) -> dict[Size, float]:
+        return {}
+
+    @cached_property
     def batches(self) -> list[CalibrationBatch]:
         """Calibration series as folding sees them."""
         batches = calibration_batches(self.original, self.calibration)
@@ -274,14 +277,11 @@ class PeerTestbed(Testbed):
 
     def share_of(self, size: Size) -> float:
         """Parameters of a folded model, as a share of the original's."""
-        model: Any = self.original.model
-        config = model.config.to_dict()
-        config |= {"d_kv": size.head_size, "d_ff": round(size.ff_ratio * config["d_ff"])}
-        if size.width is not None:
-            config = narrowed_config(self.original.family, config, size.width)
-        with torch.device("meta"):
-            folded = type(model)(type(model.config)(**config))
-        return parameter_count(folded) / parameter_count(model)
+        if size not in self._shares:
+            folded = self.folded(size, LITTLE)
+            count = parameter_count(folded.model)
+            self._shares[size] = count / parameter_count(self.original.model)
+        return self._shares[size]
 
     def svd_llm(self, size: Size, *, update: bool = True) -> LoadedModel:
         """SVD-LLM with the parameters of a folded model; weights as they are stored."""

@@ -181,7 +181,11 @@ def test_random_weights_are_those_of_pretraining_and_follow_the_seed(
     assert not torch.equal(weights, before[name])
     deviation = loaded.model.config.initializer_factor * loaded.model.config.d_model**-0.5
     assert float(weights.std()) == pytest.approx(deviation, rel=0.1)
-    if family == "chronos-t5":  # neighbouring tokens are near each other
+    if family == "chronos-t5":  # a narrower one starts with logits of the size of a tied head's
+        bed = scripts.comparison.PeerTestbed(str(checkpoints[family]))
+        narrow = scripts.comparison.with_random_weights(scripts.testbed.Size(4, 0.5, 12), bed)
+        head, tokens = narrow.model.lm_head.weight, narrow.model.shared.weight
+        torch.testing.assert_close(head, tokens * 12**-0.5)
         table = loaded.model.shared.weight.detach()[2:]
         near = torch.cosine_similarity(table[1:], table[:-1]).mean()
         assert near > torch.cosine_similarity(table[20:], table[:-20]).mean()
