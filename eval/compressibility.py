@@ -79,7 +79,7 @@ def markdown(frame: pd.DataFrame) -> str:
             f"| {row['steps']} ({row['share']:.0%}) | {row['own WQL']:.3f}, {row['own MASE']:.3f}, "
             f"{row['own skill']:.2f} | {row['trial']} | {row['parameters']:.1%} | "
             f"{row['WQL']:.4f} | {row['SQL']:.4f} | {row['MASE']:.4f} | "
-            f"{with_interval(row, 'skill', 3)} | {row['seasons']:.3f} |"
+            f"{with_interval(row, 'skill', 3)} | {with_interval(row, 'seasons', 3)} |"
         )
     return "\n".join(lines) + "\n"
 

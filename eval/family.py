@@ -79,7 +79,8 @@ def markdown(frame: pd.DataFrame) -> str:
             ratios = ["1"] * len(ratios)
         lines.append(
             f"| {row['model']} | {row['parameters']:.1%} | {' | '.join(ratios)} | "
-            f"{row['own skill']:.3f} | {with_interval(row, 'skill', 3)} | {row['seasons']:.3f} |"
+            f"{row['own skill']:.3f} | {with_interval(row, 'skill', 3)} | "
+            f"{with_interval(row, 'seasons', 3)} |"
         )
     return "\n".join(lines) + "\n"
 

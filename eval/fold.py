@@ -234,7 +234,7 @@ def markdown(frame: pd.DataFrame) -> str:
             f"| {row['trial']} | {row['parameters']:.1%} | {row['attention']:.2%} | "
             f"{with_interval(row, 'WQL')} | {with_interval(row, 'SQL')} | "
             f"{with_interval(row, 'MASE')} | {with_interval(row, 'skill', 3)} | "
-            f"{row['seasons']:.3f} | "
+            f"{with_interval(row, 'seasons', 3)} | "
             f"{row['loss']:+.4f} |"
         )
     return "\n".join(lines) + "\n"

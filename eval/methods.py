@@ -102,7 +102,7 @@ def markdown(frame: pd.DataFrame) -> str:
     ]
     for row in frame.to_dict("records"):
         ratios = [with_interval(row, name, 3 if name == "skill" else 4) for name in KEPT]
-        ratios += [f"{row['seasons']:.3f}", with_interval(row, "latency", 2)]
+        ratios += [f"{with_interval(row, 'seasons', 3)}", with_interval(row, "latency", 2)]
         if row["method"] == "dense":
             ratios = ["1"] * len(ratios)
         lines.append(

@@ -316,11 +316,12 @@ def markdown(frame: pd.DataFrame) -> str:
         dense = row["kind"] == "dense"
         ratios = [with_interval(row, "latency", 2)]
         ratios += [with_interval(row, name, 3 if name == "skill" else 4) for name in KEPT]
+        minutes = "" if dense else f"{row['CPU minutes']:.1f}"
         lines.append(
             f"| {row['kind']} | {row['label']} | {row['parameters']:.1%} | {row['on disk']:.1%} | "
             f"{row['in memory MiB']:.1f} | {row['peak MiB']:.0f} | {row['KV cache']:.1%} | "
-            f"{' | '.join('1' if dense else ratio for ratio in ratios)} | {row['seasons']:.3f} | "
-            f"{row['own skill']:.3f} | {'' if dense else format(row['CPU minutes'], '.1f')} |"
+            f"{' | '.join('1' if dense else ratio for ratio in ratios)} | "
+            f"{with_interval(row, 'seasons', 3)} | {row['own skill']:.3f} | {minutes} |"
         )
     return "\n".join(lines) + "\n"
 

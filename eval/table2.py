@@ -128,7 +128,7 @@ def markdown(frame: pd.DataFrame) -> str:
             f"{row['mean rank']:.0f} | {row['overlap']:.3f} | {row['published overlap']:.3f} | "
             f"{quality_of['WQL']} | {row['published WQL']:.3f} | {quality_of['SQL']} | "
             f"{quality_of['MASE']} | {row['published MASE']:.3f} | "
-            f"{with_interval(row, 'skill', 3)} | {row['seasons']:.3f} |"
+            f"{with_interval(row, 'skill', 3)} | {with_interval(row, 'seasons', 3)} |"
         )
     return "\n".join(lines) + "\n"
 

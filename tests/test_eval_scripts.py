@@ -109,7 +109,7 @@ def tiny_comparison(scripts: Any, directory: Path, steps: int = 2, series: int =
 
 
 def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
-    scripts: Any, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    scripts: Any, checkpoints: dict[str, Path]
 ) -> None:
     comparison, size = scripts.comparison, scripts.testbed.Size
 
@@ -133,7 +133,9 @@ def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
     assert settings(small[0], steps=3) == settings(small[0])
 
 
-@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5"])
+@pytest.mark.parametrize(
+    "family", ["chronos-bolt", pytest.param("chronos-t5", marks=pytest.mark.slow)]
+)
 def test_every_kind_recovers_and_a_stopped_recovery_is_no_row(
     scripts: Any, checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
