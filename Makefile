@@ -11,7 +11,7 @@ DEMO_FLAGS ?=
 # thread: small decompositions crawl when threads outnumber cores.
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test lint imports types fast-tests slow-tests readme clean
+.PHONY: demo test lint imports types fast-tests slow-tests readme wheel clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tscompress run recipes/demo.yaml --output $(DEMO_OUTPUT) --force $(DEMO_FLAGS)
@@ -32,7 +32,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --durations=20
 
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"
@@ -40,6 +40,12 @@ slow-tests: $(VENV)/.dev
 # The Python blocks of the pages, run as they stand there.
 readme: $(VENV)/.dev
 	$(BIN)/python tests/run_readme.py README.md tscompress/training/README.md tscompress/checkpoints/README.md
+
+# Source archive and wheel into dist/; tests/test_supply.py checks what is in them.
+wheel: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

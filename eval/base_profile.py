@@ -17,14 +17,10 @@ from pathlib import Path
 
 import torch
 
-from tscompress.training.pretraining import (
-    Architecture,
-    Bucket,
-    PretrainRecipe,
-    Stage,
-    build_model,
-    save_pretrained,
-)
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 _CHILD = """
 import json, re, sys, time

@@ -25,8 +25,10 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 
-from tscompress.checkpoints.load import build_empty
-from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, design
+from tscompress.families.registry import build_empty
+from tscompress.training.pretrain_model import design
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 #: d_model, d_ff, layers of each stack, heads
 SHAPES = {
@@ -133,22 +135,20 @@ def compress(job: dict[str, Any]) -> dict[str, Any]:
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.workflows.compress import compress_loaded_
     from tscompress.workflows.memory import compression_memory_bytes
-    from tscompress.workflows.options import choose_schedule
-    from tscompress.workflows.recipe import Recipe
+    from tscompress.workflows.options import recipe_of
     from tscompress.workflows.save import save
 
     torch.set_num_threads(job["threads"])
     if job["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (job["limit"], job["limit"]))
     fold = job["method"] == "fold"
-    schedule = choose_schedule(
-        method=job["method"], rank=16 if fold else None, budget=None if fold else 0.25
-    )
     calibration = CalibrationConfig(source="synthetic", num_series=job["series"])
-    recipe = Recipe(
-        model=job["source"], output=job["output"], method=job["method"], schedule=schedule,
+    recipe = recipe_of(
+        {"method": job["method"], "rank": 16 if fold else None, "budget": None if fold else 0.25},
+        model=job["source"],
+        output=job["output"],
         calibration=calibration,
-    )  # fmt: skip
+    )
     checkpoint = find(job["source"])
     estimate = compression_memory_bytes(checkpoint, recipe)
     peaks = {}

@@ -25,7 +25,7 @@ from rich.console import Console
 from testbed import Testbed, short_name
 
 import tscompress
-from tscompress.budget.measure_sensitivity import forecast_loss
+from tscompress.budget.forecast_loss import forecast_loss
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.calibration import (
     MIXED,

@@ -59,7 +59,7 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
-from tscompress.training.pretraining import fourier_token_embedding
+from tscompress.training.pretrain_model import fourier_token_embedding
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 

@@ -25,7 +25,7 @@ from output import rounded, write_tables
 from rich.console import Console
 from testbed import Size, Testbed, quality, with_interval
 
-from tscompress.evaluation.evaluate import METRICS, SEASONAL_NAIVE
+from tscompress.evaluation.results import METRICS, SEASONAL_NAIVE
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.workflows.evaluate_models import score
 

@@ -7,7 +7,7 @@
 
 Prints Markdown: the share of intervals that hold the truth, and in brackets their mean width in
 logarithms. The truth is known because series are drawn, with replacement, from what the two results
-hold for every series, or from log-normal losses. `tscompress.evaluation.comparison` uses
+hold for every series, or from log-normal losses. `tscompress.evaluation.intervals` uses
 "percentile, n − 1".
 """
 
@@ -20,7 +20,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.evaluation.results import METRICS, EvaluationResult
 
 Values = npt.NDArray[np.float64]
 Pair = tuple[Values, Values]

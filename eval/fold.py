@@ -41,7 +41,8 @@ from rich.console import Console
 from testbed import HELD_OUT, REFERENCES, SIZES, Size, Testbed, short_name, with_interval
 
 import tscompress
-from tscompress.benchmark.bench import Workload, parameter_count
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel
 from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import choose_factored
@@ -53,7 +54,7 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget

@@ -28,14 +28,10 @@ import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from output import write_tables
 
-from tscompress.training.pretraining import (
-    Architecture,
-    Bucket,
-    PretrainRecipe,
-    Stage,
-    build_model,
-    save_pretrained,
-)
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 #: d_model, d_ff, layers of each stack, heads
 SHAPES = {

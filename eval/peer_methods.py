@@ -19,16 +19,18 @@ import torch
 from testbed import LITTLE, Size, Testbed, as_stored, mean_loss
 from torch import Tensor, nn
 
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
-    CalibrationBatch,
     calibration_batches,
     drawn_continuations,
+    small_batches,
 )
-from tscompress.compression.layer_walk import Step, record, small_batches, walk
+from tscompress.compression.layer_walk import Step, walk
+from tscompress.compression.recording import record
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
@@ -72,7 +74,7 @@ class InputStatistics:
 
 
 def input_statistics(
-    loaded: LoadedModel, batches: Sequence[CalibrationBatch]
+    loaded: LoadedModel, batches: Sequence[ForecastBatch]
 ) -> dict[str, InputStatistics]:
     """Of every Linear in attention and feed-forwards of the original; readers of one input share
     theirs."""
@@ -224,7 +226,7 @@ def svd_llm_(
     loaded: LoadedModel,
     parameter_ratio: float,
     statistics: Mapping[str, InputStatistics],
-    batches: Sequence[CalibrationBatch] | None = None,
+    batches: Sequence[ForecastBatch] | None = None,
 ) -> None:
     """Two factors for each Linear by truncation-aware whitening.
 
@@ -263,7 +265,7 @@ class PeerTestbed(Testbed):
         return {}
 
     @cached_property
-    def batches(self) -> list[CalibrationBatch]:
+    def batches(self) -> list[ForecastBatch]:
         """Calibration series as folding sees them."""
         batches = calibration_batches(self.original, self.calibration)
         if self.original.family == "chronos-t5":
@@ -325,7 +327,7 @@ def every_second(loaded: LoadedModel) -> Kept:
     return {stack: layers[::2] for stack, layers in _all_layers(loaded).items()}
 
 
-def least_needed_gone(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Kept:
+def least_needed_gone(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Kept:
     """Half the layers of each stack, dropped one by one: always the one without which the forecast
     loss on ``batches`` is least."""
     kept = _all_layers(loaded)

@@ -72,7 +72,8 @@ from testbed import (
 )
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench, forecast, synthetic_batch
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload, forecast, synthetic_batch
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.io.files import write_text_atomically
@@ -115,7 +116,9 @@ class Peer:
 
 
 def paper_svd(schedule: tuple[int, float], bed: PeerTestbed) -> LoadedModel:
-    loaded = tscompress.compress(bed.dense(), method="svd", schedule=schedule, powers_of_two=True)
+    d_0, alpha = schedule
+    power_law = tscompress.PowerLawSchedule(d_0=d_0, alpha=alpha, powers_of_two=True)
+    loaded = tscompress.compress(bed.dense(), method="svd", schedule=power_law)
     cast_parameters_(loaded.model, torch.float32)
     multiply_back_(loaded)
     return as_stored(loaded)

@@ -48,15 +48,17 @@ from testbed import (
 )
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.data.series import TRAINING_COLLECTIONS, training_series
-from tscompress.evaluation.comparison import mean_of_runs
-from tscompress.evaluation.evaluate import EvaluationResult
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
+from tscompress.evaluation.derived import mean_of_runs
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.training.loop import attention_for_training
-from tscompress.training.pretraining import Batch, loss_function
-from tscompress.training.recovery_config import Batches, RecoveryConfig
+from tscompress.training.pretrain_losses import loss_function
+from tscompress.training.recovery_batches import Batches
+from tscompress.training.recovery_config import RecoveryConfig
 
 _TIMED_STEPS = 20
 #: What rows have in common that differ in their seed alone.
@@ -177,7 +179,7 @@ def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
                 count, started = 0, time.monotonic()
             batch = batches.at(step)
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = loss_of(model, Batch(batch.context, batch.target, 0.0))
+                loss = loss_of(model, ForecastBatch(batch.context, batch.target))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             optimizer.step()

@@ -26,12 +26,17 @@ from chronos import BaseChronosPipeline
 from output import write_tables
 from rich.console import Console
 
-from tscompress.benchmark.bench import BenchResult, Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.results import BenchResult
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
-from tscompress.checkpoints.load import build_empty, wrap_pipeline
 from tscompress.compression.residual_stream import narrowed_config
+from tscompress.families.registry import build_empty, wrap_pipeline
+from tscompress.io.text import ratio_text
 from tscompress.layers.shared_cross_attention import share_cross_attention
-from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 FamilyName = Literal["chronos-t5", "chronos-bolt"]
 DENSE_D_KV = 64
@@ -219,7 +224,7 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
     for place, row in enumerate(rows(comparison, result)):
         latency = "1"
         if place:
-            latency = f"{row['latency']:.3f} ({row['latency low']:.3f}–{row['latency high']:.3f})"
+            latency = ratio_text(row["latency"], row["latency low"], row["latency high"], 3)
         # Absolute times of a shared CPU say nothing.
         memory = f" {row['latency ms']:.0f} | {row['peak memory']:.3f} |" if has_memory else ""
         lines.append(

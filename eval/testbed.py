@@ -12,19 +12,22 @@ import torch
 from chronos import BaseChronosPipeline
 
 import tscompress
-from tscompress.benchmark.bench import Workload
-from tscompress.budget.measure_sensitivity import forecast_loss
+from tscompress.benchmark.workload import Workload
+from tscompress.budget.forecast_loss import forecast_loss
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (
     SYNTHETIC,
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.data.suites import EvaluationDataset, load_suite
-from tscompress.evaluation.comparison import compare, scaled_quantile_losses
-from tscompress.evaluation.evaluate import METRICS, EvaluationResult
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.derived import scaled_quantile_losses
+from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.text import ratio_text
 from tscompress.probing.measure import ProbeConfig, probe
 from tscompress.probing.results import Estimate, ProbeResult
 from tscompress.workflows.evaluate_models import score
@@ -136,7 +139,7 @@ class Testbed:
         return list(load_suite(self.config.suite, self.config.max_series, self.config.datasets))
 
     @cached_property
-    def held_out(self) -> list[CalibrationBatch]:
+    def held_out(self) -> list[ForecastBatch]:
         """Synthetic windows that nothing is calibrated on."""
         return calibration_batches(self.original, HELD_OUT)
 
@@ -235,13 +238,10 @@ def _columns(name: str, value: float, low: float | None, high: float | None) -> 
 def with_interval(row: Mapping[str, float], column: str, digits: int = 4) -> str:
     """``1.0021 (0.9987–1.0055)``; without an interval the value, and nothing of one not taken."""
     value, low, high = (row.get(f"{column}{end}", math.nan) for end in ("", " low", " high"))
-    if math.isnan(value):
-        return ""
-    interval = "" if math.isnan(low) else f" ({low:.{digits}f}–{high:.{digits}f})"
-    return f"{value:.{digits}f}{interval}"
+    return "" if math.isnan(value) else ratio_text(value, low, high, digits)
 
 
-def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> float:
+def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> float:
     """Forecast loss of each observed target, over all batches."""
     sums, counts = zip(*(forecast_loss(loaded, batch) for batch in batches), strict=True)
     return float(sum(sums)) / sum(counts)

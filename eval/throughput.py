@@ -37,8 +37,9 @@ from output import write_tables
 from rich.console import Console
 
 from tscompress.checkpoints.load import load
-from tscompress.data.suites import EvaluationDataset, load_suite
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, evaluate
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.data.suites import load_suite
+from tscompress.evaluation.evaluate import evaluate
 from tscompress.evaluation.score_cache import ScoreCache
 
 _BATCH_SIZE = 32

@@ -11,7 +11,9 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from transformers.utils.logging import disable_progress_bar
 
-from tscompress.training.pretraining import Architecture, Bucket, PretrainRecipe, Stage, build_model
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
 

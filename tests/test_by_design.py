@@ -24,17 +24,12 @@ from tscompress.checkpoints import load as loading
 from tscompress.cli.app import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
 from tscompress.plan.plan import Plan
-from tscompress.training import pretraining
-from tscompress.training.pretraining import (
-    Bucket,
-    PretrainRecipe,
-    Progress,
-    Stage,
-    build_model,
-    design,
-    pretrain,
-    save_pretrained,
-)
+from tscompress.training import pretrain_output
+from tscompress.training.pretrain_model import build_model, design
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
+from tscompress.training.pretraining import Progress, pretrain
+from tscompress.training.windows import Bucket
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 TRAINED = ["chronos-bolt", "chronos-t5"]
@@ -291,7 +286,7 @@ def test_what_does_not_load_back_is_not_kept(
             loaded.model.get_parameter("shared.weight")[0] += 1
         return loaded
 
-    monkeypatch.setattr(pretraining, "load", other)
+    monkeypatch.setattr(pretrain_output, "load", other)
     with pytest.raises(VerificationError, match="do not load back"):
         pretrain(short("chronos-bolt", steps=1), tmp_path)
     assert not (tmp_path / "model").exists()

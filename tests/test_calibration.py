@@ -16,23 +16,19 @@ import torch
 from test_heads import cache_of
 
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
-    CalibrationBatch,
     CalibrationConfig,
     _related,
     calibration_batches,
-    collect_moments,
     drawn_continuations,
     run_teacher_forced,
     seasonal_share,
 )
-from tscompress.data.series import (
-    TRAINING_COLLECTIONS,
-    LabelledSeries,
-    read_series,
-    training_series,
-)
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
@@ -62,7 +58,7 @@ def changed(**changes: object) -> CalibrationConfig:
     return CONFIG.model_copy(update=changes)
 
 
-def ahead(batch: CalibrationBatch) -> torch.Tensor:
+def ahead(batch: ForecastBatch) -> torch.Tensor:
     """What comes after the contexts, whether it is to be forecast or known."""
     if batch.future is None:
         return batch.target
@@ -70,7 +66,7 @@ def ahead(batch: CalibrationBatch) -> torch.Tensor:
     return batch.target.where(torch.isfinite(batch.target), batch.future)
 
 
-def rows(batches: Sequence[CalibrationBatch]) -> list[FloatArray]:
+def rows(batches: Sequence[ForecastBatch]) -> list[FloatArray]:
     """Observed context and target of every row, or what is known ahead of it, as one series."""
     both = [torch.cat([b.context, ahead(b)], dim=1).numpy() for b in batches]
     return [row[np.isfinite(row)] for values in both for row in values]
@@ -385,11 +381,11 @@ def test_a_gap_in_one_series_reaches_those_it_is_mixed_into() -> None:
 
 def test_groups_reach_the_model(chronos2: LoadedModel) -> None:
     """Queries and keys of group attention matter in groups, and only there."""
-    batch = CalibrationBatch(torch.randn(4, 48), torch.randn(4, 16))
-    alone = CalibrationBatch(batch.context, batch.target, torch.arange(4))
-    together = CalibrationBatch(batch.context, batch.target, torch.zeros(4, dtype=torch.long))
+    batch = ForecastBatch(torch.randn(4, 48), torch.randn(4, 16))
+    alone = ForecastBatch(batch.context, batch.target, torch.arange(4))
+    together = ForecastBatch(batch.context, batch.target, torch.zeros(4, dtype=torch.long))
 
-    def outputs(kind: CalibrationBatch) -> torch.Tensor:
+    def outputs(kind: ForecastBatch) -> torch.Tensor:
         quantiles: torch.Tensor = run_teacher_forced(chronos2, kind).quantile_preds
         return quantiles
 

@@ -17,10 +17,10 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 import tscompress
-from tscompress.benchmark.bench import Workload, parameter_count
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -28,7 +28,7 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.hub.card import card_by_hand, is_own_card, licence_of, make_card, write_card
 from tscompress.hub.card_scores import (
     CardScores,
@@ -39,6 +39,7 @@ from tscompress.hub.card_scores import (
     scores_of_run,
 )
 from tscompress.hub.origin import read_made
+from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.write import write_report
 from tscompress.training.pretraining import pretrain
 from tscompress.training.recovery_config import RecoveryConfig

@@ -25,8 +25,8 @@ from safetensors import safe_open
 
 import tscompress
 from tscompress._version import __version__
-from tscompress.benchmark.bench import parameter_count
-from tscompress.budget.measure_sensitivity import Sensitivity
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.budget.sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
@@ -34,9 +34,10 @@ from tscompress.cli.console import duration, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import Bucket, Stage
-from tscompress.training.recovery import RecoveryProgress
+from tscompress.training.pretrain_recipe import Stage
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import RecoveryProgress
+from tscompress.training.windows import Bucket
 from tscompress.workflows.recipe import load_recipe, series_files
 from tscompress.workflows.save import save
 
@@ -216,9 +217,10 @@ def test_ctrl_c_while_it_imports(tmp_path: Path, seconds: float) -> None:
 
 SWALLOWS = """
 import sys, time
+from tscompress.checkpoints import load as loading
 from tscompress.cli import app as cli, interrupts
 
-def swallow(*_):
+def swallow(*_, **__):
     cleaned = 0
     for _ in range(2):
         try:
@@ -236,7 +238,7 @@ def swallow(*_):
     while True:
         time.sleep(0.05)
 
-cli._load = swallow
+loading.find = swallow
 sys.argv = ["tscompress", "profile", "reference/bolt", "--weights-only"]
 interrupts.listen()
 cli.main()
@@ -321,7 +323,9 @@ def test_what_can_be_no_output_is_refused_before_any_work(
     output: str, force: tuple[str, ...],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     text = {"": "an empty path was given", "b\udcff": "is no name in UTF-8"}.get(
         output, "is or holds the home or the working directory"
     )
@@ -470,7 +474,9 @@ def test_no_input_is_lost(
         ("run", precious / "recipe.yaml", "--output", precious / "recipe.yaml"),
     ]  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+        patch.setattr(
+            "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+        )
         for arguments in calls:
             outcome = command(*arguments, "--force")
             if arguments[0] == "run":
@@ -1192,6 +1198,44 @@ def test_pretrain(command: Command, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("family: gpt\n")
     outcome = command("pretrain", tmp_path / "recipe.yaml", "--output", tmp_path / "c")
     assert_refused(outcome, 2, "family: ")
+
+
+def test_run_takes_another_model(command: Command, bolt: Path, tmp_path: Path) -> None:
+    recipe = {
+        "output": str(tmp_path / "out"),
+        "method": "svd",
+        "schedule": {"kind": "rank", "rank": 2},
+        "profile": None,
+        "evaluation": None,
+        "bench": None,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert_refused(command("run", tmp_path / "recipe.yaml"), 2, "model: Field required")
+    outcome = command("run", tmp_path / "recipe.yaml", "--model", bolt)
+    assert outcome.code == 0, outcome.err
+    written = load_recipe(tmp_path / "out" / bolt.name / f"{bolt.name}-svd" / "recipe.yaml")
+    assert written.model == str(bolt)
+
+
+def test_run_notes_calibration_without_seasons(
+    command: Command, bolt: Path, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [{"item_id": i, "target": v} for i in range(4) for v in rng.standard_normal(60)]
+    pd.DataFrame(rows).to_csv(tmp_path / "noise.csv", index=False)
+    recipe = {
+        "model": str(bolt),
+        "output": str(tmp_path / "out"),
+        "schedule": {"kind": "rank", "rank": 2},
+        "calibration": {"source": str(tmp_path / "noise.csv")},
+        "profile": None,
+        "evaluation": None,
+        "bench": None,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    outcome = command("run", tmp_path / "recipe.yaml")
+    assert outcome.code == 0, outcome.err
+    assert "none of the 4" in outcome.err
 
 
 @pytest.mark.parametrize("kept", [False, True])

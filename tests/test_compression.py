@@ -16,23 +16,13 @@ from safetensors.torch import load_file, save_file
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.apply import apply_plan_
+from tscompress.compression.activations import Moment, collect_moments
 from tscompress.compression.calibration import (
     CalibrationConfig,
-    Moment,
     calibration_batches,
-    collect_moments,
     run_teacher_forced,
 )
-from tscompress.compression.fold_plans import (
-    BudgetSchedule,
-    EnergySchedule,
-    EpsilonSchedule,
-    Method,
-    PowerLawSchedule,
-    RankSchedule,
-    make_plan,
-)
+from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.errors import (
     CorruptCheckpointError,
     FactorizationError,
@@ -45,6 +35,14 @@ from tscompress.errors import (
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import break_even_rank
 from tscompress.plan.plan import Plan, ProjectionPlan
+from tscompress.plan.schedules import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    Method,
+    PowerLawSchedule,
+    RankSchedule,
+)
 from tscompress.workflows.compress import compress_loaded_, plan_loaded
 from tscompress.workflows.recipe import Recipe, load_recipe
 
@@ -576,7 +574,7 @@ def test_weights_aligned_otherwise_than_in_a_file_are_saved(
 
 
 def test_an_all_dense_plan_is_not_saved(checkpoint: Path, tmp_path: Path) -> None:
-    compressed = tscompress.compress(checkpoint, method="svd", epsilon=1e-9)
+    compressed = tscompress.compress(checkpoint, method="svd", schedule="epsilon=1e-9")
     with pytest.raises(PlanError, match="nothing to save"):
         tscompress.save(compressed, tmp_path / "small")
 

@@ -12,21 +12,21 @@ from chronos.chronos2 import Chronos2Model
 from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
-from tscompress.benchmark.bench import (
-    Workload,
+from tscompress.benchmark.sizes import (
     bytes_on_disk,
     count_macs,
     kv_cache_bytes,
     parameter_bytes,
     parameter_count,
 )
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
-from tscompress.checkpoints.load import build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.families.registry import describe
+from tscompress.families.registry import build_empty, describe, wrap_pipeline
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
-from tscompress.training.pretraining import build_model
+from tscompress.training.pretrain_model import build_model
 
 D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4
 #: Context and horizon are no multiples of the patches.

@@ -35,7 +35,7 @@ from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
 from tscompress.errors import OutputError
 from tscompress.io.files import check_output, new_directory, write_text_atomically
-from tscompress.training.loop import TrainingState, save_training_state
+from tscompress.training.checkpoint import TrainingState, save_training_state
 from tscompress.workflows.save import save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")
@@ -501,7 +501,9 @@ def test_a_mount_point_is_refused_before_any_work(
     bolt = checkpoints["chronos-bolt"]
     options = {"compress": ["--rank", 2, "--method", "svd"], "recover": ["--teacher", bolt]}
     with small_disk(tmp_path / "disk", "48k") as disk, monkeypatch.context() as patch:
-        patch.setattr(cli, "_load", lambda *_: pytest.fail("a model was loaded"))
+        patch.setattr(
+            "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+        )
         outcome = command(verb, bolt, "--output", disk, *options.get(verb, []))
         assert_refused(outcome, 2, f"choose an output in it, such as '{disk / 'output'}'.")
         assert list(disk.iterdir()) == []

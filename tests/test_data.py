@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +15,12 @@ import pytest
 
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
-from tscompress.data.series import (
-    TRAINING_COLLECTIONS,
-    LabelledSeries,
-    check_no_leak,
-    given_series,
-    read_series,
-    training_series,
-)
-from tscompress.data.suites import evaluation_dataset_names, find_suite, load_suite
+from tscompress.data.fingerprints import fingerprints
+from tscompress.data.leakage import check_no_leak, evaluation_dataset_names, guarded, leaks
+from tscompress.data.series import LabelledSeries, given_series, read_series
+from tscompress.data.suites import find_suite, load_suite
 from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, LeakError, RecipeError
 
 OFFLINE = [config.name for config in find_suite("offline").datasets]
@@ -323,6 +321,34 @@ def test_calibration_refuses_them_too(checkpoints: dict[str, Path], tmp_path: Pa
     path.write_text("\n".join(json.dumps({"target": values.tolist()}) for values in series))
     with pytest.raises(LeakError, match="3 of 3 series"):
         calibration_batches(loaded, CalibrationConfig(source=str(path)))
+
+
+def test_threads_do_not_share_what_they_are_scored_on() -> None:
+    values = np.random.default_rng(0).normal(size=64).astype(np.float32)
+    known, entered = [fingerprints([values])], threading.Barrier(2, timeout=30)
+
+    def inside() -> tuple[bool, bool]:
+        with guarded(known):
+            entered.wait()  # the other looks now
+            entered.wait()
+            return leaks(values), leaks(values[::-1].copy())
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(inside)
+        entered.wait()
+        assert not leaks(values)
+        entered.wait()
+        assert other.result() == (True, False)
+
+
+def test_guards_within_guards_add_up_and_end() -> None:
+    first, second = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
+    with guarded([fingerprints([first])]):
+        with guarded([fingerprints([second])]):
+            assert leaks(first)
+            assert leaks(second)
+        assert not leaks(second)
+    assert not leaks(first)
 
 
 def test_no_training_collection_is_an_evaluation_dataset() -> None:

@@ -20,12 +20,12 @@ from rich.console import Console
 
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import UsageError
-from tscompress.evaluation.evaluate import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.probing.measure import ProbeConfig
-from tscompress.training.loop import Bucket
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.windows import Bucket
 
 EVAL = Path(__file__).parents[1] / "eval"
 

@@ -20,7 +20,7 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline
 from rich.console import Console
 from transformers import set_seed
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import (
     DataError,
     NotEnoughMemoryError,
@@ -28,8 +28,7 @@ from tscompress.errors import (
     RecipeError,
     UsageError,
 )
-from tscompress.evaluation import batching
-from tscompress.evaluation import evaluate as evaluation
+from tscompress.evaluation import batching, forecasting, metrics
 from tscompress.evaluation.batching import (
     DrawsOfPart,
     Parts,
@@ -40,30 +39,28 @@ from tscompress.evaluation.batching import (
     parse_batch_size,
     series_that_fit,
 )
-from tscompress.evaluation.evaluate import (
-    QUANTILE_LEVELS,
-    DatasetScore,
-    EvaluationResult,
-    SeasonalNaive,
-    aggregate,
-    evaluate,
-    evaluation_table,
-    forecast,
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.forecasting import SeasonalNaive, forecast
+from tscompress.evaluation.metrics import (
     quantile_array,
-    relative,
     sample_quantiles,
     score_forecasts,
     seasonal_errors,
     series_contributions,
 )
-from tscompress.training.pretraining import (
-    Architecture,
-    Bucket,
-    PretrainRecipe,
-    Stage,
-    build_model,
-    save_pretrained,
+from tscompress.evaluation.results import (
+    DatasetScore,
+    EvaluationResult,
+    Sampling,
+    aggregate,
+    relative,
 )
+from tscompress.evaluation.tables import evaluation_table
+from tscompress.io.results import results_json
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 PUBLISHED = Path(__file__).parent / "data" / "published-seasonal-naive.csv"
 YEARLY = ["monash_m1_yearly"]
@@ -142,7 +139,7 @@ def contexts(count: int = 7) -> list[np.ndarray]:
 def arrays(forecasts: list[Any]) -> np.ndarray:
     """``[N, samples or quantiles, H]``."""
     first = forecasts[0]
-    name = "samples" if isinstance(first, evaluation.SampleForecast) else "forecast_array"
+    name = "samples" if isinstance(first, forecasting.SampleForecast) else "forecast_array"
     return np.stack([getattr(item, name) for item in forecasts])
 
 
@@ -206,7 +203,7 @@ def test_scores_by_hand() -> None:
     medians = np.array([[3.0, 4.0], [9.0, 9.0]])
     spread = np.arange(-4, 5)[:, None]  # level 0.1 is four below the median, 0.9 four above
     forecasts = [
-        evaluation.QuantileForecast(
+        forecasting.QuantileForecast(
             forecast_arrays=median + spread,
             start_date=start + 3,
             forecast_keys=[str(level) for level in QUANTILE_LEVELS],
@@ -260,10 +257,10 @@ def test_contributions_give_the_scores_of_gluonts(
     dataset = awkward_dataset()
     forecasts = forecast(request.getfixturevalue(family), dataset.contexts, dataset.horizon)
     scores = score_forecasts(forecasts, dataset)
-    own = evaluation.evaluate_forecasts(
+    own = metrics.evaluate_forecasts(
         forecasts,
-        test_data=evaluation._backtest(dataset),
-        metrics=[evaluation.MASE(), evaluation.MeanWeightedSumQuantileLoss(QUANTILE_LEVELS)],
+        test_data=metrics.backtest(dataset),
+        metrics=[metrics.MASE(), metrics.MeanWeightedSumQuantileLoss(QUANTILE_LEVELS)],
         seasonality=dataset.seasonality,
     ).iloc[0]
     assert scores["MASE"] == own["MASE[0.5]"]
@@ -304,7 +301,7 @@ def test_seasonal_errors_are_those_of_gluonts() -> None:
     for one in (dataset, shorter):  # a season is 12; contexts of 1, 12 and 13 steps are among them
         expected = [
             np.ma.filled(
-                evaluation.seasonal_error(np.ma.masked_invalid(c), one.seasonality, time_axis=-1), 0
+                metrics.seasonal_error(np.ma.masked_invalid(c), one.seasonality, time_axis=-1), 0
             )
             for c in one.contexts
         ]
@@ -315,7 +312,7 @@ def test_seasonal_errors_are_those_of_gluonts() -> None:
 def test_quantiles_of_samples_are_those_of_gluonts(num_samples: int) -> None:
     samples = np.random.default_rng(0).normal(size=(3, num_samples, 5)).astype(np.float32)
     start = pd.Period("2000-01-01", freq="D")
-    theirs = [evaluation.SampleForecast(samples=one, start_date=start) for one in samples]
+    theirs = [forecasting.SampleForecast(samples=one, start_date=start) for one in samples]
     np.testing.assert_array_equal(sample_quantiles(samples), quantile_array(theirs))
 
 
@@ -336,7 +333,7 @@ def test_evaluate_keeps_every_series(t5: BaseChronosPipeline) -> None:
 
     both = run(seeds=(0, 5), on_forecasts=lambda data, q: seen.append((data.name, q.shape)))
     assert seen == [("monash_m1_yearly", (3, 9, 6))]
-    assert both.sampling == evaluation.Sampling(seeds=(0, 5), num_samples=3, batch_size=32)
+    assert both.sampling == Sampling(seeds=(0, 5), num_samples=3, batch_size=32)
     singles = [run(seed=seed).rows[0] for seed in (0, 5)]
     (row,) = both.rows
     assert row.series is not None
@@ -360,7 +357,7 @@ def test_models_that_draw_nothing_forecast_once(bolt: BaseChronosPipeline) -> No
 
 def test_t5_forecasts_are_its_raw_samples(t5: BaseChronosPipeline) -> None:
     forecasts = forecast(t5, contexts(3), 5, num_samples=12)
-    assert all(isinstance(item, evaluation.SampleForecast) for item in forecasts)
+    assert all(isinstance(item, forecasting.SampleForecast) for item in forecasts)
     assert arrays(forecasts).shape == (3, 12, 5)
 
 
@@ -373,7 +370,7 @@ def test_quantile_models_forecast_nine_quantiles(
 ) -> None:
     for pipeline in (bolt, chronos2):
         forecasts = forecast(pipeline, contexts(3), 5)
-        assert all(isinstance(item, evaluation.QuantileForecast) for item in forecasts)
+        assert all(isinstance(item, forecasting.QuantileForecast) for item in forecasts)
         assert arrays(forecasts).shape == (3, 9, 5)
         direct, _ = pipeline.predict_quantiles(
             [torch.tensor(contexts(3)[1], dtype=torch.float32)],
@@ -726,7 +723,7 @@ def test_results_of_before_there_were_series_are_read(tmp_path: Path) -> None:
 
 def test_lists_of_numbers_are_one_line_and_strings_stay() -> None:
     content = {"a [ 1 ]": [1, 2.5], "b": [], "c": [[1, 2], [3]], "d": [{"e": [1]}], "f": "[\n1]"}
-    text = evaluation.results_json(content)
+    text = results_json(content)
     assert json.loads(text) == content
     assert "[1, 2.5]" in text
 

@@ -15,8 +15,8 @@ import yaml
 from typer.testing import CliRunner
 
 from tscompress.checkpoints.load import load
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, RecipeError, UsageError
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, forecast
 from tscompress.evaluation.fev_tasks import (
     evaluate_tasks,
     load_tasks,
@@ -24,6 +24,7 @@ from tscompress.evaluation.fev_tasks import (
     summaries_csv,
     summaries_table,
 )
+from tscompress.evaluation.forecasting import forecast
 
 fev = pytest.importorskip("fev")
 ROOT = Path(__file__).resolve().parent.parent

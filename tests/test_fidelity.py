@@ -12,17 +12,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, seasonal_errors, series_contributions
 from tscompress.evaluation.fidelity import (
     Fidelity,
     PairedForecasts,
     calibration,
     dataset_fidelity,
-    fidelity_tables,
     summarize,
 )
+from tscompress.evaluation.metrics import seasonal_errors, series_contributions
+from tscompress.evaluation.tables import fidelity_tables
 from tscompress.plotting import forecast_figure
 
 HORIZON = 4

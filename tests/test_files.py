@@ -110,7 +110,7 @@ def test_a_crash_between_the_renames_puts_the_old_directory_back(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(files, "exchange", lambda one, other: False)
     with pytest.raises(OSError, match="disk gone"), new_directory(old, force=True) as directory:
         (directory / "b.txt").write_text("new")
     assert contents(old.parent) == {"target/a.txt": "old"}
@@ -118,7 +118,7 @@ def test_a_crash_between_the_renames_puts_the_old_directory_back(
 
 def test_what_is_there_is_refused_before_the_block_runs(old: Path) -> None:
     with (
-        pytest.raises(OutputExistsError, match=r"exists already; choose another .* --force"),
+        pytest.raises(OutputExistsError, match=r"target.*--force"),
         new_directory(old),
     ):
         pytest.fail("the block ran")
@@ -142,7 +142,7 @@ def test_leftovers_of_killed_processes_are_removed(
     old: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
     leave_behind(old.parent)
     (old.parent / ".target.mine.tmp").mkdir()  # not a name of ours
     with new_directory(old, force=True) as directory:
@@ -237,7 +237,7 @@ def test_a_link_stands_for_what_it_points_to(old: Path, tmp_path: Path, kind: st
 
 def test_a_link_to_itself_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "link")
-    with pytest.raises(OutputError, match=r"link' cannot be written: Too many levels of symbolic"):
+    with pytest.raises(OutputError, match="link'"):
         check_output(tmp_path / "link", force=True)
 
 
@@ -270,7 +270,7 @@ def test_no_input_is_replaced(
 
 def test_an_input_at_home_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(old.parent))
-    with pytest.raises(OutputExistsError, match="is the input '~/target', which would be lost"):
+    with pytest.raises(OutputExistsError, match="~/target"):
         check_output(old, force=True, inputs=["~/target"])
 
 
@@ -279,7 +279,7 @@ def test_what_is_no_input_may_be_replaced(old: Path) -> None:
     (old / "sub" / "b.txt").write_text("old")
     for target in (old / "sub", old.parent / "nothing", old / "c.txt"):
         check_output(target, force=True, inputs=[old, old / "a.txt"])
-    with pytest.raises(OutputExistsError, match=r"a.txt' is part of the input '.*target', which"):
+    with pytest.raises(OutputExistsError, match=r"a\.txt' .*target'"):
         check_output(old / "a.txt", force=True, inputs=[old])
 
 
@@ -292,9 +292,9 @@ def test_keep_replaces_no_input(old: Path) -> None:
 
     write("b.txt")
     assert contents(old) == {"a.txt": "old", "b.txt": "new"}
-    with pytest.raises(OutputExistsError, match=r"target/a.txt' is the input '.*a.txt', which"):
+    with pytest.raises(OutputExistsError, match=r"target/a\.txt' .*a\.txt'"):
         write("a.txt")
-    with pytest.raises(OutputExistsError, match=r"target' is the input '.*target', which would"):
+    with pytest.raises(OutputExistsError, match=r"target' .*target'"):
         check_output(old, force=True, keep=True, inputs=[old])
     assert contents(old) == {"a.txt": "old", "b.txt": "new"}
     assert [p.name for p in old.parent.iterdir()] == ["target"]
@@ -334,7 +334,7 @@ def test_a_name_that_no_record_can_hold_is_refused(tmp_path: Path, name: str, fo
 def test_a_name_too_long_for_what_lies_beside_it_is_refused(tmp_path: Path) -> None:
     check_output(tmp_path / ("n" * 200), force=False)
     for length in (250, 300):
-        with pytest.raises(OutputError, match=r"cannot be written: File name too long; choose"):
+        with pytest.raises(OutputError, match=r"nnn' .*too long"):
             check_output(tmp_path / ("n" * length), force=False)
 
 
@@ -345,7 +345,7 @@ def test_a_parent_that_is_read_only_is_said_at_once(
     (old.parent / "empty").mkdir()
     # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != old.parent)
-    with pytest.raises(OutputError, match=rf"{name}' cannot be written: Permission denied; choose"):
+    with pytest.raises(OutputError, match=f"{name}' .*Permission"):
         check_output(old.parent / name, force=True)
     if name != "new":
         check_output(old.parent / name, force=True, in_place=True)
@@ -357,7 +357,7 @@ def test_paths_as_people_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert user_path("~") == tmp_path
     assert user_path("~none-such/x") == Path("~none-such/x")  # as a shell leaves it
     assert user_path("a~/b") == Path("a~/b")
-    with pytest.raises(UsageError, match=r"an empty path was given; give a name, or \. for"):
+    with pytest.raises(UsageError, match="empty path"):
         user_path("")
 
 

@@ -23,23 +23,28 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression import fold as folding
+from tscompress.compression import fold_config, fold_layers, fold_moments
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import (
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     run_teacher_forced,
 )
-from tscompress.compression.fold import FoldConfig, choose_frequencies, fold_
+from tscompress.compression.fold import fold_
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_layers import choose_frequencies
 from tscompress.compression.fold_plans import fold_plan, settle_fold_plan
-from tscompress.compression.layer_walk import record, record_entry, walk
+from tscompress.compression.layer_walk import walk
+from tscompress.compression.recording import record, record_entry
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
-from tscompress.layers.resize import SizedT5Attention
+from tscompress.families.registry import adapter_of
+from tscompress.layers.sized_attention import SizedT5Attention
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
 from tscompress.workflows.recipe import load_recipe
 
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
@@ -59,7 +64,7 @@ def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.f
 def folded(
     checkpoint: Path,
     config: FoldConfig = FOLD,
-    batches: Sequence[CalibrationBatch] | None = None,
+    batches: Sequence[ForecastBatch] | None = None,
     **sizes: Any,
 ) -> LoadedModel:
     """The checkpoint with heads and hidden units of these sizes."""
@@ -70,13 +75,13 @@ def folded(
     return loaded
 
 
-def output(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor:
+def output(loaded: LoadedModel, batch: ForecastBatch) -> Tensor:
     result = run_teacher_forced(loaded, batch)
     found: Tensor = result.logits if "logits" in result else result.quantile_preds
     return found
 
 
-def outputs(loaded: LoadedModel, batches: Sequence[CalibrationBatch] | None = None) -> Tensor:
+def outputs(loaded: LoadedModel, batches: Sequence[ForecastBatch] | None = None) -> Tensor:
     """Of all batches in one row."""
     batches = calibration_batches(loaded, CALIBRATION) if batches is None else batches
     return torch.cat([output(loaded, batch).flatten() for batch in batches])
@@ -223,7 +228,7 @@ def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path])
     attention: Any = loaded.model.get_submodule(step.block.name)
     pairs = attention.k.weight.data.view(4, 2, SIZE // 2, -1)
     pairs[:, :, [0, 2]] *= 0.01
-    moments = folding.attention_moments(loaded, step)
+    moments = fold_moments.attention_moments(loaded, step)
     assert choose_frequencies(attention, 4, 2, moments) == (1, 3)
     assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
 
@@ -261,30 +266,27 @@ def test_moments_of_many_units_are_computed_in_strips(
     batches = calibration_batches(loaded, CALIBRATION)
     found = []
     for first in (D_FF + 1, D_FF):  # whole, then in strips
-        monkeypatch.setattr(folding, "_STRIPS_FROM", first)
-        monkeypatch.setattr(folding, "_STRIP", strip)
+        monkeypatch.setattr(fold_moments, "_STRIPS_FROM", first)
+        monkeypatch.setattr(fold_moments, "_STRIP", strip)
         steps = walk(loaded, record(loaded, batches), on_compressed=False, residual_targets=False)
         step = next(s for s in steps if s.block.name == "encoder.block.1.layer.1.DenseReluDense")
-        found.append(folding.hidden_moments(loaded, step).hidden)
+        found.append(fold_moments.hidden_moments(loaded, step).hidden)
         steps.close()
     assert found[0][:strip, strip:].any()
     torch.testing.assert_close(found[1], found[0])
     assert torch.equal(found[1][:strip, strip:], found[1][strip:, :strip].T)
 
 
-def test_patches_that_nothing_attends_to_are_not_seen(checkpoints: dict[str, Path]) -> None:
+def test_patches_that_nothing_attends_to_are_not_seen() -> None:
     """Also where the length of a patch is a multiple of 3, as what Chronos-2 embeds always is."""
-    loaded = load(checkpoints["chronos-bolt"])
-    plan = next(p for p in fold_plan(loaded.model, loaded.architecture).hidden if p.part == "patch")
-    plan = plan.model_copy(update={"in_features": 24})
     values = torch.tensor([0.0, 1.0, 0.0, -1.0])[:, None].expand(4, 12)
     mask = torch.tensor([[0.0] * 12, [1.0] * 12, [0.0] * 11 + [1.0], [1.0] + [0.0] * 11])
-    seen = folding._seen_patches(torch.cat([values, mask], dim=1), plan, future=False)
+    seen = adapter_of("chronos-bolt").attended_patches(torch.cat([values, mask], dim=1))
     assert seen.tolist() == [False, True, True, True]
     # Time, values and mask of Chronos-2: the past unknown, the past known, the future unknown.
     time = torch.tensor([-1.0, -0.5, 0.0])[:, None].expand(3, 8)
     mask = torch.tensor([0.0, 1.0, 0.0])[:, None].expand(3, 8)
-    seen = folding._seen_patches(torch.cat([time, 0 * time, mask], 1), plan, future=True)
+    seen = adapter_of("chronos-2").attended_patches(torch.cat([time, 0 * time, mask], 1))
     assert seen.tolist() == [False, True, True]
 
 
@@ -346,7 +348,7 @@ def test_chronos2_of_the_true_shape(tmp_path: Path, size: int, tolerance: float 
     loaded = load(tmp_path / "chronos-2")
     groups = torch.tensor([0, 0, 1])
     context = torch.from_numpy(np.stack(waves(3, 128)))
-    batch = CalibrationBatch(context, context[:, :16], groups)
+    batch = ForecastBatch(context, context[:, :16], groups)
     before = output(loaded, batch)
     few = CalibrationConfig(num_series=8, context_length=64, batch_size=8)
     if tolerance is not None:
@@ -462,7 +464,7 @@ def test_two_runs_are_bit_equal(
         assert torch.equal(weight, by_default[again.family][name]), name
 
 
-def final_states(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Tensor:
+def final_states(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Tensor:
     """What the last stack hands on."""
     model: Any = loaded.model
     seen: list[Tensor] = []
@@ -576,7 +578,7 @@ def test_no_hook_stays_after_a_failure_within_a_pass(checkpoint: Path, calls: in
 
 
 def test_what_fails_names_the_layer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = folding.fold_values
+    original = fold_layers.fold_values
 
     def not_finite(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         P, out = original(*args, **options)
@@ -586,10 +588,10 @@ def test_what_fails_names_the_layer(checkpoint: Path, monkeypatch: pytest.Monkey
         raise torch.linalg.LinAlgError("did not converge")
 
     name = load(checkpoint).architecture.attention[0].name.replace(".", r"\.")
-    monkeypatch.setattr(folding, "fold_values", not_finite)
+    monkeypatch.setattr(fold_layers, "fold_values", not_finite)
     with pytest.raises(FactorizationError, match=f"folding {name} gave .* not finite"):
         folded(checkpoint, vo=4)
-    monkeypatch.setattr(folding, "fold_values", diverges)
+    monkeypatch.setattr(fold_layers, "fold_values", diverges)
     with pytest.raises(FactorizationError, match=f"decomposition of {name} failed: did not"):
         folded(checkpoint, vo=4)
 
@@ -649,7 +651,7 @@ DEGENERATE: dict[str, Any] = {
 def test_the_precision_is_that_of_the_machine_and_is_written_down(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    monkeypatch.setattr(folding, "multiplies_bfloat16", lambda device: native)
+    monkeypatch.setattr(fold_config, "multiplies_bfloat16", lambda device: native)
     chosen = "bfloat16" if native else "float32"
     found = [
         tscompress.compress(
@@ -698,7 +700,7 @@ def test_a_decoder_that_sees_one_key_keeps_finite_heads(checkpoints: dict[str, P
     recording = record(loaded, calibration_batches(loaded, CALIBRATION))
     steps = walk(loaded, recording, on_compressed=False, residual_targets=False)
     step = next(s for s in steps if s.block.name == "decoder.block.0.layer.0.SelfAttention")
-    moments = folding.attention_moments(loaded, step)
+    moments = fold_moments.attention_moments(loaded, step)
     assert not moments.keys.any()
     assert moments.queries.any()
     plan = next(
@@ -707,11 +709,11 @@ def test_a_decoder_that_sees_one_key_keeps_finite_heads(checkpoints: dict[str, P
         if head.name == step.block.name
     )
     attention = loaded.model.get_submodule(plan.name)
-    found = folding.folded_heads(attention, plan, moments, FOLD)
+    found = fold_layers.folded_heads(attention, plan, moments, FOLD)
     assert all(weight.isfinite().all() for weight in found.values())
 
 
-def padded(batch: CalibrationBatch, steps: int = 16) -> CalibrationBatch:
+def padded(batch: ForecastBatch, steps: int = 16) -> ForecastBatch:
     nothing = torch.full((len(batch.context), steps), torch.nan)
     return dataclasses.replace(batch, context=torch.cat([nothing, batch.context], dim=1))
 

@@ -10,15 +10,13 @@ from conftest import tiny_recipe
 from pydantic import ValidationError
 from torch import nn
 
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import RecipeError
 from tscompress.training.growth import grow_
-from tscompress.training.pretraining import (
-    Batch,
-    PretrainRecipe,
-    build_model,
-    loss_function,
-    save_pretrained,
-)
+from tscompress.training.pretrain_losses import loss_function
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import PretrainRecipe
 
 TRAINED = ["chronos-bolt", "chronos-t5"]
 LARGER = {"d_model": 48, "num_heads": 5, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3}
@@ -41,10 +39,10 @@ def trained(family: str) -> nn.Module:
     return model
 
 
-def batch() -> Batch:
+def batch() -> ForecastBatch:
     generator = torch.Generator().manual_seed(0)
     series = torch.randn(4, 48, generator=generator).cumsum(1)
-    return Batch(series[:, :32], series[:, 32:], 0.0)
+    return ForecastBatch(series[:, :32], series[:, 32:])
 
 
 def outputs(model: nn.Module, family: str) -> torch.Tensor:

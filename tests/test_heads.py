@@ -15,15 +15,12 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import PlanError
-from tscompress.layers.resize import (
-    CACHE_NAMES,
-    SizedChronos2Attention,
-    SizedT5Attention,
-    replace_heads_,
-    resize_hidden_,
-)
+from tscompress.families.registry import build_empty, wrap_pipeline
+from tscompress.layers.latent_cross_attention import CACHE_NAMES
+from tscompress.layers.resize import replace_heads_, resize_hidden_
+from tscompress.layers.sized_attention import SizedChronos2Attention, SizedT5Attention
 from tscompress.plan.plan import HeadPlan, HiddenPlan
 
 D_MODEL, HEADS, SIZE, D_FF = 24, 4, 8, 40  # of the checkpoints in conftest

@@ -20,10 +20,10 @@ from hub_server import HubServer, Repository, card_problems, takes_branch
 from safetensors.torch import load_file, save_file
 
 from tscompress.checkpoints.load import load
-from tscompress.compression.fold_plans import PowerLawSchedule
 from tscompress.errors import HubError
 from tscompress.io.files import sha256_of
 from tscompress.io.network import bounded_requests, is_branch_name, is_timeout
+from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.pretraining import pretrain
 from tscompress.workflows.recipe import load_pretrain_recipe
 

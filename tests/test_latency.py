@@ -21,34 +21,25 @@ from rich.console import Console
 from test_heads import cache_of
 from torch import nn
 
-from tscompress.benchmark.bench import (
-    BenchResult,
-    Run,
-    Workload,
-    bench,
-    bench_table,
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.process_memory import process_memory
+from tscompress.benchmark.results import BenchResult, Run, ratio_interval
+from tscompress.benchmark.sizes import (
     bytes_on_disk,
     count_macs,
-    forecast,
     kv_cache_bytes,
-    make_workload,
     parameter_bytes,
     parameter_count,
-    process_memory,
-    ratio_interval,
-    synthetic_batch,
 )
+from tscompress.benchmark.tables import bench_table
+from tscompress.benchmark.workload import Workload, forecast, make_workload, synthetic_batch
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.training.pretraining import (
-    QUANTILE_LEVELS,
-    Architecture,
-    Bucket,
-    PretrainRecipe,
-    Stage,
-    build_model,
-    save_pretrained,
-)
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
+from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
+from tscompress.training.windows import Bucket
 
 D_MODEL, D_KV, D_FF, HEADS, LAYERS, VOCABULARY, PATCH, BLOCK = 16, 4, 24, 2, 2, 64, 8, 6
 INNER = HEADS * D_KV
@@ -118,7 +109,7 @@ class FakeClock:
         return self.seconds
 
 
-class FakePipeline:
+class FakePipeline(ChronosBoltPipeline):  # type: ignore[misc]
     """Takes ``durations_ms`` one after the other, on a clock that the test owns."""
 
     model_context_length = 512
@@ -510,10 +501,10 @@ def test_memory_of_a_real_process(tmp_path: Path) -> None:
 )
 def test_memory_of_before_is_not_in_the_peak() -> None:
     code = (
-        "import numpy as np; from tscompress.benchmark import bench as latency\n"
+        "import numpy as np; from tscompress.benchmark import process_memory\n"
         "passing = np.ones(10**8, dtype=np.uint8)\n"
-        "before = latency._peak_rss_bytes(); del passing\n"
-        "latency._forget_peak(); print(before - latency._peak_rss_bytes())"
+        "before = process_memory.peak_rss_bytes(); del passing\n"
+        "process_memory.forget_peak(); print(before - process_memory.peak_rss_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 5 * 10**7

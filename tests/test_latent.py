@@ -17,25 +17,23 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.benchmark.bench import (
-    Workload,
-    count_macs,
-    kv_cache_bytes,
-    parameter_bytes,
-    parameter_count,
-)
+from tscompress.benchmark.sizes import count_macs, kv_cache_bytes, parameter_bytes, parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs
 from tscompress.checkpoints.format import apply_structure_, unique_tensors
-from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import apply_fold_, keep_layers_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
-from tscompress.compression.fold import FoldConfig
-from tscompress.compression.fold_plans import RankSchedule, fold_plan, fold_plan_of
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_plans import fold_plan, fold_plan_of
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
-from tscompress.layers.resize import LatentCrossAttention, replace_heads_
+from tscompress.families.registry import build_empty, wrap_pipeline
+from tscompress.layers.latent_cross_attention import LatentCrossAttention
+from tscompress.layers.resize import replace_heads_
 from tscompress.linalg import Roots, shared_latent
 from tscompress.plan.plan import HeadPlan, Plan
+from tscompress.plan.schedules import RankSchedule
 
 D_MODEL, HEADS, SIZE = 24, 4, 8  # of the checkpoints in conftest
 FAMILIES = ("chronos-t5", "chronos-bolt")

@@ -13,26 +13,19 @@ from torch import Tensor
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression import fold as folding
+from tscompress.compression import fold_moments
 from tscompress.compression import layer_walk as layerwise
 from tscompress.compression.calibration import (
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
     run_teacher_forced,
-)
-from tscompress.compression.fold import FoldConfig
-from tscompress.compression.layer_walk import (
-    Recording,
-    Step,
-    _Lookup,
-    multiplies_bfloat16,
-    record,
-    runs_of,
     small_batches,
-    sublayer_of,
-    walk,
 )
+from tscompress.compression.fold_config import FoldConfig, multiplies_bfloat16
+from tscompress.compression.layer_walk import Step, runs_of, walk
+from tscompress.compression.recording import Recording, _Lookup, record
+from tscompress.data.batch import ForecastBatch
+from tscompress.families.stacks import sublayer_of
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
 
@@ -47,7 +40,7 @@ def test_runs_keep_the_order_and_the_limit(sizes: list[int], most: int) -> None:
         assert total + sizes[following[0]] > most
 
 
-def outputs_by_row(loaded: LoadedModel, batches: list[CalibrationBatch]) -> dict[bytes, Tensor]:
+def outputs_by_row(loaded: LoadedModel, batches: list[ForecastBatch]) -> dict[bytes, Tensor]:
     """Observed values of a row to what the model says of it."""
     found = {}
     for batch in batches:
@@ -172,9 +165,9 @@ def test_moments_of_many_positions_come_from_every_other_batch(
 
         positions = sum(stream.shape[:2].numel() for stream in step.inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(folding, "_ENOUGH_POSITIONS", positions // 2)
+            patch.setattr(fold_moments, "_ENOUGH_POSITIONS", positions // 2)
             patch.setattr(Step, "run", run)
-            folding.attention_moments(loaded, step)
+            fold_moments.attention_moments(loaded, step)
         everything = list(range(len(step.inputs)))
         assert len(everything) > 2
         assert ran == (everything if kind == "group" else everything[::2])

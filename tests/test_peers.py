@@ -16,17 +16,19 @@ from rich.console import Console
 from torch import Tensor
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench, parameter_count
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.activations import collect_moments
 from tscompress.compression.apply import keep_layers_
 from tscompress.compression.calibration import (
-    CalibrationBatch,
     CalibrationConfig,
     calibration_batches,
-    collect_moments,
     run_teacher_forced,
+    small_batches,
 )
-from tscompress.compression.layer_walk import small_batches
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
@@ -71,11 +73,11 @@ def loaded(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Load
     return load(checkpoints[request.param], dtype="float32")
 
 
-def batches_of(loaded: LoadedModel) -> list[CalibrationBatch]:
+def batches_of(loaded: LoadedModel) -> list[ForecastBatch]:
     return small_batches(loaded, calibration_batches(loaded, CALIBRATION))
 
 
-def outputs(loaded: LoadedModel, batches: list[CalibrationBatch]) -> Tensor:
+def outputs(loaded: LoadedModel, batches: list[ForecastBatch]) -> Tensor:
     found = [run_teacher_forced(loaded, batch) for batch in batches]
     return torch.cat([(o.logits if "logits" in o else o.quantile_preds).flatten() for o in found])
 

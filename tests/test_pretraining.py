@@ -17,25 +17,17 @@ from conftest import tiny_recipe
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
 from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
-from tscompress.training.pretraining import (
-    Batch,
-    Bucket,
-    PretrainRecipe,
-    Progress,
-    Stage,
-    _parameter_groups,
-    build_model,
-    fourier_token_embedding,
-    loss_function,
-    make_batch,
-    pretrain,
-    stage_corpora,
-    token_cross_entropy,
-)
+from tscompress.training.pretrain_batches import make_batch, stage_corpora
+from tscompress.training.pretrain_losses import bolt_loss, loss_function, token_cross_entropy
+from tscompress.training.pretrain_model import build_model, fourier_token_embedding
+from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
+from tscompress.training.pretraining import Progress, _parameter_groups, pretrain
+from tscompress.training.windows import Bucket
 
 TRAINED = ["chronos-bolt", "chronos-t5"]
 SEASONAL = CorpusConfig(
@@ -216,10 +208,10 @@ def test_divergence_keeps_the_last_checkpoint(
 ) -> None:
     calls = 0
 
-    def diverging(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def diverging(model: torch.nn.Module, batch: ForecastBatch) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        loss = pretraining.bolt_loss(model, batch)
+        loss = bolt_loss(model, batch)
         if calls == 3 and what == "loss":
             return loss * math.nan
         if calls == 3:  # a finite loss, of which the gradient is not
@@ -227,7 +219,7 @@ def test_divergence_keeps_the_last_checkpoint(
         return loss
 
     recipe = short("chronos-bolt", checkpoint_minutes=1e-9)
-    monkeypatch.setattr(pretraining, "loss_function", lambda _: diverging)
+    monkeypatch.setattr(pretraining, "loss_function", lambda *_: diverging)
     match = rf"the {what} is nan at step 3; lower learning_rate \(0.001\).*--resume"
     with pytest.raises(DivergenceError, match=match):
         pretrain(recipe, tmp_path / "run")
@@ -419,9 +411,9 @@ def test_missing_targets_count_for_nothing(family: str) -> None:
     target = torch.cos(torch.arange(8.0))[None].repeat(2, 1)
     half = target.clone()
     half[1] = math.nan
-    single = loss_of(model, Batch(context[:1], target[:1], 0.0))
-    torch.testing.assert_close(loss_of(model, Batch(context, half, 0.0)), single)
-    nothing = loss_of(model, Batch(context, torch.full_like(target, math.nan), 0.0))
+    single = loss_of(model, ForecastBatch(context[:1], target[:1]))
+    torch.testing.assert_close(loss_of(model, ForecastBatch(context, half)), single)
+    nothing = loss_of(model, ForecastBatch(context, torch.full_like(target, math.nan)))
     assert float(nothing.detach()) == 0
     nothing.backward()
 

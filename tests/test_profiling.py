@@ -15,10 +15,10 @@ from rich.console import Console
 from transformers import BertConfig, BertModel, T5Config, T5Model
 
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.apply import apply_plan_
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import EpsilonSchedule, RankSchedule, make_plan
+from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.errors import UsageError
+from tscompress.plan.schedules import EpsilonSchedule, RankSchedule
 from tscompress.plotting import ComparisonRow, comparison_figure
 from tscompress.profiling.figures import (
     embedding_figure,

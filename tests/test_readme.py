@@ -31,7 +31,6 @@ PAGES = [
     ROOT / "eval" / "README.md",
     ROOT / "tests" / "README.md",
     ROOT / "eval" / "RESULTS.md",
-    ROOT / "eval" / "NOTES.md",
     *sorted((ROOT / "eval" / "notes").glob("*.md")),
 ]
 
@@ -75,7 +74,8 @@ def test_every_command_is_shown_somewhere() -> None:
 
 def test_pages_and_recipes_have_commands() -> None:
     without = {path for path in documents() if not commands(path)}
-    assert without <= {ROOT / "tests" / "README.md", *(ROOT / "eval" / "notes").glob("*.md")}
+    of_scripts = {ROOT / "eval" / "RESULTS.md", *(ROOT / "eval" / "notes").glob("*.md")}
+    assert without <= {ROOT / "tests" / "README.md"} | of_scripts
 
 
 def test_the_front_page_is_one_page() -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ from torch import Tensor
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
-from tscompress.data.series import TRAINING_COLLECTIONS, training_series
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.suites import load_suite
-from tscompress.data.synthetic import CorpusConfig
+from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import (
     CorruptCheckpointError,
     DataError,
@@ -48,30 +49,34 @@ from tscompress.errors import (
     UsageError,
 )
 from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import RankSchedule
 from tscompress.training import recovery
+from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.distillation import (
     Distillation,
-    TrainingBatch,
-    _asked,
+    QuantileDistillation,
+    TokenDistillation,
+    distillation_of,
+)
+from tscompress.training.distillation_losses import (
     pinball_loss,
     quantile_distance,
+    target_weights,
     token_losses,
 )
-from tscompress.training.loop import (
-    STATE_FILE,
-    Bucket,
-    attention_for_training,
-    read_training_record,
-)
-from tscompress.training.recovery import (
+from tscompress.training.loop import attention_for_training
+from tscompress.training.recovery import recover_, recovery_optimizer
+from tscompress.training.recovery_batches import Batches, with_history
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_files import LOG_FILE
+from tscompress.training.recovery_memory import memory_bytes
+from tscompress.training.recovery_state import (
     CHECKPOINT,
-    LOG_FILE,
     RecoveryProgress,
     can_resume,
-    recover_,
-    what_differs,
+    differences_from,
 )
-from tscompress.training.recovery_config import Batches, RecoveryConfig, memory_bytes, with_history
+from tscompress.training.windows import Bucket
 from tscompress.workflows.compress import finish_recovery
 from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.workflows.save import CompressedModel, save
@@ -139,7 +144,7 @@ def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         assert torch.equal(first[name], second[name]), name
 
 
-def batch_of(family: str, **changes: Any) -> TrainingBatch:
+def batch_of(family: str, **changes: Any) -> ForecastBatch:
     return Batches(family, short(**changes)).at(1)
 
 
@@ -154,7 +159,7 @@ def test_pinball_agrees_with_the_training_loss_of_chronos(checkpoints: dict[str,
     target = batch.target.nan_to_num()
     output = bolt.model(context=batch.context, target=target.clone())
     with torch.no_grad():
-        losses = Distillation(bolt, bolt)(bolt.model, dataclasses.replace(batch, target=target))
+        losses = distillation_of(bolt, bolt)(bolt.model, dataclasses.replace(batch, target=target))
     torch.testing.assert_close(losses.truth.mean(), output.loss.detach() / target.shape[1])
 
 
@@ -200,15 +205,15 @@ def test_a_model_is_at_no_distance_from_itself(
 ) -> None:
     teacher, same = load(checkpoints[family]), load(checkpoints[family])
     batch = batch_of(family)
-    distillation = Distillation(teacher, same)
+    distillation = distillation_of(teacher, same)
     losses = distillation(same.model, batch)
     assert losses.teacher.shape == losses.truth.shape == (8,)
     assert float(losses.teacher.detach().abs().max()) < 1e-6
     distillation.close()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in same.model.modules())
     student = load(students[family])
-    other = Distillation(teacher, student)(student.model, batch)
-    assert float(other.teacher.detach()[_asked(batch) > 0].min()) > 0
+    other = distillation_of(teacher, student)(student.model, batch)
+    assert float(other.teacher.detach()[target_weights(batch) > 0].min()) > 0
 
 
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
@@ -219,7 +224,7 @@ def test_attention_for_training_is_the_same_attention(
     model: Any = loaded.model
     stacks = (model, model.encoder, model.decoder)
     [batch] = Batches(family, short(held_out_series=8).resolved(loaded)).held_out()
-    distillation = Distillation(load(checkpoints[family]), loaded)
+    distillation = distillation_of(load(checkpoints[family]), loaded)
 
     def learnt() -> dict[str, Tensor]:
         distillation(model, batch).truth.mean().backward()
@@ -571,14 +576,15 @@ def test_a_teacher_speaks_once_of_held_out_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = 0
-    lesson = Distillation.lesson
+    kind = TokenDistillation if family == "chronos-t5" else QuantileDistillation
+    teacher_output = kind.teacher_output
 
-    def counting(self: Distillation, batch: TrainingBatch) -> Any:
+    def counting(self: Distillation, batch: ForecastBatch) -> Any:
         nonlocal asked
         asked += 1
-        return lesson(self, batch)
+        return teacher_output(self, batch)
 
-    monkeypatch.setattr(Distillation, "lesson", counting)
+    monkeypatch.setattr(kind, "teacher_output", counting)
     other = Bucket(context_length=24, horizon=8, batch_size=8)
     config = short(buckets=(*BUCKETS, other), held_out_series=24)
     student, teacher = pair(students, checkpoints, family)
@@ -637,7 +643,7 @@ def test_divergence_is_one_line_and_leaves_the_best_weights(
         factor = 1 if calls < 3 else 10.0
         return dataclasses.replace(losses, truth=losses.truth * factor)
 
-    monkeypatch.setattr(recovery.Distillation, "__call__", diverging)
+    monkeypatch.setattr(Distillation, "__call__", diverging)
     what = "not finite at step 1" if when == "training" else "at step 3 the forecast loss on held"
     with pytest.raises(DivergenceError, match=rf"{what}.*lower learning_rate \(0.003\)"):
         recover_(student, teacher, short())
@@ -645,11 +651,14 @@ def test_divergence_is_one_line_and_leaves_the_best_weights(
     assert not any(p.grad is not None for p in student.model.parameters())
 
 
-def test_minutes_end_a_run(bolt: Callable[[], Any]) -> None:
+def test_minutes_end_a_run(bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of its own, which is 20 ms later whenever it is read."""
+    ticks = itertools.count()
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 50))
     student, teacher = bolt()
     result = recover_(student, teacher, short(steps=None, minutes=0.02))
     assert result.finished
-    assert 1.2 <= result.seconds < 20
+    assert 1.2 <= result.seconds < 1.3
     rates = [line.learning_rate for line in result.history if line.learning_rate is not None]
     assert rates[-1] < rates[0]
 
@@ -789,7 +798,7 @@ def test_runs_of_before_resume_unless_they_used_what_was_removed(
     assert [line.loss for line in result.history] == [line.loss for line in expected.history]
     make_older(tmp_path, distance="squared")
     student, teacher = bolt()
-    assert what_differs(tmp_path, short(), teacher, student) == "distance squared, not absolute"
+    assert differences_from(tmp_path, short(), teacher, student) == "distance squared, not absolute"
     with pytest.raises(RecipeError, match="of a run with distance squared, not absolute"):
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
 
@@ -835,7 +844,7 @@ def test_held_out_series_are_not_trained_on() -> None:
     config = short(synthetic_share=0.0, missing_probability=0.0)
     batches = Batches("chronos-bolt", config, series)
 
-    def levels(batch: TrainingBatch) -> set[int]:
+    def levels(batch: ForecastBatch) -> set[int]:
         return set((batch.context.nanmean(1) / 100).round().int().tolist())
 
     held_out = set.union(*(levels(batch) for batch in batches.held_out()))
@@ -856,7 +865,7 @@ def test_real_series_of_wheels_are_held_out_whole() -> None:
     )  # fmt: skip
     batches = Batches("chronos-t5", config)
 
-    def known(batch: TrainingBatch) -> set[float]:
+    def known(batch: ForecastBatch) -> set[float]:
         return set(batch.target[torch.isfinite(batch.target)].tolist())
 
     held_out = set.union(*(known(batch) for batch in batches.held_out()))
@@ -909,14 +918,14 @@ def test_series_shorter_than_the_horizon_teach_something(family: str) -> None:
             torch.testing.assert_close(step, torch.ones_like(step))
 
 
-def ahead(batch: TrainingBatch) -> Tensor:
+def ahead(batch: ForecastBatch) -> Tensor:
     """What comes after the contexts, whether it is to be forecast or known."""
     if batch.future is None:
         return batch.target
     return batch.target.where(torch.isfinite(batch.target), batch.future)
 
 
-def group_batch(series: list[Any]) -> TrainingBatch:
+def group_batch(series: list[Any]) -> ForecastBatch:
     """A batch of Chronos-2 whose rows belong to groups of four."""
     bucket = Bucket(context_length=64, horizon=16, batch_size=16)
     config = short(buckets=(bucket,), synthetic_share=0.0, missing_probability=0.0)
@@ -973,8 +982,8 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight) == (1, 0)
-        assert (config.real_series, config.corpus) == ((), CorpusConfig())
-        assert (config.optimizer, config.learning_rate) == ("muon", 2e-3)
+        assert (config.real_series, config.corpus) == ((), HALF_PATTERNS)
+        assert (config.optimizer, config.learning_rate) == ("muon", 5e-4)
     for family, rate in (("chronos-t5", 3e-4), ("chronos-bolt", 5e-4), ("chronos-2", 5e-4)):
         other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints[family]))
         assert other.learning_rate == rate
@@ -986,7 +995,7 @@ def test_muon_moves_what_layers_hold_as_matrices(
 ) -> None:
     student, _ = bolt()
     config = short(optimizer="muon", precision=precision, weight_decay=0.1).resolved(student)
-    optimizer = recovery._optimizer(student.model, config)
+    optimizer = recovery_optimizer(student.model, config)
     assert optimizer.param_groups[0]["dtype"] == dtype
     names = {p: name for name, p in student.model.named_parameters()}
     matrices, tables, others = (
@@ -1029,10 +1038,10 @@ def test_groups_of_chronos_2() -> None:
 
 def test_what_is_known_ahead_reaches_teacher_and_student(checkpoints: dict[str, Path]) -> None:
     teacher, student = (load(checkpoints["chronos-2"]) for _ in range(2))
-    distillation = Distillation(teacher, student)
+    distillation = distillation_of(teacher, student)
     batch = group_batch([np.sin(np.arange(90) / (3 + k)) for k in range(16)])
-    told = distillation.lesson(batch).forecast
-    untold = distillation.lesson(replace(batch, future=None)).forecast
+    told = distillation.teacher_output(batch).forecast
+    untold = distillation.teacher_output(replace(batch, future=None)).forecast
     assert not torch.allclose(told, untold)
     with torch.no_grad():
         losses = distillation(student.model, batch)
@@ -1049,8 +1058,8 @@ def test_what_is_known_ahead_reaches_teacher_and_student(checkpoints: dict[str, 
     alone = batch.rows(slice(0, 3))
     assert alone.future is not None
     assert not torch.isfinite(alone.future).any()
-    torch.testing.assert_close(_asked(batch).mean(), torch.tensor(1.0))
-    torch.testing.assert_close(_asked(alone), torch.ones(3))
+    torch.testing.assert_close(target_weights(batch).mean(), torch.tensor(1.0))
+    torch.testing.assert_close(target_weights(alone), torch.ones(3))
     distillation.close()
 
 

@@ -19,21 +19,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tscompress.benchmark.bench import BenchResult, MemoryUse, ModelBench, Workload
+from tscompress.benchmark.process_memory import MemoryUse
+from tscompress.benchmark.results import BenchResult, ModelBench
+from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation.comparison import Ratio
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.hub.card_scores import read_scores
+from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
-from tscompress.reports.charts import Chart, forecast_chart, ticks
 from tscompress.reports.content import make_report
+from tscompress.reports.forecast_charts import forecast_chart
 from tscompress.reports.page import render_page
 from tscompress.reports.points import Point, front, table_points
+from tscompress.reports.svg import Chart, ticks
 from tscompress.reports.write import rewrite_report, write_report
 from tscompress.workflows.recipe import EvaluationConfig, ProfileConfig, Recipe
 from tscompress.workflows.run import RunResult, run

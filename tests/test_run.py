@@ -12,19 +12,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold_plans import RankSchedule
-from tscompress.data.series import guarded, training_series
-from tscompress.data.suites import EvaluationDataset, LongFormat, label_fingerprints, load_suite
+from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
+from tscompress.data.fingerprints import label_fingerprints
+from tscompress.data.leakage import guarded
+from tscompress.data.suites import load_suite
+from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError
 from tscompress.plan.plan import Plan
-from tscompress.reports.write import headline, report_tables, write_report
+from tscompress.plan.schedules import RankSchedule
+from tscompress.reports.content import headline
+from tscompress.reports.write import report_tables, write_report
 from tscompress.training import recovery_config
-from tscompress.training.loop import Bucket
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.windows import Bucket
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.recipe import (
     EvaluationConfig,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -17,19 +18,18 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tscompress.checkpoints import digests
+from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli import app as cli
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation import evaluate as evaluation
-from tscompress.evaluation import score_cache
-from tscompress.evaluation.evaluate import (
-    DatasetScore,
-    EvaluationResult,
-    Quantiles,
-    evaluate,
-    evaluation_table,
-)
-from tscompress.evaluation.score_cache import ScoreCache, model_digest
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.forecasting import SeasonalNaive
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import DatasetScore, EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.evaluation.tables import evaluation_table
 
 
 def toy(name: str = "toy", count: int = 3, freq: str = "M") -> EvaluationDataset:
@@ -137,7 +137,7 @@ def test_seasonal_naive_is_kept_too(bolt: Bench, monkeypatch: pytest.MonkeyPatch
         return evaluate("seasonal-naive", "offline", name="naive", cache=cache)
 
     first = run()
-    monkeypatch.setattr(evaluation.SeasonalNaive, "forecast", None)
+    monkeypatch.setattr(SeasonalNaive, "forecast", None)
     assert without_time(run()) == without_time(first)
 
 
@@ -244,27 +244,27 @@ def test_other_levels_are_missed(bolt: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert bolt.forecasts_of() == 1
 
 
-@pytest.mark.parametrize("library", ["tscompress", *score_cache._LIBRARIES])
+@pytest.mark.parametrize("library", ["tscompress", *digests.LIBRARIES])
 def test_other_versions_are_missed(
     bolt: Bench, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     bolt.run()
-    real = score_cache.importlib.metadata.version
+    real = digests.importlib.metadata.version
     monkeypatch.setattr(
-        score_cache.importlib.metadata,
+        digests.importlib.metadata,
         "version",
         lambda name: "0.0.1" if name == library else real(name),
     )
     if library == "tscompress":
-        monkeypatch.setattr(score_cache, "__version__", "0.0.1")
+        monkeypatch.setattr(digests, "__version__", "0.0.1")
     assert bolt.forecasts_of() == 1
 
 
 def test_other_code_is_missed(bolt: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bolt.run()
     package = tmp_path / "package"
-    shutil.copytree(score_cache._PACKAGE, package, ignore=lambda *_: {"reference"})
-    monkeypatch.setattr(score_cache, "_PACKAGE", package)
+    shutil.copytree(digests.PACKAGE, package, ignore=lambda *_: {"reference"})
+    monkeypatch.setattr(digests, "PACKAGE", package)
     assert bolt.forecasts_of() == 0
     with (package / "evaluation" / "evaluate.py").open("a") as stream:
         stream.write("# another metric\n")
@@ -287,7 +287,7 @@ def test_every_field_of_a_dataset_counts() -> None:
     def digest(last: float) -> str:
         groups = (np.zeros(5000), np.array([last]))
         known = {f.name: getattr(toy(), f.name) for f in dataclasses.fields(toy())}
-        return score_cache.dataset_digest(Extended(**known, groups=groups))
+        return digests.dataset_digest(Extended(**known, groups=groups))
 
     assert digest(0.0) == digest(0.0) != digest(1.0)
 
@@ -353,7 +353,8 @@ def with_checksum(change: Callable[[dict[str, Any]], object]) -> Callable[[str],
 
     def edit(content: dict[str, Any]) -> None:
         change(content["content"])
-        content["sha256"] = score_cache._digest_of(content["content"])
+        text = json.dumps(content["content"], sort_keys=True)
+        content["sha256"] = hashlib.sha256(text.encode()).hexdigest()
 
     return edited(edit)
 

@@ -14,22 +14,21 @@ import pytest
 import torch
 from torch import nn
 
+from tscompress.budget import forecast_loss as losses_module
 from tscompress.budget import measure_sensitivity as sensitivity
-from tscompress.budget.measure_sensitivity import (
-    Part,
-    PartKind,
-    Sensitivity,
-    default_head_sizes,
-    forecast_loss,
-    measure_sensitivity,
-    rising,
-)
-from tscompress.checkpoints.load import LoadedModel, build_empty, load, wrap_pipeline
-from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.compression.fold import FoldConfig, fold_, refit_
+from tscompress.budget import sensitivity_cache
+from tscompress.budget.forecast_loss import forecast_loss
+from tscompress.budget.measure_sensitivity import default_head_sizes, measure_sensitivity
+from tscompress.budget.sensitivity import Part, PartKind, Sensitivity, rising
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.compression.calibration import run_teacher_forced
+from tscompress.compression.fold import fold_, refit_
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import Step
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
+from tscompress.families.registry import build_empty, wrap_pipeline
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 FOLD = FoldConfig(continuations="given", precision="float32")
@@ -38,7 +37,7 @@ GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])  # that Chronos-2 attends across
 
 def windows(
     seed: int = 0, steps: int = 48, horizon: int = 16, *, grouped: bool = False
-) -> CalibrationBatch:
+) -> ForecastBatch:
     rows = len(GROUPS)
     rng = np.random.default_rng(seed)
     time = np.arange(steps + horizon)
@@ -47,7 +46,7 @@ def windows(
     scaled = torch.tensor(10.0 ** rng.uniform(-1, 2, (rows, 1)) * (values + 1), dtype=torch.float32)
     context, target = scaled[:, :steps].clone(), scaled[:, steps:].clone()
     context[0, : steps // 2] = torch.nan  # a shorter series
-    return CalibrationBatch(context, target, GROUPS if grouped else None)
+    return ForecastBatch(context, target, GROUPS if grouped else None)
 
 
 BATCHES = [windows(0, grouped=True), windows(1, steps=32, horizon=8)]
@@ -59,7 +58,7 @@ def measure(loaded: LoadedModel, **options: Any) -> Sensitivity:
     return measure_sensitivity(loaded, options.pop("batches", BATCHES), **options)
 
 
-def mean_loss(loaded: LoadedModel, batches: Sequence[CalibrationBatch] = BATCHES) -> float:
+def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch] = BATCHES) -> float:
     totals = [forecast_loss(loaded, batch) for batch in batches]
     return sum(total for total, _ in totals) / sum(count for _, count in totals)
 
@@ -223,15 +222,15 @@ def test_loss_of_chronos_2_is_its_own(checkpoints: dict[str, Path]) -> None:
 def test_series_count_alike_whatever_their_scale(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     batch = windows()
-    larger = CalibrationBatch(1024 * batch.context, 1024 * batch.target)
+    larger = ForecastBatch(1024 * batch.context, 1024 * batch.target)
     assert forecast_loss(loaded, larger)[0] == pytest.approx(forecast_loss(loaded, batch)[0])
 
 
 def test_missing_targets_do_not_count(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     batch = windows()
-    shorter = CalibrationBatch(batch.context, batch.target[:, :5])
-    padded = CalibrationBatch(batch.context, batch.target.clone())
+    shorter = ForecastBatch(batch.context, batch.target[:, :5])
+    padded = ForecastBatch(batch.context, batch.target.clone())
     padded.target[:, 5:] = torch.nan
     total, count = forecast_loss(loaded, padded)
     assert count == 5 * len(batch.target)
@@ -438,7 +437,7 @@ def test_the_model_survives_an_error_inside_a_forward_pass(
             raise KeyboardInterrupt
         return run_teacher_forced(*args)
 
-    monkeypatch.setattr(sensitivity, "run_teacher_forced", failing)
+    monkeypatch.setattr(losses_module, "run_teacher_forced", failing)
     with pytest.raises(KeyboardInterrupt):
         measure(loaded)
     assert_untouched(loaded.model, before)
@@ -448,11 +447,11 @@ def test_a_loss_that_is_not_finite_names_the_part(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])
-    monkeypatch.setattr(sensitivity._Forecasts, "loss", lambda self: float("nan"))
+    monkeypatch.setattr(losses_module.Forecasts, "loss", lambda self: float("nan"))
     with pytest.raises(DataError, match="own forecast loss is nan"):
         measure(loaded)
     losses = iter([1.0, 1.0, float("inf")])
-    monkeypatch.setattr(sensitivity._Forecasts, "loss", lambda self: next(losses))
+    monkeypatch.setattr(losses_module.Forecasts, "loss", lambda self: next(losses))
     with pytest.raises(FactorizationError, match=r"layer of encoder\.block\.0 at 0"):
         measure(loaded)
 
@@ -465,7 +464,7 @@ def test_a_loss_that_is_not_finite_names_the_part(
         ({"head_sizes": (4, 0)}, PlanError, "at least 1, not 0"),
         ({"hidden_ratios": (1.0,)}, PlanError, "between 0 and 1, not 1.0"),
         (
-            {"holdout": [CalibrationBatch(windows().context, torch.full((6, 4), torch.nan))]},
+            {"holdout": [ForecastBatch(windows().context, torch.full((6, 4), torch.nan))]},
             DataError,
             "no window",
         ),
@@ -565,11 +564,11 @@ def test_whatever_changes_the_result_misses(
     measure(loaded, **same, fold=FOLD.model_copy(update={"continuations": "given"}))
     measure(loaded, **same, fold=FOLD.model_copy(update={"precision": "bfloat16"}))
     assert forwards.count == before
-    monkeypatch.setattr(sensitivity, "code_digest", lambda modules: "another")
+    monkeypatch.setattr(sensitivity_cache, "code_digest", lambda modules: "another")
     measure(loaded, **same)
     assert forwards.count > before
     before = forwards.count
-    monkeypatch.setattr(sensitivity, "versions", lambda: {"torch": "0.0.1"})
+    monkeypatch.setattr(sensitivity_cache, "versions", lambda: {"torch": "0.0.1"})
     measure(loaded, **same)
     assert forwards.count > before
 

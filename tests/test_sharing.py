@@ -13,11 +13,13 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 import tscompress
-from tscompress.benchmark.bench import Workload, bench, count_macs, kv_cache_bytes
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.sizes import count_macs, kv_cache_bytes
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.errors import UnsupportedModelError
 from tscompress.evaluation.batching import forecast_bytes
-from tscompress.layers.resize import cache_name
+from tscompress.layers.latent_cross_attention import cache_name
 from tscompress.layers.shared_cross_attention import (
     SharedCrossAttention,
     share_cross_attention,

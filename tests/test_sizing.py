@@ -14,29 +14,28 @@ import torch
 from conftest import FAMILIES, tiny_recipe
 
 import tscompress
-from tscompress.benchmark.bench import (
-    Workload,
+from tscompress.benchmark.sizes import (
     bytes_on_disk,
     count_macs,
     kv_cache_bytes,
     parameter_bytes,
     parameter_count,
 )
+from tscompress.benchmark.workload import Workload
 from tscompress.budget import plan_within_budget as sizing
-from tscompress.budget.measure_sensitivity import Part, Sensitivity, measure_sensitivity
+from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import Candidate
+from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    CalibrationConfig,
-    calibration_batches,
-)
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, PlanError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
-from tscompress.training.pretraining import build_model, save_pretrained
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_output import save_pretrained
 
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=40, batch_size=8)
 FOLD = FoldConfig()
@@ -57,7 +56,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, measured: Path) -> Path:
     return measured
 
 
-def batches_of(loaded: LoadedModel) -> list[CalibrationBatch]:
+def batches_of(loaded: LoadedModel) -> list[ForecastBatch]:
     return calibration_batches(loaded, CALIBRATION)
 
 
@@ -143,7 +142,10 @@ def test_amounts_and_stored_bytes(
     load(checkpoints["chronos-bolt"], dtype="bfloat16").model.save_pretrained(source)
     limit = bytes_on_disk(source) * 6 // 10
     small = tscompress.compress(
-        source, budget=f"bytes={limit}B", layout=layout, calibration=CALIBRATION, fold=FOLD
+        source,
+        budget=PlannedSchedule(budget=f"bytes={limit}B", layout=layout),  # type: ignore[arg-type]
+        calibration=CALIBRATION,
+        fold=FOLD,
     )
     assert {p.dtype for p in small.model.parameters()} == {torch.bfloat16}
     assert small.recipe is not None
@@ -284,7 +286,7 @@ def test_the_second_time_nothing_is_measured(
 def test_windows_to_fold_on_and_to_measure_on_are_apart() -> None:
     context, target = torch.arange(24.0).view(12, 2), torch.arange(12.0).view(12, 1)
     for groups in (None, torch.arange(12) // 2):
-        batch = CalibrationBatch(context, target, groups)
+        batch = ForecastBatch(context, target, groups)
         (fitted,), (held_out,) = sizing._split([batch])
         assert len(fitted.context) + len(held_out.context) == 12
         assert 2 <= len(held_out.context) <= 4
@@ -299,7 +301,7 @@ def test_windows_of_a_series_stay_together() -> None:
     """Those of it that are measured on would otherwise have been fitted to in part."""
     series = torch.tensor([0, -1, 0, 3, 1, 1, 3, -1, 2, 2, 0, 2])
     context = torch.arange(24.0).view(12, 2)
-    batch = CalibrationBatch(context, torch.zeros(12, 1), series=series)
+    batch = ForecastBatch(context, torch.zeros(12, 1), series=series)
     (fitted,), (held_out,) = sizing._split([batch])
     assert fitted.series is not None
     assert held_out.series is not None
@@ -400,8 +402,8 @@ def test_a_series_after_zeros_does_not_outweigh_all_others(checkpoints: dict[str
     alone = sizing._Wql(original, batches).ratio(other)
     assert abs(alone - 1) > 1e-3
     length, horizon = batches[-1].context.shape[1], batches[-1].target.shape[1]
-    started = CalibrationBatch(torch.zeros(1, length), torch.full((1, horizon), 5.0))
-    nothing = CalibrationBatch(torch.zeros(1, length), torch.zeros(1, horizon))
+    started = ForecastBatch(torch.zeros(1, length), torch.full((1, horizon), 5.0))
+    nothing = ForecastBatch(torch.zeros(1, length), torch.zeros(1, horizon))
     with_zeros = sizing._Wql(original, [*batches, started, nothing]).ratio(other)
     assert abs(with_zeros - 1) > 0.5 * abs(alone - 1)
     with pytest.raises(DataError, match="are not zero"):
@@ -419,17 +421,17 @@ def test_groups_are_forecast_as_groups(checkpoints: dict[str, Path]) -> None:
     batches = batches_of(original)
     assert any(batch.group_ids is not None for batch in batches)
     assert sizing._Wql(original, batches).ratio(other) != 1.0
-    alone = [CalibrationBatch(batch.context, batch.target) for batch in batches]
+    alone = [ForecastBatch(batch.context, batch.target) for batch in batches]
     assert sizing._Wql(original, alone).ratio(other) == 1.0
 
 
 def test_rows_of_groups_come_back_in_their_order(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     batch = batches_of(loaded)[0]
-    mixed = CalibrationBatch(batch.context, batch.target, torch.arange(len(batch.context)) % 2)
+    mixed = ForecastBatch(batch.context, batch.target, torch.arange(len(batch.context)) % 2)
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     ids = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    sorted_rows = CalibrationBatch(mixed.context[order], mixed.target[order], ids)
+    sorted_rows = ForecastBatch(mixed.context[order], mixed.target[order], ids)
     found, expected = (sizing._quantiles(loaded, one, 0) for one in (mixed, sorted_rows))
     torch.testing.assert_close(found[order], expected)
 

@@ -12,28 +12,19 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.comparison import (
-    Ratio,
-    compare,
-    comparison_tables,
-    effective_series,
-    mean_of_runs,
-    percentile_interval,
-    resampled_log_ratios,
-    scaled_quantile_losses,
-    series_frame,
-    verdict,
-)
-from tscompress.evaluation.evaluate import (
+from tscompress.evaluation.comparison import Ratio, compare, effective_series, series_frame, verdict
+from tscompress.evaluation.derived import mean_of_runs, scaled_quantile_losses
+from tscompress.evaluation.intervals import percentile_interval, resampled_log_ratios
+from tscompress.evaluation.metrics import seasonal_errors, series_contributions
+from tscompress.evaluation.results import (
     DatasetScore,
     EvaluationResult,
     Sampling,
     SeriesContributions,
-    seasonal_errors,
-    series_contributions,
 )
+from tscompress.evaluation.tables import comparison_tables
 
 Losses = dict[str, np.ndarray]
 
@@ -109,7 +100,7 @@ def test_intervals_cover_what_they_say() -> None:
 def test_resamples_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = pair(np.random.default_rng(0), 50)
     whole = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
-    monkeypatch.setattr("tscompress.evaluation.comparison._CELLS", 350)
+    monkeypatch.setattr("tscompress.evaluation.intervals._CELLS", 350)
     parts = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
     np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-15)
 

@@ -12,15 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tscompress.data.suites import (
-    EvaluationDataset,
-    evaluation_dataset_names,
-    find_suite,
-    fingerprints,
-    load_suite,
-    offline_fingerprints,
-    window_fingerprints,
-)
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.fingerprints import fingerprints, window_fingerprints
+from tscompress.data.leakage import evaluation_dataset_names, offline_fingerprints
+from tscompress.data.suites import find_suite, load_suite
 from tscompress.errors import DataError, OfflineError, RecipeError
 
 FREQUENCIES = find_suite("offline-frequencies")

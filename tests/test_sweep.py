@@ -21,7 +21,8 @@ from rich.console import Console
 from test_cli import hear_ctrl_c
 from typer.testing import CliRunner
 
-from tscompress.benchmark.bench import MemoryUse, bytes_on_disk, parameter_count
+from tscompress.benchmark.process_memory import MemoryUse
+from tscompress.benchmark.sizes import bytes_on_disk, parameter_count
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
 from tscompress.errors import (
@@ -31,17 +32,14 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
 )
-from tscompress.evaluation.comparison import pareto_front
+from tscompress.evaluation.intervals import pareto_front
+from tscompress.workflows import measure_point as measuring
 from tscompress.workflows import sweep as sweeping
-from tscompress.workflows.sweep import (
-    Measured,
-    SweepRecipe,
-    SweepResult,
-    load_sweep_recipe,
-    points_of,
-    sweep,
-    sweep_table,
-)
+from tscompress.workflows import sweep_points
+from tscompress.workflows.measure_point import Measured
+from tscompress.workflows.sweep import sweep
+from tscompress.workflows.sweep_points import Grid, SweepRecipe, load_sweep_recipe, points_of
+from tscompress.workflows.sweep_results import SweepResult, sweep_table
 
 
 def settings(model: Path | str, output: Path | str, **changes: Any) -> dict[str, Any]:
@@ -212,9 +210,9 @@ def test_identities_follow_what_points_depend_on(
     assert identity(**recovering) != empty
     assert identity("a") == base
     with monkeypatch.context() as patch:
-        patch.setattr(sweeping, "code_digest", lambda modules: "another")
+        patch.setattr(sweep_points, "code_digest", lambda modules: "another")
         assert identity() != base
-    monkeypatch.setattr(sweeping, "versions", lambda: {"torch": "0"})
+    monkeypatch.setattr(sweep_points, "versions", lambda: {"torch": "0"})
     assert identity() != base
 
 
@@ -285,7 +283,7 @@ def weighed() -> Iterator[None]:
     """In place of a process for each point, which takes long to start, the size of its files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            sweeping,
+            measuring,
             "process_memory",
             lambda path, *_: MemoryUse(100, 100, 100 + bytes_on_disk(path)),
         )
@@ -368,8 +366,9 @@ def test_a_finished_sweep_measures_nothing_again(
     done: tuple[SweepResult, SweepRecipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, chosen = done
-    for name in ("compress_loaded_", "bench", "score", "process_memory"):
-        monkeypatch.setattr(sweeping, name, None)
+    for name in ("compress_loaded_", "score", "process_memory"):
+        monkeypatch.setattr(measuring, name, None)
+    monkeypatch.setattr(sweeping, "bench", None)
     told = Record()
     again = sweep(chosen, on_point=told)
     assert told.measured == told.failed == []
@@ -381,7 +380,7 @@ def test_a_sweep_grows(
 ) -> None:
     result, chosen = done
     grown = chosen.model_copy(
-        update={"grid": (*chosen.grid, sweeping.Grid(rank=(2,))), "bench": chosen.bench}
+        update={"grid": (*chosen.grid, Grid(rank=(2,))), "bench": chosen.bench}
     )
     with pytest.raises(OutputExistsError, match="holds the sweep of another recipe"):
         sweep(grown)
@@ -411,7 +410,7 @@ def test_a_stopped_sweep_goes_on(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "out", **QUICK)
-    real = sweeping.save
+    real = measuring.save
     saved: list[Path] = []
 
     def stop_at_third(compressed: Any, path: Path, **options: Any) -> Path:
@@ -420,7 +419,7 @@ def test_a_stopped_sweep_goes_on(
             raise KeyboardInterrupt
         return real(compressed, path, **options)
 
-    monkeypatch.setattr(sweeping, "save", stop_at_third)
+    monkeypatch.setattr(measuring, "save", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         sweep(chosen)
     assert len(list((tmp_path / "out" / "points").iterdir())) == 2  # nothing half-written
@@ -454,7 +453,7 @@ def test_a_point_that_fails_does_not_stop_the_others(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "o", **QUICK)
-    real = sweeping.compress_loaded_
+    real = measuring.compress_loaded_
 
     def fail(loaded: Any, one: Any, **options: Any) -> Any:
         if one.method == "svd":
@@ -462,7 +461,7 @@ def test_a_point_that_fails_does_not_stop_the_others(
         return real(loaded, one, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweeping, "compress_loaded_", fail)
+        patch.setattr(measuring, "compress_loaded_", fail)
         told = Record()
         result = sweep(chosen, on_point=told)
         assert result.failures == {"svd, rank 3": "layer 3 does not converge"}

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tscompress.data.suites import LongFormat, Suite, find_suite, load_suite
-from tscompress.data.tables import Columns, Step, regular_series
+from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.suites import Suite, find_suite, load_suite
+from tscompress.data.tables import Columns
+from tscompress.data.time_grid import Step, regular_series
 from tscompress.errors import DataError, RecipeError
 
 

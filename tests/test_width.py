@@ -6,29 +6,37 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from chronos import BaseChronosPipeline
+from hypothesis import given
+from hypothesis import strategies as st
 from test_folding import CALIBRATION, FOLD, distance, folded, outputs, predict, waves, weights
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tscompress
-from tscompress.benchmark.bench import parameter_count
-from tscompress.checkpoints.format import has_own_head
-from tscompress.checkpoints.load import LoadedModel, _check_own_head, load
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli.app import app
 from tscompress.compression.apply import fold_planned_, keep_layers_
-from tscompress.compression.calibration import CalibrationBatch, calibration_batches
-from tscompress.compression.fold import FoldConfig
+from tscompress.compression.calibration import calibration_batches
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import reading
 from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.families.t5_stack import has_own_head
 from tscompress.plan.plan import Plan, WidthPlan
+from tscompress.plan.width import dimensions_of
 from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable
-from tscompress.workflows.sweep import Grid, _label
+from tscompress.workflows.recipe import Recipe, validate
+from tscompress.workflows.sweep_points import SweepRecipe, points_of
 
 D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
 EPSILON = 0.05
@@ -166,7 +174,7 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
     steps = 2048 if loaded.family == "chronos-t5" else 2048 * 8
     context, target = (torch.randn(32, length).cumsum(-1) for length in (steps // 8, 4))
     target[::3, 2:] = torch.nan
-    batches = [CalibrationBatch(context, target), CalibrationBatch(context[:3, -9:], target[:3])]
+    batches = [ForecastBatch(context, target), ForecastBatch(context[:3, -9:], target[:3])]
     calls: list[int] = []
     handle = loaded.model.encoder.register_forward_hook(
         lambda _, args, out: calls.append(out[0].shape[:2].numel())
@@ -491,13 +499,17 @@ def test_labels_have_the_width(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     plan = fold_plan(loaded.model, loaded.architecture, width=WIDTH)
     assert plan_label(plan) == "fold, d_model 12, d_kv 8, d_ff 40"
-    grid = Grid(rank=(4,), width=(12,))
-    sizes = next(iter(grid.combinations()))
-    assert _label(grid, {k: v for k, v in sizes.items() if k != "recover_steps"}, 0) == (
-        "fold, d_kv 4, d_model 12"
-    )
-    kept = Grid(budget=("parameters=0.5",), keep_width=True)
-    assert _label(kept, {"budget": "parameters=0.5"}, 0) == "fold, parameters=0.5, width kept"
+    grid: list[dict[str, Any]] = [
+        {"rank": [4], "width": [12]},
+        {"width": [0.5, 1.0]},  # 1.0 changes nothing
+        {"budget": ["parameters=0.5"], "keep_width": True},
+    ]
+    points = points_of(SweepRecipe.model_validate({"model": "m", "output": "o", "grid": grid}))
+    assert [point.label for point in points] == [
+        "fold, d_kv 4, d_model 12",
+        "fold, d_model 50%",
+        "fold, parameters=0.5, width kept",
+    ]
 
 
 def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -513,14 +525,56 @@ def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path
     written = json.loads((tscompress.save(again, tmp_path / "again") / "config.json").read_text())
     assert (written["tie_word_embeddings"], written["scale_decoder_outputs"]) == (False, False)
     model: Any = load(checkpoints["chronos-t5"]).model
-    stored = dict.fromkeys(["lm_head.weight"], None)
+    model.config.tie_word_embeddings = model.config.scale_decoder_outputs = False
     with pytest.raises(UnsupportedModelError, match="set tie_word_embeddings to false"):
-        _check_own_head(model, stored, "x")  # type: ignore[arg-type]
+        adapter_of("chronos-t5").complete_config(model, {}, ["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "read"),
+    [(2, 2), (32, 32), ("32", 32), (32.0, 32), (np.int64(8), 8), (0.5, 0.5), ("0.5", 0.5)],
+)
+def test_a_width_is_dimensions_or_a_share(asked: object, read: float) -> None:
+    width = Recipe.model_validate({"model": "m", "output": "o", "width": asked}).width
+    assert (width, type(width)) == (read, type(read))
+    written = yaml.safe_load(Recipe(model="m", output="o", width=read).to_yaml())
+    assert type(written["width"]) is type(read)
+
+
+@pytest.mark.parametrize(
+    "asked", [1, 0, -2, 2.5, 0.0, -0.5, float("nan"), float("inf"), True, "wide", "1", "1e999", [2]]
+)
+def test_other_widths_are_refused(asked: object) -> None:
+    with pytest.raises(RecipeError, match=r"width: .*1\.0"):
+        validate(Recipe, {"model": "m", "output": "o", "width": asked}, "here")
+
+
+def test_a_share_of_the_width_is_resolved_in_the_plan(checkpoint: Path) -> None:
+    share = tscompress.compress(checkpoint, width=0.5, calibration=CALIBRATION, fold=FOLD)
+    number = tscompress.compress(checkpoint, width=D_MODEL // 2, calibration=CALIBRATION, fold=FOLD)
+    assert share.plan == number.plan
+    assert share.plan is not None
+    assert share.plan.width == WidthPlan(d_model=D_MODEL, kept=D_MODEL // 2)
+    assert share.plan.schedule["width"] == D_MODEL // 2
+    ours, theirs = share.model.state_dict(), number.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@given(share=st.floats(0, 1, exclude_min=True), d_model=st.integers(3, 4096))
+def test_shares_round_to_the_nearest_dimension(share: float, d_model: int) -> None:
+    kept = dimensions_of(share, d_model)
+    if kept is None:
+        assert round(share * d_model) == d_model
+    else:
+        assert 2 <= kept < d_model
+        assert abs(kept - share * d_model) <= 0.5 or kept == 2
+    assert dimensions_of(1.0, d_model) is None
+    assert dimensions_of(d_model, d_model) == d_model  # refused by the plan, with its reason
 
 
 def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     source, output = checkpoints["chronos-bolt"], tmp_path / "narrow"
-    arguments = ["compress", str(source), "--output", str(output), "--width", "12"]
+    arguments = ["compress", str(source), "--output", str(output), "--width", "0.5"]
     done = CliRunner().invoke(app, [*arguments, "--calibration-series", "8"])
     assert done.exit_code == 0, done.output
     assert "d_model 12, d_kv 8, d_ff 40" in done.output

@@ -12,31 +12,45 @@ from tscompress._version import __version__
 
 if TYPE_CHECKING:
     from tscompress.api import compress, recover
-    from tscompress.benchmark.bench import BenchResult, Workload, bench
-    from tscompress.budget.measure_sensitivity import Sensitivity
+    from tscompress.benchmark.bench import bench
+    from tscompress.benchmark.results import BenchResult
+    from tscompress.benchmark.workload import Workload
     from tscompress.budget.plan_within_budget import sensitivities
+    from tscompress.budget.sensitivity import Sensitivity
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
-    from tscompress.compression.fold import FoldConfig
+    from tscompress.compression.fold_config import FoldConfig
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation.comparison import Comparison, compare
-    from tscompress.evaluation.evaluate import EvaluationResult, evaluate, relative
+    from tscompress.evaluation.evaluate import evaluate
     from tscompress.evaluation.fidelity import Fidelity
+    from tscompress.evaluation.results import EvaluationResult, relative
     from tscompress.hub.card import write_card
     from tscompress.hub.card_scores import CardScores
     from tscompress.hub.push import PushResult, push
     from tscompress.layers.low_rank import LowRankLinear
     from tscompress.layers.shared_cross_attention import share_cross_attention
     from tscompress.plan.plan import Plan
+    from tscompress.plan.schedules import (
+        Budget,
+        BudgetSchedule,
+        EnergySchedule,
+        EpsilonSchedule,
+        FitSchedule,
+        PlannedSchedule,
+        PowerLawSchedule,
+        RankSchedule,
+    )
     from tscompress.probing.measure import probe
     from tscompress.probing.results import ProbeComparison, ProbeResult
     from tscompress.probing.tasks import ProbeTask
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
-    from tscompress.training.pretraining import PretrainRecipe, pretrain
-    from tscompress.training.recovery import RecoveryResult
+    from tscompress.training.pretrain_recipe import PretrainRecipe
+    from tscompress.training.pretraining import pretrain
     from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.training.recovery_state import RecoveryResult
     from tscompress.workflows.recipe import Recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
     from tscompress.workflows.save import CompressedModel, save
@@ -51,21 +65,29 @@ _HOME = {
     "write_card": "hub.card",
     "read_series": "data.series",
     "TscompressError": "errors",
-    "EvaluationResult": "evaluation.evaluate",
+    "EvaluationResult": "evaluation.results",
     "evaluate": "evaluation.evaluate",
-    "relative": "evaluation.evaluate",
+    "relative": "evaluation.results",
     "Fidelity": "evaluation.fidelity",
-    "FoldConfig": "compression.fold",
+    "FoldConfig": "compression.fold_config",
     "PushResult": "hub.push",
     "push": "hub.push",
-    "BenchResult": "benchmark.bench",
-    "Workload": "benchmark.bench",
+    "BenchResult": "benchmark.results",
+    "Workload": "benchmark.workload",
     "bench": "benchmark.bench",
     "LoadedModel": "checkpoints.load",
     "load": "checkpoints.load",
     "LowRankLinear": "layers.low_rank",
     "Plan": "plan.plan",
-    "PretrainRecipe": "training.pretraining",
+    "Budget": "plan.schedules",
+    "BudgetSchedule": "plan.schedules",
+    "EnergySchedule": "plan.schedules",
+    "EpsilonSchedule": "plan.schedules",
+    "FitSchedule": "plan.schedules",
+    "PlannedSchedule": "plan.schedules",
+    "PowerLawSchedule": "plan.schedules",
+    "RankSchedule": "plan.schedules",
+    "PretrainRecipe": "training.pretrain_recipe",
     "pretrain": "training.pretraining",
     "probe": "probing.measure",
     "ProbeComparison": "probing.results",
@@ -75,9 +97,9 @@ _HOME = {
     "profile": "profiling.measure",
     "Recipe": "workflows.recipe",
     "load_recipe": "workflows.recipe",
-    "RecoveryResult": "training.recovery",
+    "RecoveryResult": "training.recovery_state",
     "RecoveryConfig": "training.recovery_config",
-    "Sensitivity": "budget.measure_sensitivity",
+    "Sensitivity": "budget.sensitivity",
     "CompressedModel": "workflows.save",
     "save": "workflows.save",
     "share_cross_attention": "layers.shared_cross_attention",
@@ -88,22 +110,30 @@ _HOME = {
 
 __all__ = [
     "BenchResult",
+    "Budget",
+    "BudgetSchedule",
     "CalibrationConfig",
     "CardScores",
     "Comparison",
     "CompressedModel",
+    "EnergySchedule",
+    "EpsilonSchedule",
     "EvaluationResult",
     "Fidelity",
+    "FitSchedule",
     "FoldConfig",
     "LoadedModel",
     "LowRankLinear",
     "Plan",
+    "PlannedSchedule",
+    "PowerLawSchedule",
     "PretrainRecipe",
     "ProbeComparison",
     "ProbeResult",
     "ProbeTask",
     "PushResult",
     "RankProfile",
+    "RankSchedule",
     "Recipe",
     "RecoveryConfig",
     "RecoveryResult",

@@ -2,7 +2,7 @@
 
 import sys
 
-from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, listen
+from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, arrived, listen
 
 
 def main() -> None:
@@ -13,6 +13,7 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt:
+        arrived()  # or the timer that insists on it ends the interpreter while it shuts down
         sys.stderr.write(STOPPED_MESSAGE + "\n")
         sys.exit(STOPPED)
 

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.compression.fold import FoldConfig
-from tscompress.compression.fold_plans import Method, Schedule
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.plan.plan import Plan
-from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import OnRecovery, recover_
 from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_state import OnRecovery
 from tscompress.workflows.compress import compress_loaded_
-from tscompress.workflows.options import choose_schedule, needs_schedule, unplanned
-from tscompress.workflows.recipe import Recipe, validate
-from tscompress.workflows.save import CompressedModel, as_compressed
+from tscompress.workflows.options import PLAN_ALONE, choose_schedule, is_given, recipe_of
+from tscompress.workflows.recover import recover_loaded_
+from tscompress.workflows.save import CompressedModel
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+#: Keywords that are now fields of a schedule or a budget, and what to write instead.
+_MOVED = {
+    "epsilon": "schedule='epsilon=0.1'",
+    "energy": "schedule='energy=0.9'",
+    "fit": "schedule='fit=0.1'",
+    "powers_of_two": "schedule=PowerLawSchedule(d_0=5, alpha=0.35, powers_of_two=True)",
+} | dict.fromkeys(
+    ("layout", "multiple", "depth", "keep_width"),
+    "budget=PlannedSchedule(budget='parameters=0.5', layout='factored')",
+)
+
+
+def _takes_moved_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Also takes keywords that are now part of ``schedule`` and ``budget``, with a warning."""
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        keywords: dict[str, Any] = dict(options)
+        moved = {name: keywords.pop(name) for name in _MOVED if name in keywords}
+        moved = {name: value for name, value in moved.items() if is_given(value)}
+        if moved:
+            if keywords.get("plan") is not None:
+                raise UsageError(PLAN_ALONE)
+            moved |= {name: keywords.pop(name, None) for name in ("rank", "schedule", "budget")}
+            keywords["schedule"] = choose_schedule(keywords.get("method", "fold"), moved)
+            name = next(name for name in _MOVED if name in moved)
+            warnings.warn(f"{name} moved; give {_MOVED[name]}", DeprecationWarning, stacklevel=2)
+        return function(*args, **keywords)
+
+    return call
+
+
+@_takes_moved_options
 def compress(
     model: str | Path | LoadedModel,
     *,
@@ -33,18 +69,10 @@ def compress(
     rank: int | None = None,
     ff_ratio: float | None = None,
     latent: int | None = None,
-    width: int | None = None,
+    width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
-    epsilon: float | None = None,
-    energy: float | None = None,
-    schedule: tuple[float, float] | None = None,
-    fit: float | None = None,
-    budget: float | str | None = None,
-    powers_of_two: bool = False,
-    layout: Literal["folded", "factored"] | None = None,
-    multiple: int | None = None,
-    depth: bool = False,
-    keep_width: bool = False,
+    schedule: Schedule | PlannedSchedule | tuple[float, float] | str | None = None,
+    budget: float | str | Budget | PlannedSchedule | None = None,
     plan: Plan | None = None,
     exclude: Sequence[str] = (),
     feed_forward: bool = False,
@@ -63,33 +91,33 @@ def compress(
     model
         As for :func:`tscompress.load`, or a model already loaded, which is then changed in place.
     method
-        ``fold``: smaller heads and fewer hidden units, a plain checkpoint if all sizes are alike.
+        ``fold``: smaller heads and fewer hidden units, a stock checkpoint if all sizes are alike.
         ``svd`` (paper sec. 5) or ``activation-svd`` (whitened by calibration moments): two factors
         for each projection.
-    rank, epsilon, energy, schedule, fit, budget
+    rank, schedule, budget
         At most one, and with svd exactly one. ``rank``: of every projection; with fold the size of
-        every head, ``d_kv``. ``epsilon``, ``energy``: of the ε-rank, or share of energy to keep.
-        ``schedule``: (d_0, alpha) of the power law on head sizes; ``powers_of_two`` rounds it
-        down; ``fit``: the power law fitted to the heads' ranks at this ε, for fold. ``budget``:
-        for svd the share of parameters that the planned layers keep; for fold
+        every head, ``d_kv``. ``schedule``: an object such as :class:`tscompress.PowerLawSchedule`,
+        or its text: ``"5,0.35"`` (d_0, alpha of the power law; also as a tuple),
+        ``"epsilon=0.1"``, ``"energy=0.9"`` or, with fold, ``"fit=0.1"``. ``budget``: with fold
         ``"parameters=0.5"``, ``"bytes=20MB"``, ``"macs=0.4"``, ``"kv-cache=0.125"``,
-        ``"latency=0.4"`` or ``"wql=1%"`` of the whole model.
+        ``"latency=0.4"`` or ``"wql=1%"`` of the whole model, a :class:`tscompress.Budget`, or a
+        :class:`tscompress.PlannedSchedule`, which also has layout, multiples and what may change;
+        with svd the share of parameters that the planned layers keep.
     ff_ratio
-        With fold: share of hidden units to keep.
+        With fold: share of hidden units to keep, above 0 and at most 1.
     latent
         With fold, but not with a budget: all cross-attention reads one latent of this size. The
         smallest KV cache; a factored checkpoint.
     width
-        With fold, but not with a budget: numbers of the residual stream, ``d_model``; those of its
-        principal directions stay that have most energy. Stays a plain checkpoint.
+        With fold, but not with a budget: new residual-stream width, ``d_model``. An integer from 2
+        counts dimensions; a float above 0 and at most 1 is a share of ``d_model``, rounded to the
+        nearest integer (1.0 leaves it as it is, an integer 1 is refused). The principal directions
+        with most energy stay. The result is a stock checkpoint.
     layers
-        With fold, but not with a budget: how many layers stay, of the encoder and of the decoder;
-        one number is for each. The others go one by one, always the one without which the forecast
-        loss on held-back calibration series rises least, and what stays is fitted to make up for
-        them: follow it with a recovery.
-    layout, multiple, depth, keep_width
-        With a budget of fold: ``folded`` (the same sizes everywhere, the default) or ``factored``
-        (sizes by layer); sizes in multiples of 8 or 16; allow to drop layers; leave ``d_model``.
+        Experimental, with fold, but not with a budget: how many layers stay, of the encoder and of
+        the decoder; one number is for each. The others go one by one, always the one without which
+        the forecast loss on held-back calibration series rises least, and what stays is fitted to
+        make up for them: follow it with a recovery.
     plan
         Instead of all of these: a plan made or edited before.
     exclude
@@ -104,6 +132,10 @@ def compress(
         the config's source.
     recover
         Distil from the original afterwards, on ``series`` too.
+    revision, device
+        As for :func:`tscompress.load`.
+    on_progress
+        Called with a stage, steps done and steps in all.
 
     Returns
     -------
@@ -116,41 +148,18 @@ def compress(
     TscompressError
         A subclass says what was wrong; see :mod:`tscompress.errors`.
     """
-    wanted = {"rank": rank, "epsilon": epsilon, "energy": energy, "schedule": schedule, "fit": fit,
-              "budget": budget}  # fmt: skip
-    sizes = {"ff_ratio": ff_ratio, "latent": latent, "width": width, "layers": layers}
-    chosen: Schedule | PlannedSchedule | None = None
-    if plan is not None:
-        values = (*wanted.values(), *sizes.values(), multiple, layout)
-        switches = (powers_of_two, exclude, feed_forward, depth, keep_width)
-        if any(value is not None for value in values) or any(switches):
-            raise UsageError("a plan says every size; give no schedule or selection with it.")
-        method = plan.method
-    else:
-        chosen = choose_schedule(
-            method=method,
-            **wanted,  # type: ignore[arg-type]
-            required=needs_schedule(method, sizes),
-            powers_of_two=powers_of_two,
-            layout=layout,
-            multiple=multiple,
-            depth=depth,
-            keep_width=keep_width,
-        )
-    fields_of_recipe: dict[str, Any] = {
-        "method": method,
-        "schedule": None if chosen is None else chosen.model_dump(),
-        **sizes,
-        "layers": (layers,) if isinstance(layers, int) else layers,
-        "fold": (fold or FoldConfig()).model_dump(),
-        "exclude": tuple(exclude),
+    options = {
+        "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
+        "layers": layers, "schedule": schedule, "budget": budget, "exclude": exclude,
         "feed_forward": feed_forward,
-        "calibration": (calibration or CalibrationConfig()).model_dump(),
-        "recover": None if recover is None else recover.model_dump(),
-    }
-    if plan is not None:
-        fields_of_recipe |= unplanned(plan.method)
-    recipe = validate(Recipe, {"model": "-", "output": "-", **fields_of_recipe}, "the options")
+    }  # fmt: skip
+    recipe = recipe_of(
+        options,
+        plan=plan,
+        fold=(fold or FoldConfig()).model_dump(),
+        calibration=(calibration or CalibrationConfig()).model_dump(),
+        recover=None if recover is None else recover.model_dump(),
+    )
     if isinstance(model, LoadedModel):
         loaded = model
         cast_parameters_(loaded.model, torch.float32)
@@ -211,18 +220,12 @@ def recover(
         model if isinstance(model, LoadedModel) else load(model, device=device)
         for model in (student, teacher)
     )
-    smaller = as_compressed(ours)
-    try:
-        result = recover_(
-            smaller,
-            theirs,
-            config,
-            series=series,
-            directory=None if directory is None else Path(directory),
-            resume=resume,
-            report=report,
-        )
-    finally:
-        cast_parameters_(smaller.model, smaller.stored_dtype)
-    recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
-    return replace(smaller, recipe=recipe, recovery=result)
+    return recover_loaded_(
+        ours,
+        theirs,
+        config,
+        series=series,
+        directory=None if directory is None else Path(directory),
+        resume=resume,
+        report=report,
+    )

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
+from chronos import BaseChronosPipeline
 from transformers import AutoConfig, PretrainedConfig
 
-from tscompress.checkpoints.format import MODEL_TYPE, is_factored_config
+from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import MODEL_TYPE
 from tscompress.errors import UnsupportedModelError
+from tscompress.families.registry import FORECAST_FAMILIES
 
 #: Of what ``from_pretrained`` takes, what says where a config is.
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
@@ -112,5 +114,5 @@ def _is_factored(source: str | Path, options: Mapping[str, Any]) -> bool:
 
 
 AutoConfig.register(MODEL_TYPE, FactoredConfig, exist_ok=True)
-for _class in (ChronosPipeline, ChronosBoltPipeline, Chronos2Pipeline):
-    _open_factored_too_(_class)
+for _family in FORECAST_FAMILIES.values():
+    _open_factored_too_(_family.pipeline_class)

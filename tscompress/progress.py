@@ -9,4 +9,4 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    pass
+    """Report nothing."""

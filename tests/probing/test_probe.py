@@ -10,8 +10,8 @@ import pytest
 
 import tscompress
 from tscompress.cli import app as cli
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, TscompressError, UsageError
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.probing.measure import ProbeConfig, probe, score_task
 from tscompress.probing.processes import Structural
 from tscompress.probing.results import (

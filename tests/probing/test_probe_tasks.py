@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import RecipeError, UsageError
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS
 from tscompress.probing.processes import Autoregressive, Intermittent, Season, Structural
 from tscompress.probing.tasks import (
     PERIODS,

@@ -1,1 +1,3 @@
-"""Latency, memory, multiply-accumulates and the key-value cache of one ``predict`` call."""
+"""What one ``predict`` call takes (``workload``): latency (``bench``), parameters, bytes, cache and
+multiply-accumulates (``sizes``), memory (``process_memory``); its ``results`` and ``tables``.
+"""

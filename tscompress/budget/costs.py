@@ -3,24 +3,24 @@
 With the layers and the workload given, every cost is a constant plus a multiple of each head size
 and of each number of hidden units. A :class:`CostModel` finds these numbers once, from shapes
 alone, and then prices any sizes with a few additions. The results are not estimates: they are what
-:mod:`tscompress.benchmark.bench` counts on a model of that shape.
+:mod:`tscompress.benchmark.sizes` counts on a model of that shape.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
 
-from tscompress.benchmark.bench import Workload
-from tscompress.checkpoints.format import has_own_head
+from tscompress.benchmark.workload import Workload
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
-from tscompress.families.registry import FAMILIES, describe
-from tscompress.plan.architecture import Architecture, BlockKind
+from tscompress.families.base import Pass
+from tscompress.families.registry import adapter_of
+from tscompress.families.stacks import layer_name, stack_layers
+from tscompress.families.t5_stack import has_own_head
+from tscompress.plan.architecture import Architecture, AttentionBlock
 from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
 
 PartKind = Literal["qk", "vo", "hidden"]
@@ -111,15 +111,13 @@ class CostModel:
     def __init__(
         self, family: str, model: nn.Module, workload: Workload, *, bytes_per_number: int
     ) -> None:
-        if not FAMILIES[family].forecasts:
-            able = [name for name, known in FAMILIES.items() if known.forecasts]
-            raise UnsupportedModelError(
-                f"a {family} model does not forecast, so no workload has a cost; "
-                f"families that do: {', '.join(able)}."
-            )
+        adapter = adapter_of(family)
         self.family = family
-        work = _work(family, model, workload)
-        architecture = describe(family, model)
+        settings: Mapping[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
+        _check_single_pass(settings, workload)
+        work = next(adapter.passes(settings, workload))
+        architecture = adapter.describe(model)
+        self._places = _places(model, architecture)
         self._parts = {
             (part.name, part.kind): part
             for part in (
@@ -136,13 +134,12 @@ class CostModel:
             None: Costs(macs=_fixed_macs(model, work))
         }
         self.header_bytes = _HEADER_START
+        layers = _layers_of_parameters(model)
         for name, count in _parameters(model):
             self.header_bytes += len(name) + _HEADER_ENTRY
-            # Shared by all layers of a stack: block 0 only owns it.
-            layer = None if "relative_attention_bias" in name else _layer(name)
-            self._add(layer, _weights(count, bytes_per_number))
+            self._add(layers.get(name), _weights(count, bytes_per_number))
         for part in self._parts.values():
-            self._add(_layer(part.name), replace(part.cost, parameters=0, bytes=0))
+            self._add(self.layer_of(part.name), replace(part.cost, parameters=0, bytes=0))
         self.original = sum(self._layers.values(), start=Costs())
 
     def costs(
@@ -190,12 +187,12 @@ class CostModel:
         )
         for kind, sizes in by_kind:
             for name, size in (sizes or {}).items():
-                part = self._part(_name_before_drop(name, kept), kind)
+                part = self._part(self._name_before_drop(name, kept), kind)
                 total += part.cost_of_change(size)
         if latent is not None:
             total += self._latent_shared * latent
             for name, unit in self._latent_block.items():
-                layer = _layer(name)
+                layer = self.layer_of(name)
                 assert layer is not None
                 if layer[0] not in kept or layer[1] in kept[layer[0]]:
                     dense = self._part(name, "qk").cost + self._part(name, "vo").cost
@@ -230,6 +227,22 @@ class CostModel:
             kept_layers=plan.kept_layers,
         )
 
+    def layer_of(self, name: str) -> tuple[str, int] | None:
+        """Stack and index of the layer that a part is, or is in; None: of none."""
+        place = self._places.get(name)
+        return None if place is None else place[:2]
+
+    def _name_before_drop(self, name: str, kept_layers: Mapping[str, Sequence[int]]) -> str:
+        place = self._places.get(name)
+        if place is None or place[0] not in kept_layers:
+            return name
+        stack, index, part = place
+        kept = kept_layers[stack]
+        if index >= len(kept):
+            raise PlanError(f"{name!r} is beyond the {len(kept)} layers of {stack!r} that stay.")
+        before = (stack, kept[index], part)
+        return next((other for other, found in self._places.items() if found == before), name)
+
     def _add(self, layer: tuple[str, int] | None, cost: Costs) -> None:
         self._layers[layer] = self._layers.get(layer, Costs()) + cost
 
@@ -250,7 +263,7 @@ class CostModel:
         hidden: tuple[PartKind, ...] = ("hidden",)
         layers: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
         for layer in layers:
-            name = _name_before_drop(layer.name, kept)
+            name = self._name_before_drop(layer.name, kept)
             of_layer = heads if isinstance(layer, HeadPlan) else hidden
             parts = [self._part(name, kind) for kind in of_layer]
             found = sum(part.cost.parameters for part in parts)
@@ -297,78 +310,29 @@ class _Attended:
     cached: int = 0
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Tokens of one ``predict`` call.
-
-    Attributes
-    ----------
-    series
-        In the batch.
-    encoder_tokens
-        Of each series.
-    input_patches
-        Of each series, through the input patch embedding; 0 without one.
-    paths
-        Rows in the decoder for each series. Chronos-T5 encodes a series once and repeats what came
-        out for each sample path, so everything in the decoder, cross-attention keys included, is
-        done for every path.
-    outputs
-        Tokens decoded one after the other in each path; Chronos-2: patches put out at once.
-    """
-
-    series: int
-    encoder_tokens: int
-    input_patches: int
-    paths: int
-    outputs: int
-
-    @property
-    def encoded(self) -> int:
-        return self.series * self.encoder_tokens
-
-    @property
-    def decoded(self) -> int:
-        return self.series * self.paths * self.outputs
-
-    def attended(self, kind: BlockKind) -> _Attended:
-        if kind in ("encoder", "time"):
-            return _Attended(self.encoded, self.encoded, self.encoded * self.encoder_tokens)
-        if kind == "group":  # over the batch, at each token
-            return _Attended(self.encoded, self.encoded, self.encoded * self.series)
-        if kind == "decoder":  # step t reads the keys of steps 1 to t
-            pairs = self.decoded * (self.outputs + 1) // 2
-            return _Attended(self.decoded, self.decoded, pairs, cached=self.decoded)
-        projected_once = self.encoded * self.paths
-        pairs = projected_once * self.outputs
-        return _Attended(self.decoded, projected_once, pairs, cached=projected_once)
+def _attended(work: Pass, block: AttentionBlock) -> _Attended:
+    """Work of one attention block in a pass."""
+    encoded, decoded = _encoded(work), _decoded(work)
+    if block.reads_encoder:
+        projected_once = encoded * work.paths
+        pairs = projected_once * work.outputs
+        return _Attended(decoded, projected_once, pairs, cached=projected_once)
+    if block.stack == "decoder":  # step t reads the keys of steps 1 to t
+        pairs = decoded * (work.outputs + 1) // 2
+        return _Attended(decoded, decoded, pairs, cached=decoded)
+    # Over the batch at each token, or over the tokens of each series.
+    others = work.series if block.across_series else work.encoder_tokens
+    return _Attended(encoded, encoded, encoded * others)
 
 
-def _work(family: str, model: nn.Module, workload: Workload) -> _Work:
-    settings: Mapping[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
-    _check_single_pass(settings, workload)
-    if family == "chronos-t5":
-        return _Work(
-            series=workload.batch_size,
-            encoder_tokens=workload.context_length + settings["use_eos_token"],
-            input_patches=0,
-            paths=workload.num_samples or settings["num_samples"],
-            outputs=workload.horizon,
-        )
-    size, stride = settings["input_patch_size"], settings["input_patch_stride"]
-    padded = math.ceil(workload.context_length / size) * size
-    patches = (padded - size) // stride + 1
-    outputs = 1
-    if family == "chronos-2":
-        outputs = math.ceil(workload.horizon / settings["output_patch_size"])
-        patches += outputs  # the future is embedded too, as patches of unknown values
-    return _Work(
-        series=workload.batch_size,
-        encoder_tokens=patches + settings.get("use_reg_token", False),
-        input_patches=patches,
-        paths=1,
-        outputs=outputs,
-    )
+def _encoded(work: Pass) -> int:
+    """Tokens that go through the encoder."""
+    return work.series * work.encoder_tokens
+
+
+def _decoded(work: Pass) -> int:
+    """Tokens that are decoded."""
+    return work.series * work.paths * work.outputs
 
 
 def _check_single_pass(settings: Mapping[str, Any], workload: Workload) -> None:
@@ -422,11 +386,11 @@ def _weights(count: int, bytes_per_number: int) -> Costs:
 
 
 def _attention_parts(
-    model: nn.Module, architecture: Architecture, work: _Work, bytes_per_number: int
+    model: nn.Module, architecture: Architecture, work: Pass, bytes_per_number: int
 ) -> Iterator[_Part]:
     kinds: tuple[tuple[PartKind, str, str], ...] = (("qk", "q", "k"), ("vo", "o", "v"))
     for block in architecture.attention:
-        attended = work.attended(block.kind)
+        attended = _attended(work, block)
         linears = {role: _linear(model, name) for role, name in block.projections.items()}
         for kind, of_queries, of_keys in kinds:
             inner = linears[of_keys].out_features
@@ -437,7 +401,7 @@ def _attention_parts(
                 kv_cache_bytes=block.num_heads * attended.cached * bytes_per_number,
             )
             step = 1
-            if block.kind == "time" and kind == "qk":
+            if block.rotary and kind == "qk":
                 step = 2
                 # The angles, position times frequency, come from a matrix product of their own.
                 unit = unit * step + Costs(macs=work.encoder_tokens)
@@ -445,14 +409,14 @@ def _attention_parts(
 
 
 def _latent_costs(
-    model: nn.Module, architecture: Architecture, work: _Work, bytes_per_number: int
+    model: nn.Module, architecture: Architecture, work: Pass, bytes_per_number: int
 ) -> tuple[dict[str, Costs], Costs]:
     """For each number of a latent: costs of each cross-attention, and of what they share."""
     shared, by_name = Costs(), {}
     for block in architecture.attention:
-        if block.kind != "cross":
+        if not block.reads_encoder:
             continue
-        attended = work.attended("cross")
+        attended = _attended(work, block)
         query, key = (_linear(model, block.projections[role]) for role in "qk")
         weights = block.num_heads * 2 * query.in_features
         by_name[block.name] = _weights(weights, bytes_per_number) + Costs(
@@ -466,18 +430,18 @@ def _latent_costs(
 
 
 def _feed_forward_parts(
-    model: nn.Module, architecture: Architecture, work: _Work, bytes_per_number: int
+    model: nn.Module, architecture: Architecture, work: Pass, bytes_per_number: int
 ) -> Iterator[_Part]:
     for block in architecture.feed_forward:
         linears = {role: _linear(model, name) for role, name in block.projections.items()}
         units = linears["wo"].in_features
         weights = sum(_outer_width(linear, units) for linear in linears.values())
-        tokens = work.decoded if block.name.startswith("decoder.") else work.encoded
+        tokens = _decoded(work) if block.stack == "decoder" else _encoded(work)
         cost = _weights(weights, bytes_per_number) + Costs(macs=tokens * weights)
         yield _Part(block.name, "hidden", units, 1, cost)
 
 
-def _patch_parts(model: nn.Module, work: _Work, bytes_per_number: int) -> Iterator[_Part]:
+def _patch_parts(model: nn.Module, work: Pass, bytes_per_number: int) -> Iterator[_Part]:
     for name, tokens in _patch_tokens(model, work).items():
         first = _linear(model, f"{name}.hidden_layer")
         last = _linear(model, f"{name}.output_layer")
@@ -487,22 +451,22 @@ def _patch_parts(model: nn.Module, work: _Work, bytes_per_number: int) -> Iterat
         yield _Part(name, "hidden", first.out_features, 1, cost)
 
 
-def _patch_tokens(model: nn.Module, work: _Work) -> dict[str, int]:
+def _patch_tokens(model: nn.Module, work: Pass) -> dict[str, int]:
     """Patch embeddings of the model, and the tokens that go through each."""
     if not hasattr(model, "input_patch_embedding"):
         return {}
     return {
         "input_patch_embedding": work.series * work.input_patches,
-        "output_patch_embedding": work.decoded,
+        "output_patch_embedding": _decoded(work),
     }
 
 
-def _fixed_macs(model: nn.Module, work: _Work) -> int:
+def _fixed_macs(model: nn.Module, work: Pass) -> int:
     """Of matrix products whose shapes no plan changes."""
     patch_tokens = _patch_tokens(model, work)
     if not patch_tokens:
         head = _linear(model, "lm_head")
-        return work.decoded * head.in_features * head.out_features
+        return _decoded(work) * head.in_features * head.out_features
     residuals = {name: _linear(model, f"{name}.residual_layer") for name in patch_tokens}
     return sum(
         tokens * residuals[name].in_features * residuals[name].out_features
@@ -535,19 +499,21 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, int]]:
             yield name, parameter.numel()
 
 
-def _layer(name: str) -> tuple[str, int] | None:
-    """Stack and index of the layer that a dotted name belongs to."""
-    found = re.match(r"(\w+)\.block\.(\d+)\.", name)
-    return (found[1], int(found[2])) if found else None
+def _places(model: nn.Module, architecture: Architecture) -> dict[str, tuple[str, int, int]]:
+    """Stack, layer and sublayer of every block, and of every layer as a whole (sublayer -1)."""
+    blocks = (*architecture.attention, *architecture.feed_forward)
+    places = {block.name: (block.stack, block.layer, block.sublayer) for block in blocks}
+    for stack, layers in stack_layers(model).items():
+        places |= {layer_name(stack, index): (stack, index, -1) for index in range(len(layers))}
+    return places
 
 
-def _name_before_drop(name: str, kept_layers: Mapping[str, Sequence[int]]) -> str:
-    layer = _layer(name)
-    if layer is None or layer[0] not in kept_layers:
-        return name
-    stack, index = layer
-    kept = kept_layers[stack]
-    if index >= len(kept):
-        raise PlanError(f"{name!r} is beyond the {len(kept)} layers of {stack!r} that stay.")
-    prefix = f"{stack}.block.{index}."
-    return f"{stack}.block.{kept[index]}.{name.removeprefix(prefix)}"
+def _layers_of_parameters(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Stack and index of the layer that each parameter goes with."""
+    return {
+        f"{layer_name(stack, index)}.{name}": (stack, index)
+        for stack, layers in stack_layers(model).items()
+        for index, layer in enumerate(layers)
+        for name, _ in layer.named_parameters()
+        if "relative_attention_bias" not in name  # of all layers of a stack; the first only owns it
+    }

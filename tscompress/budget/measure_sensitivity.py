@@ -10,191 +10,47 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal
 
-import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
+from tscompress.budget.forecast_loss import (
+    Forecasts,
+    swapped,
+    with_heads,
+    with_hidden,
+    without_layer,
+)
+from tscompress.budget.sensitivity import STREAM, Part, PartKind, Sensitivity
+from tscompress.budget.sensitivity_cache import SensitivityStore, WantedPart, content_key
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
-from tscompress.compression.fold import (
-    FoldConfig,
-    attention_moments,
-    fill_,
+from tscompress.compression.fold import refit_
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_layers import (
     fold_hidden_,
     fold_patch_,
     folded_heads,
-    hidden_moments,
     naming_failures,
-    patch_moments,
-    refit_,
     with_free_frequencies,
 )
+from tscompress.compression.fold_moments import attention_moments, hidden_moments, patch_moments
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fold_plan
-from tscompress.compression.layer_walk import (
-    Recording,
-    Step,
-    advance_,
-    blocks_of,
-    record,
-    sublayers,
-    walk,
-)
+from tscompress.compression.layer_walk import Step, advance_, walk
+from tscompress.compression.recording import Recording, blocks_of, record
 from tscompress.compression.residual_stream import projected, stream_bases
-from tscompress.errors import DataError, FactorizationError, PlanError, UsageError
-from tscompress.evaluation.score_cache import code_digest, versions
-from tscompress.io.files import cache_directory, write_text_atomically
-from tscompress.layers.resize import replace_heads_
-from tscompress.plan.architecture import STACKS
-from tscompress.plan.plan import HeadPlan, HiddenPlan, read_json, stock_frequencies
+from tscompress.data.batch import ForecastBatch
+from tscompress.errors import DataError, FactorizationError, PlanError
+from tscompress.families.stacks import layer_name, sublayers
+from tscompress.io.files import cache_directory
+from tscompress.plan.plan import HeadPlan, HiddenPlan, stock_frequencies
 
-SENSITIVITY_VERSION: Literal[1] = 1
-#: What folds and measures; in a development version it changes without a number.
-_CODE = ("compression", "layers", "linalg", "budget")
-
-PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
-#: The part whose size is ``d_model``.
-STREAM = "stream"
 DEFAULT_WIDTHS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
-T = TypeVar("T")
-
-
-class Part(BaseModel):
-    """One thing that can be made smaller, and what that costs.
-
-    Attributes
-    ----------
-    name
-        Attention block, feed-forward or patch embedding; of kind ``layer``: ``encoder.block.3``;
-        of kind ``width``: ``stream``.
-    size
-        Of the original: head size, hidden units or ``d_model``; 1 for a layer.
-    sizes
-        Measured sizes, descending, below ``size``; of a layer ``(0,)``.
-    losses
-        Forecast loss of the model with only this part at that size, less the original's; without a
-        layer, with the feed-forward before it fitted; of a narrower stream, with nothing fitted.
-        Raw: noise may make it slightly negative.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    kind: PartKind
-    size: int = Field(ge=1)
-    sizes: tuple[int, ...]
-    losses: tuple[float, ...]
-
-    @model_validator(mode="after")
-    def _is_measured(self) -> Part:
-        if len(self.sizes) != len(self.losses):
-            raise ValueError(
-                f"{self.name} has {len(self.sizes)} sizes and {len(self.losses)} losses"
-            )
-        smallest = 0 if self.kind == "layer" else 1
-        descends = all(a > b for a, b in itertools.pairwise((self.size, *self.sizes)))
-        if not descends or min(self.sizes, default=smallest) < smallest:
-            raise ValueError(f"sizes of {self.name} must descend from below {self.size}")
-        if not all(map(math.isfinite, self.losses)):
-            raise ValueError(f"{self.name} has losses that are not finite")
-        return self
-
-    @cached_property
-    def costs(self) -> tuple[float, ...]:
-        """``losses`` made monotone: smaller sizes never cost less, nothing costs less than 0."""
-        return tuple(max(0.0, value) for value in rising(self.losses))
-
-
-class Sensitivity(BaseModel):
-    """The parts of a model, measured.
-
-    Attributes
-    ----------
-    base_loss
-        Forecast loss of the original on the same windows.
-    settings
-        How it was measured, for the record.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: Literal[1] = SENSITIVITY_VERSION
-    family: str
-    base_loss: float
-    parts: tuple[Part, ...]
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    def cost(self, name: str, kind: PartKind, size: int) -> float:
-        """Predicted rise of the loss with this part alone at ``size``, at least 0.
-
-        Measured losses are made monotone and interpolated linearly in log(size); at the full size
-        the cost is 0.
-
-        Raises
-        ------
-        PlanError
-            Nothing was measured of that part, or ``size`` is outside the measured sizes.
-        """
-        matching = (part for part in self.parts if part.name == name and part.kind == kind)
-        part = next(matching, None)
-        if part is None:
-            raise PlanError(f"the sensitivity holds no {kind} of {name!r}.")
-        sizes, costs = (part.size, *part.sizes), (0.0, *part.costs)
-        if not sizes[-1] <= size <= sizes[0]:
-            raise PlanError(
-                f"{kind} of {name} was measured at sizes {sizes[0]} to {sizes[-1]}, not {size}."
-            )
-        at = next(i for i, known in enumerate(sizes) if known <= size)
-        if sizes[at] == size:
-            return costs[at]
-        larger, smaller = math.log(sizes[at - 1]), math.log(sizes[at])
-        share = (larger - math.log(size)) / (larger - smaller)
-        return costs[at - 1] + share * (costs[at] - costs[at - 1])
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, replacing the file in one step."""
-        write_text_atomically(Path(path), self.model_dump_json(indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Sensitivity:
-        """Read a sensitivity file.
-
-        Raises
-        ------
-        PlanError
-            The file is missing, is not JSON, or is not a sensitivity; names the first offending
-            key.
-        """
-        content = read_json(path, "sensitivity")
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "sensitivity"
-            raise PlanError(f"{str(path)!r}: {where}: {first['msg']}.") from None
-
-
-def rising(values: Sequence[float]) -> list[float]:
-    """Nearest non-decreasing sequence in least squares, by pooling adjacent violators."""
-    pools: list[tuple[float, int]] = []  # mean, length
-    for value in values:
-        mean, length = value, 1
-        while pools and pools[-1][0] > mean:
-            before, count = pools.pop()
-            mean = (before * count + mean * length) / (count + length)
-            length += count
-        pools.append((mean, length))
-    return [mean for mean, length in pools for _ in range(length)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -202,174 +58,9 @@ def rising(values: Sequence[float]) -> list[float]:
 # --------------------------------------------------------------------------------------------------
 
 
-def forecast_loss(loaded: LoadedModel, batch: CalibrationBatch) -> tuple[float, int]:
-    """Teacher-forced loss of the forecast of ``batch``, summed over observed target steps.
-
-    Chronos-T5: negative log-likelihood of the target's tokens. Chronos-Bolt and Chronos-2: twice
-    the pinball loss, mean over quantile levels, in the space the model itself is trained in: after
-    its instance normalisation, of Chronos-2 with the arcsinh. So every series counts alike. Steps
-    past the model's horizon do not count, nor do series with a constant context, which have no
-    scale to speak of.
-
-    Returns
-    -------
-    The sum, and the number of steps.
-    """
-    output = run_teacher_forced(loaded, batch)
-    model: Any = loaded.model
-    if loaded.family == "chronos-t5":
-        tokenizer: Any = loaded.forecaster.tokenizer
-        _, _, scale = tokenizer.context_input_transform(batch.context)
-        labels, observed, _ = tokenizer._input_transform(batch.target, scale=scale)
-        log_likelihood = output.logits.double().log_softmax(-1)  # [B, H, V]
-        labels, observed = (x.to(log_likelihood.device) for x in (labels, observed))
-        losses = -log_likelihood.gather(-1, labels[..., None])[..., 0]
-        return float(losses[observed].sum()), int(observed.sum())
-    preds = output.quantile_preds  # [B, Q, H]
-    steps = min(preds.shape[-1], batch.target.shape[1])
-    context = batch.context[:, -model.chronos_config.context_length :].to(preds.device)
-    target = batch.target[:, :steps].to(preds.device)
-    _, (loc, scale) = model.instance_norm(context)  # [B, 1]
-    scaled, _ = model.instance_norm(target, (loc, scale))
-    scaled_preds, _ = model.instance_norm(preds[..., :steps], (loc[:, None], scale[:, None]))
-    levels = torch.tensor(model.chronos_config.quantiles, dtype=torch.float64, device=preds.device)
-    error = scaled.double()[:, None] - scaled_preds.double()  # [B, Q, h]
-    pinball = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
-    # Where a context is constant but for rounding, its scale is made up, and so would the loss be.
-    varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
-    counts = torch.isfinite(target) & varies
-    return float(pinball.mean(1)[counts].sum()), int(counts.sum())
-
-
-def _spread(context: Tensor) -> Tensor:
-    """Largest less smallest observed value, ``[B, 1]``; negative if there is none."""
-    observed = torch.isfinite(context)
-    highest = context.where(observed, -math.inf).amax(1, keepdim=True)
-    return highest - context.where(observed, math.inf).amin(1, keepdim=True)
-
-
-class _Recalled(nn.Module):
-    """Stands where something unchanged is, and gives back what that put out for each batch."""
-
-    def __init__(self, outputs: Sequence[Any]) -> None:
-        super().__init__()
-        self.outputs = outputs
-        self.batch = 0
-
-    def forward(self, *_: Any, **__: Any) -> Any:
-        return self.outputs[self.batch]
-
-
-class _Forecasts:
-    """Losses of the model as it is, run only from the block on that may have changed."""
-
-    def __init__(self, loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
-        self.loaded = loaded
-        self.batches = batches
-        self._start: str | None = ""
-        self._recalled: dict[str, _Recalled] = {}
-
-    def loss(self) -> float:
-        """Mean over all observed target steps."""
-        totals = list(self._each(lambda batch: forecast_loss(self.loaded, batch)))
-        count = sum(steps for _, steps in totals)
-        if not count:
-            raise DataError(
-                "no window to measure the loss on has an observed target after a context that "
-                "varies; give other series."
-            )
-        return sum(total for total, _ in totals) / count
-
-    def start_at(self, layer: str | None) -> None:
-        """Recall what precedes ``layer`` (``decoder.block.2``); None: all layers.
-
-        The model must be the original as far as that, and starts only ever move forward.
-        """
-        if layer == self._start:
-            return
-        self._start = layer
-        model: Any = self.loaded.model
-        stacks = [name for name in STACKS if getattr(model, name, None) is not None]
-        stack, _, depth = layer.split(".") if layer else ("", "", "0")
-        done = stacks[: stacks.index(stack)] if layer else stacks
-        recalled = {name: self._recalled.get(name) or self._recall(name) for name in done}
-        if int(depth):
-            # Each layer reads what the one before put out, so all may say what the last one said.
-            last = self._recall(f"{stack}.block.{int(depth) - 1}")
-            recalled |= {f"{stack}.block.{index}": last for index in range(int(depth))}
-        self._recalled = recalled
-
-    def _recall(self, name: str) -> _Recalled:
-        outputs: list[Any] = []
-        module = self.loaded.model.get_submodule(name)
-        handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
-        try:
-            list(self._each(lambda batch: run_teacher_forced(self.loaded, batch)))
-        finally:
-            handle.remove()
-        return _Recalled(outputs)
-
-    def _each(self, run: Callable[[CalibrationBatch], T]) -> Iterator[T]:
-        with ExitStack() as swapped:
-            for name, recalled in self._recalled.items():
-                swapped.enter_context(_swapped(self.loaded.model, name, recalled))
-            for index, batch in enumerate(self.batches):
-                for recalled in self._recalled.values():
-                    recalled.batch = index
-                yield run(batch)
-
-
 # --------------------------------------------------------------------------------------------------
 # The model with one part changed
 # --------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _swapped(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
-    original = model.get_submodule(name)
-    try:
-        model.set_submodule(name, other)
-        yield
-    finally:
-        model.set_submodule(name, original)
-
-
-@contextmanager
-def _with_heads(model: nn.Module, plan: HeadPlan, weights: dict[str, Tensor]) -> Iterator[None]:
-    with _swapped(model, plan.name, model.get_submodule(plan.name)):
-        attention = replace_heads_(model, plan)
-        for role, weight in weights.items():
-            fill_(getattr(attention, role).weight, weight, plan.name)
-        yield
-
-
-@contextmanager
-def _with_hidden(model: nn.Module, name: str, fold: Callable[[], object]) -> Iterator[None]:
-    """``fold`` changes the module ``name`` in place, so it gets a copy."""
-    with _swapped(model, name, copy.deepcopy(model.get_submodule(name))):
-        fold()
-        yield
-
-
-@contextmanager
-def _without_layer(model: nn.Module, name: str) -> Iterator[None]:
-    """Take away what the sublayers add to the residual stream.
-
-    They still run: the relative position bias that the first one computes is for all layers.
-    """
-
-    def skip(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if isinstance(output, Tensor):
-            return args[0]
-        if isinstance(output, tuple):
-            return (args[0], *output[1:])
-        return dataclasses.replace(output, hidden_states=args[0])
-
-    with ExitStack() as hooks:
-        sublayers: Any = model.get_submodule(name).layer
-        for sublayer in sublayers:
-            hooks.callback(sublayer.register_forward_hook(skip).remove)
-        yield
 
 
 # --------------------------------------------------------------------------------------------------
@@ -377,18 +68,11 @@ def _without_layer(model: nn.Module, name: str) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 
 
-class _Wanted(NamedTuple):
-    name: str
-    kind: PartKind
-    size: int
-    sizes: tuple[int, ...]
-
-
 def measure_sensitivity(
     loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     *,
-    holdout: Sequence[CalibrationBatch] | None = None,
+    holdout: Sequence[ForecastBatch] | None = None,
     fold: FoldConfig,
     head_sizes: Sequence[int] | None = None,
     hidden_ratios: Sequence[float] = (0.75, 0.5, 0.25, 0.125),
@@ -442,11 +126,7 @@ def measure_sensitivity(
         The model does not forecast.
     """
     holdout = batches if holdout is None else holdout
-    if not batches or not holdout:
-        raise DataError("a sensitivity pass needs at least one batch to fold and to measure on.")
-    if loaded.plan is not None:
-        raise PlanError(f"{loaded.name!r} is compressed already; measure the original checkpoint.")
-    loaded.forecaster  # noqa: B018  raises for families that do not forecast
+    _check_measurable(loaded, batches, holdout)
     refit: Literal["layer", "none"] = "none" if fold.refit == "none" else "layer"
     same = {"continuations": "given", "precision": "float32"}
     config = fold.model_copy(update={"refit": refit, **same})
@@ -457,23 +137,11 @@ def measure_sensitivity(
     store = None
     if cache is not None:
         directory = cache_directory() if cache == "default" else Path(cache)
-        store = _Store(directory, _content_key(loaded, batches, holdout, config, wanted))
-    forecasts = _Forecasts(loaded, holdout)
+        store = SensitivityStore(directory, content_key(loaded, batches, holdout, config, wanted))
+    forecasts = Forecasts(loaded, holdout)
     result = store.read(wanted) if store else None
     if result is None:
-        base_loss = forecasts.loss()
-        if not math.isfinite(base_loss):
-            raise DataError(f"the original's own forecast loss is {base_loss}; check the windows.")
-        result = Sensitivity(
-            family=loaded.family,
-            base_loss=base_loss,
-            parts=(),
-            settings={
-                "fold": config.model_dump(mode="json"),
-                "calibration_windows": sum(len(batch.context) for batch in batches),
-                "holdout_windows": sum(len(batch.context) for batch in holdout),
-            },
-        )
+        result = _nothing_measured(loaded, batches, holdout, config, forecasts)
         if store is not None:
             store.write(result, complete=False)
     measured = {(part.name, part.kind) for part in result.parts}
@@ -486,6 +154,39 @@ def measure_sensitivity(
     return measuring.run()
 
 
+def _check_measurable(
+    loaded: LoadedModel, batches: Sequence[ForecastBatch], holdout: Sequence[ForecastBatch]
+) -> None:
+    if not batches or not holdout:
+        raise DataError("a sensitivity pass needs at least one batch to fold and to measure on.")
+    if loaded.plan is not None:
+        raise PlanError(f"{loaded.name!r} is compressed already; measure the original checkpoint.")
+    loaded.forecaster  # noqa: B018  raises for families that do not forecast
+
+
+def _nothing_measured(
+    loaded: LoadedModel,
+    batches: Sequence[ForecastBatch],
+    holdout: Sequence[ForecastBatch],
+    config: FoldConfig,
+    forecasts: Forecasts,
+) -> Sensitivity:
+    """A sensitivity of the original's loss alone."""
+    base_loss = forecasts.loss()
+    if not math.isfinite(base_loss):
+        raise DataError(f"the original's own forecast loss is {base_loss}; check the windows.")
+    return Sensitivity(
+        family=loaded.family,
+        base_loss=base_loss,
+        parts=(),
+        settings={
+            "fold": config.model_dump(mode="json"),
+            "calibration_windows": sum(len(batch.context) for batch in batches),
+            "holdout_windows": sum(len(batch.context) for batch in holdout),
+        },
+    )
+
+
 def _wanted_parts(
     loaded: LoadedModel,
     head_sizes: Sequence[int] | None,
@@ -494,35 +195,40 @@ def _wanted_parts(
     layers: bool | Sequence[str],
     *,
     free_frequencies: bool,
-) -> list[_Wanted]:
+) -> list[WantedPart]:
     if any(size < 1 for size in head_sizes or ()):
         raise PlanError(f"head sizes must be at least 1, not {min(head_sizes or ())}.")
     for label, ratios in (("hidden", hidden_ratios), ("width", width_ratios)):
         for ratio in ratios:
             if not 0 < ratio < 1:
                 raise PlanError(f"{label} ratios must lie between 0 and 1, not {ratio}.")
-    whole = fold_plan(loaded.model, loaded.architecture)
+    architecture = loaded.architecture
+    whole = fold_plan(loaded.model, architecture)
     check_heads(whole.heads)
     width = whole.heads[0].d_model
     widths = _below(width, [max(1, round(r * width)) for r in width_ratios])
-    wanted: list[_Wanted] = [_Wanted(STREAM, "width", width, widths)] if widths else []
+    wanted: list[WantedPart] = [WantedPart(STREAM, "width", width, widths)] if widths else []
     for head in whole.heads:
         size = head.head_size
         tried = _below(size, default_head_sizes(size) if head_sizes is None else head_sizes)
         turned = tried
-        if head.kind == "time":
+        if head.frequencies is not None:
             kept = (lambda s: s % 2 == 0) if free_frequencies else partial(stock_frequencies, size)
             turned = tuple(s for s in tried if kept(s))
-        wanted += [_Wanted(head.name, "qk", size, turned), _Wanted(head.name, "vo", size, tried)]
+        wanted += [
+            WantedPart(head.name, "qk", size, turned),
+            WantedPart(head.name, "vo", size, tried),
+        ]
     for hidden in whole.hidden:
         units = _below(hidden.d_ff, [max(1, round(r * hidden.d_ff)) for r in hidden_ratios])
-        wanted.append(_Wanted(hidden.name, "hidden", hidden.d_ff, units))
+        wanted.append(WantedPart(hidden.name, "hidden", hidden.d_ff, units))
     if layers:
-        stacks = STACKS if layers is True else layers
         names = dict.fromkeys(
-            _layer_of(head.name) for head in whole.heads if head.name.split(".")[0] in stacks
+            layer_name(block.stack, block.layer)
+            for block in architecture.attention
+            if layers is True or block.stack in layers
         )
-        wanted += [_Wanted(name, "layer", 1, (0,)) for name in names]
+        wanted += [WantedPart(name, "layer", 1, (0,)) for name in names]
     return wanted
 
 
@@ -536,26 +242,17 @@ def _below(size: int, sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({s for s in sizes if s < size}, reverse=True))
 
 
-def _layer_of(name: str) -> str:
-    return ".".join(name.split(".")[:3])
-
-
-def _following(layer: str) -> str:
-    stack, block, depth = layer.split(".")
-    return f"{stack}.{block}.{int(depth) + 1}"
-
-
 @dataclass
 class _Pass:
     """One walk through the model. Parts that ``result`` holds already are not measured again."""
 
     loaded: LoadedModel
-    batches: Sequence[CalibrationBatch]
+    batches: Sequence[ForecastBatch]
     config: FoldConfig
-    forecasts: _Forecasts
-    open: dict[tuple[str, PartKind], _Wanted]
+    forecasts: Forecasts
+    open: dict[tuple[str, PartKind], WantedPart]
     result: Sensitivity
-    store: _Store | None
+    store: SensitivityStore | None
     on_progress: Callable[[int, int], None]
 
     def run(self) -> Sensitivity:
@@ -571,12 +268,12 @@ class _Pass:
         self._patch(PATCH_EMBEDDINGS[0])
         recording = record(self.loaded, self.batches)
         for step in walk(self.loaded, recording, on_compressed=False, residual_targets=False):
-            name, layer = step.block.name, _layer_of(step.block.name)
-            following = _following(layer)
+            name, stack, depth = step.block.name, step.block.stack, step.block.layer
+            layer, following = layer_name(stack, depth), layer_name(stack, depth + 1)
             here: list[tuple[str, PartKind]] = [(name, "qk"), (name, "vo"), (name, "hidden")]
             if self.open.keys().isdisjoint([(layer, "layer"), (following, "layer"), *here]):
                 continue
-            self.forecasts.start_at(layer)
+            self.forecasts.start_at((stack, depth))
             self._layer(layer)
             if name in self.heads:
                 self._attention(step, self.heads[name])
@@ -595,7 +292,7 @@ class _Pass:
 
     def _layer(self, name: str) -> None:
         """The first layer of a stack: nothing before it can make up for it."""
-        self._measure(name, "layer", lambda _: _without_layer(self.model, name))
+        self._measure(name, "layer", lambda _: without_layer(self.model, name))
 
     def _layer_after(self, step: Step, name: str, recording: Recording) -> None:
         """A layer that the feed-forward of ``step`` precedes: fitted to what comes after both."""
@@ -605,11 +302,13 @@ class _Pass:
         reference = list(step.inputs)
         advance_(reference, step)
         blocks = blocks_of(self.loaded)
-        for sublayer, module in sublayers(self.model):
-            if _layer_of(sublayer) == name:
-                arguments = recording.arguments[sublayer]
+        for sublayer in sublayers(self.model):
+            if layer_name(sublayer.stack, sublayer.layer) == name:
                 other = dataclasses.replace(
-                    step, block=blocks[sublayer], module=module, arguments=arguments
+                    step,
+                    block=blocks[sublayer.name],
+                    module=sublayer.module,
+                    arguments=recording.arguments[sublayer.name],
                 )
                 advance_(reference, other)
         fitted = dataclasses.replace(step, reference=reference)
@@ -617,8 +316,8 @@ class _Pass:
         @contextmanager
         def left_out(_: int) -> Iterator[None]:
             with (
-                _swapped(self.model, block, copy.deepcopy(self.model.get_submodule(block))),
-                _without_layer(self.model, name),
+                swapped(self.model, block, copy.deepcopy(self.model.get_submodule(block))),
+                without_layer(self.model, name),
             ):
                 if self.config.refit != "none":
                     refit_(fitted, self.model.get_submodule(block), "wo", self.config)
@@ -649,13 +348,13 @@ class _Pass:
                 else weight
                 for role, weight in leading.items()
             }
-            return _with_heads(self.model, plan, weights)
+            return with_heads(self.model, plan, weights)
 
         def smaller_values(size: int) -> AbstractContextManager[None]:
             plan = whole.model_copy(update={"vo_size": size})
             with naming_failures(whole.name):
                 weights = folded_heads(attention, plan, moments, self.config)
-            return _with_heads(self.model, plan, weights)
+            return with_heads(self.model, plan, weights)
 
         self._measure(whole.name, "qk", smaller_scores)
         self._measure(whole.name, "vo", smaller_values)
@@ -675,7 +374,7 @@ class _Pass:
     def _units(self, whole: HiddenPlan, fold: Callable[[HiddenPlan], object]) -> None:
         def fewer(size: int) -> AbstractContextManager[None]:
             plan = whole.model_copy(update={"kept": size})
-            return _with_hidden(self.model, whole.name, lambda: fold(plan))
+            return with_hidden(self.model, whole.name, lambda: fold(plan))
 
         self._measure(whole.name, "hidden", fewer)
 
@@ -710,70 +409,3 @@ def _with_qk(whole: HeadPlan, size: int) -> HeadPlan:
 # --------------------------------------------------------------------------------------------------
 # The cache
 # --------------------------------------------------------------------------------------------------
-
-
-class _Store:
-    """One result's file. Until it is complete it says so, and cannot be loaded as a result."""
-
-    def __init__(self, directory: Path, key: str) -> None:
-        self.path = directory / "sensitivity" / f"{key}.json"
-
-    def read(self, wanted: Sequence[_Wanted]) -> Sensitivity | None:
-        """What was measured so far; None if there is nothing that can be used."""
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            incomplete = isinstance(content, dict) and "incomplete" in content
-            found = Sensitivity.model_validate(content["incomplete"] if incomplete else content)
-        except (OSError, ValueError, RecursionError):
-            return None
-        parts = [_Wanted(part.name, part.kind, part.size, part.sizes) for part in found.parts]
-        enough = len(parts) < len(wanted) if incomplete else len(parts) == len(wanted)
-        fits = enough and len(set(parts)) == len(parts) and set(parts) <= set(wanted)
-        return found if fits else None
-
-    def write(self, result: Sensitivity, *, complete: bool) -> None:
-        text = result.model_dump_json(indent=2)
-        try:
-            write_text_atomically(
-                self.path, f"{text}\n" if complete else f'{{"incomplete": {text}}}\n'
-            )
-        except OSError as error:
-            raise UsageError(
-                f"{str(self.path)!r} cannot be written ({error}); set TSCOMPRESS_CACHE to a "
-                "directory that can, or do without a cache."
-            ) from None
-
-
-def _content_key(
-    loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    holdout: Sequence[CalibrationBatch],
-    config: FoldConfig,
-    wanted: Sequence[_Wanted],
-) -> str:
-    """SHA-256 of everything a result depends on: the model in memory, windows and settings."""
-    digest = hashlib.sha256()
-
-    def add(label: str, value: object) -> None:
-        digest.update(f"{label} {json.dumps(value, sort_keys=True, default=str)}\n".encode())
-
-    def add_tensor(label: str, tensor: Tensor) -> None:
-        add(label, [str(tensor.dtype), list(tensor.shape)])
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-
-    add("version", SENSITIVITY_VERSION)
-    add("code", code_digest(_CODE))
-    add("versions", versions())
-    add("family", loaded.family)
-    add("config", dict(loaded.config))
-    add("fold", config.model_dump(mode="json"))
-    add("wanted", wanted)
-    # Of what is in memory, not of its files: it may have been cast, or have lost layers since.
-    for name, tensor in [*loaded.model.named_parameters(), *loaded.model.named_buffers()]:
-        add_tensor(name, tensor)
-    for label, windows in (("calibration", batches), ("holdout", holdout)):
-        for batch, field in itertools.product(windows, dataclasses.fields(CalibrationBatch)):
-            tensor = getattr(batch, field.name)
-            add(f"{label} {field.name}", None) if tensor is None else add_tensor(label, tensor)
-    return digest.hexdigest()

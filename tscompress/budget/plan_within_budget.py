@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,56 +12,48 @@ from typing import Any, get_args
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Measure
-from tscompress.budget.measure_sensitivity import (
-    DEFAULT_WIDTHS,
-    PartKind,
-    Sensitivity,
-    measure_sensitivity,
-)
+from tscompress.budget.measure_sensitivity import DEFAULT_WIDTHS, measure_sensitivity
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
     choose_folded,
     folded_candidates,
     latency_of,
-    least_needed_layer,
 )
-from tscompress.checkpoints.load import LoadedModel, build_empty, load
+from tscompress.budget.sensitivity import PartKind, Sensitivity
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import config_of_layers, fold_planned_, keep_layers_
-from tscompress.compression.calibration import (
-    CalibrationBatch,
-    CalibrationConfig,
-    calibration_batches,
-)
-from tscompress.compression.fold import FoldConfig, fold_
+from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.compression.fold import fold_
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError, PlanError
-from tscompress.families.registry import describe
+from tscompress.families.registry import adapter_of, build_empty, describe
+from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.linalg import even_picks
-from tscompress.plan.architecture import STACKS
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
-
-OnProgress = Callable[[str, int, int], None]
+from tscompress.progress import OnProgress, silent
 
 #: Of calibration windows, one in so many is kept from the statistics and only measured on.
 _HOLD_OUT = 4
-_LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 
 
 def plan_within_budget(
     loaded: LoadedModel,
     schedule: PlannedSchedule,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     fold: FoldConfig,
     workload: Workload | None,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> Plan:
     """The plan to fold that is predicted to lose least within a budget.
 
@@ -93,24 +85,17 @@ def plan_within_budget(
         model = build_empty(loaded.family, config)
         return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
 
-    base = _Wql(loaded, held_out) if schedule.budget.measure == "wql" else None
-    measured: dict[int, float] = {}
-
-    def count(candidate: Candidate, value: float) -> None:
-        measured[id(candidate)] = value
-        on_progress("candidates", len(measured), len(measured) + 1)
-
-    def quality(candidate: Candidate) -> float:
-        assert base is not None
-        plan = plan_of(loaded, candidate, schedule, fold)
-        trial = copy.deepcopy(loaded)
-        fold_planned_(trial, plan, fitted, fold)
-        return base.ratio(trial)
-
-    def latency(candidate: Candidate) -> float:
-        return latency_of(loaded, candidate, workload)
-
-    if schedule.layout == "folded":
+    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress)
+    measuring: dict[str, Any] = {
+        "measure_latency": trials.latency,
+        "measure_wql": trials.quality,
+        "on_measured": trials.note,
+    }
+    if schedule.layout == "factored":
+        chosen = choose_factored(
+            sensitivity, costs, schedule.budget, multiple=schedule.multiple, **measuring
+        )
+    else:
         candidates = folded_candidates(
             sensitivity,
             costs,
@@ -118,35 +103,57 @@ def plan_within_budget(
             depth=schedule.depth,
             narrower=narrower if narrows else None,
         )
-        chosen = choose_folded(
-            candidates,
-            schedule.budget,
-            costs,
-            measure_latency=latency,
-            measure_wql=quality,
-            on_measured=count,
-        )
-    else:
-        chosen = choose_factored(
-            sensitivity,
-            costs,
-            schedule.budget,
-            multiple=schedule.multiple,
-            measure_latency=latency,
-            measure_wql=quality,
-            on_measured=count,
-        )
+        chosen = choose_folded(candidates, schedule.budget, costs, **measuring)
     plan = plan_of(loaded, chosen, schedule, fold)
-    found = _found(chosen, costs, measured.get(id(chosen)))
+    found = _found(chosen, costs, trials.measured.get(id(chosen)))
     return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
+
+
+class _Trials:
+    """Candidates that are measured: their latency, or the WQL of a copy that is folded to them.
+
+    Attributes
+    ----------
+    measured
+        Ratio to the original, by the identity of the candidate.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        schedule: PlannedSchedule,
+        fold: FoldConfig,
+        fitted: Sequence[ForecastBatch],
+        held_out: Sequence[ForecastBatch],
+        workload: Workload,
+        on_progress: OnProgress,
+    ) -> None:
+        self.loaded, self.schedule, self.fold = loaded, schedule, fold
+        self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
+        self.base = _Wql(loaded, held_out) if schedule.budget.measure == "wql" else None
+        self.measured: dict[int, float] = {}
+
+    def latency(self, candidate: Candidate) -> float:
+        return latency_of(self.loaded, candidate, self.workload)
+
+    def quality(self, candidate: Candidate) -> float:
+        assert self.base is not None
+        plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
+        trial = copy.deepcopy(self.loaded)
+        fold_planned_(trial, plan, self.fitted, self.fold)
+        return self.base.ratio(trial)
+
+    def note(self, candidate: Candidate, ratio: float) -> None:
+        self.measured[id(candidate)] = ratio
+        self.on_progress("candidates", len(self.measured), len(self.measured) + 1)
 
 
 def layers_that_stay(
     loaded: LoadedModel,
     counts: Sequence[int],
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     fold: FoldConfig,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> dict[str, tuple[int, ...]]:
     """Stack to the indices of the layers that the forecast loss on ``batches`` needs most.
 
@@ -165,8 +172,7 @@ def layers_that_stay(
     PlanError
         The model has no such layers, or no more than these.
     """
-    model: Any = loaded.model
-    have = {stack: len(getattr(model, stack).block) for stack in STACKS if hasattr(model, stack)}
+    have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
     asked = ",".join(map(str, counts))
     if len(counts) == 1:
         counts = [*counts] * len(have)
@@ -186,9 +192,7 @@ def layers_that_stay(
     fitted, held_out = _split(batches)
     for gone in range(going):
         on_progress("layers", gone, going)
-        may_go = [stack for stack in have if len(kept[stack]) > wanted[stack]]
-        if loaded.family == "chronos-t5" and len(kept["encoder"]) == len(kept.get("decoder", ())):
-            may_go = ["decoder"]  # no more of its layers than the encoder has: config_of_layers
+        may_go = [stack for stack in have if _may_lose(loaded, kept, wanted, stack)]
         sensitivity = measure_sensitivity(
             trial,
             fitted,
@@ -200,7 +204,7 @@ def layers_that_stay(
             layers=may_go,
             on_progress=lambda done, total: on_progress("sensitivity", done, total),
         )
-        stack, least = least_needed_layer(sensitivity, may_go)
+        stack, least = _least_needed_layer(trial.model, sensitivity, may_go)
         del kept[stack][least]
         if gone + 1 < going:
             _leave_out_(trial, stack, least, fitted, fold)
@@ -208,16 +212,42 @@ def layers_that_stay(
     return {stack: tuple(layers) for stack, layers in kept.items()}
 
 
+def _may_lose(
+    loaded: LoadedModel,
+    kept: Mapping[str, Sequence[int]],
+    wanted: Mapping[str, int],
+    stack: str,
+) -> bool:
+    """Whether a layer of ``stack`` may go next, on the way from ``kept`` to ``wanted``."""
+    left = {name: len(layers) - (name == stack) for name, layers in kept.items()}
+    refused = adapter_of(loaded.family).layers_refused(left)
+    return left[stack] >= wanted[stack] and refused is None
+
+
+def _least_needed_layer(
+    model: nn.Module, sensitivity: Sensitivity, stacks: Collection[str]
+) -> tuple[str, int]:
+    """Stack and index of the layer, of these stacks, without which the loss is least."""
+    have = stack_layers(model)
+    places = {layer_name(s, index): (s, index) for s in stacks for index in range(len(have[s]))}
+    losses = {
+        places[part.name]: part.losses[0]
+        for part in sensitivity.parts
+        if part.kind == "layer" and part.sizes and part.name in places
+    }
+    return min(losses, key=losses.__getitem__)
+
+
 def _leave_out_(
     loaded: LoadedModel,
     stack: str,
     layer: int,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     fold: FoldConfig,
 ) -> None:
     """Drop a layer and fit the others to make up for it, at the sizes they have."""
     before = replace(loaded)
-    layers = range(len(getattr(loaded.model, stack).block))
+    layers = range(len(stack_layers(loaded.model)[stack]))
     kept = {stack: tuple(index for index in layers if index != layer)}
     keep_layers_(loaded, kept)
     if fold.refit == "residual":
@@ -233,7 +263,7 @@ def sensitivities(
     calibration: CalibrationConfig | None = None,
     fold: FoldConfig | None = None,
     depth: bool = False,
-    on_progress: OnProgress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> Sensitivity:
     """What each part of a model costs in forecast loss when it alone is made smaller.
 
@@ -267,8 +297,8 @@ def sensitivities(
 
 def _measured(
     loaded: LoadedModel,
-    fitted: Sequence[CalibrationBatch],
-    held_out: Sequence[CalibrationBatch],
+    fitted: Sequence[ForecastBatch],
+    held_out: Sequence[ForecastBatch],
     fold: FoldConfig,
     on_progress: OnProgress,
     *,
@@ -361,16 +391,16 @@ def plan_of(
 
 
 def _split(
-    batches: Sequence[CalibrationBatch],
-) -> tuple[list[CalibrationBatch], list[CalibrationBatch]]:
+    batches: Sequence[ForecastBatch],
+) -> tuple[list[ForecastBatch], list[ForecastBatch]]:
     """Rows to fold on, and every fourth row, or group of rows, to measure on.
 
     Of series that several windows are of, every fourth is measured on with all of them. Fewer than
     four series of that kind, or groups, are not kept whole.
     """
     for whole_groups, whole_series in ((True, True), (True, False), (False, False)):
-        fitted: list[CalibrationBatch] = []
-        held_out: list[CalibrationBatch] = []
+        fitted: list[ForecastBatch] = []
+        held_out: list[ForecastBatch] = []
         before = 0  # rows or groups in the batches so far
         sides: dict[int, bool] = {}  # of series
         for batch in batches:
@@ -417,7 +447,7 @@ class _Wql:
     one that follows nothing but zeros, outweighs all others.
     """
 
-    def __init__(self, original: LoadedModel, batches: Sequence[CalibrationBatch]) -> None:
+    def __init__(self, original: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.batches = batches
         self.base = self.of(original)
         if not 0 < self.base < math.inf:
@@ -431,7 +461,7 @@ class _Wql:
 
     def of(self, loaded: LoadedModel) -> float:
         loss = scale = 0.0
-        levels = torch.tensor(_LEVELS, dtype=torch.float64)
+        levels = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64)
         for index, batch in enumerate(self.batches):
             forecast = _quantiles(loaded, batch, seed=index)  # [B, H, 9]
             context, target = (x.to(torch.float64) for x in (batch.context, batch.target))
@@ -441,34 +471,18 @@ class _Wql:
             error = (target[told, :, None] - forecast[told]) / size[..., None]
             pinball = torch.maximum(levels * error, (levels - 1) * error)
             # Of steps that came; a forecast that is no number makes the loss none.
-            loss += float(pinball[torch.isfinite(target[told])].sum()) * 2 / len(_LEVELS)
+            loss += float(pinball[torch.isfinite(target[told])].sum()) * 2 / len(QUANTILE_LEVELS)
             scale += float((target[told] / size).abs().nansum())
         return loss / scale if scale > 0 else 0.0
 
 
-def _quantiles(loaded: LoadedModel, batch: CalibrationBatch, seed: int) -> Tensor:
+def _quantiles(loaded: LoadedModel, batch: ForecastBatch, seed: int) -> Tensor:
     """Forecasts ``[B, H, 9]`` as ``predict`` makes them."""
     horizon = batch.target.shape[1]
     # Chronos-T5 draws sample paths: the same random numbers for every model.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if loaded.family != "chronos-2":
-            forecasts: Tensor
-            forecasts, _ = loaded.forecaster.predict_quantiles(
-                batch.context, horizon, quantile_levels=_LEVELS
-            )
-            return forecasts.to(torch.float64)
-        rows = _groups(batch)
-        tasks, _ = loaded.forecaster.predict_quantiles(
-            [batch.context[group] for group in rows], horizon, quantile_levels=_LEVELS
+        found = adapter_of(loaded.family).quantiles(
+            loaded.forecaster, batch.context, horizon, QUANTILE_LEVELS, batch.group_ids
         )
-    in_order = torch.cat(rows).argsort()
-    return torch.cat(list(tasks))[in_order].to(torch.float64)
-
-
-def _groups(batch: CalibrationBatch) -> list[Tensor]:
-    """Rows that attend to each other: the variates of one task."""
-    rows = torch.arange(len(batch.context))
-    if batch.group_ids is None:
-        return list(rows[:, None])
-    return [rows[batch.group_ids == group] for group in sorted(set(batch.group_ids.tolist()))]
+    return found.to(torch.float64)

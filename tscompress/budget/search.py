@@ -8,8 +8,7 @@ here, while those in latency or forecast quality are settled by measuring a few 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise, product
@@ -18,18 +17,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tscompress.benchmark.bench import Workload, bench
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs, Measure
 from tscompress.budget.costs import PartKind as SizeKind
-from tscompress.budget.measure_sensitivity import Part, Sensitivity
-from tscompress.checkpoints.format import apply_structure_, tie_weights_
-from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
+from tscompress.budget.sensitivity import Part, Sensitivity
+from tscompress.checkpoints.format import apply_structure_
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import narrowed_config
 from tscompress.errors import PlanError, UsageError
-from tscompress.families.registry import describe
-from tscompress.plan.plan import stock_frequencies
+from tscompress.families.registry import adapter_of, build_empty, describe, wrap_pipeline
+from tscompress.families.t5_stack import tie_weights_
 from tscompress.plan.schedules import Budget
 
 _HEADS: tuple[SizeKind, ...] = ("qk", "vo")
@@ -98,15 +98,14 @@ def folded_candidates(
         The sensitivity has no sizes that all layers share, no layers, or is of another model.
     """
     head_sizes = _common_sizes(sensitivity, _HEADS, multiple)
-    if sensitivity.family == "chronos-2":  # a plain config fixes the rotary frequencies
-        full = head_sizes[0]
-        head_sizes = [size for size in head_sizes if stock_frequencies(full, size) is not None]
+    full, family = head_sizes[0], adapter_of(sensitivity.family)
+    head_sizes = [size for size in head_sizes if family.allows_head_size(full, size)]
     unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
     candidates = []
     for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
         # A head of its own has a name of its own in the header of the weights.
         header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
-        for kept, lost_layers in _depths(sensitivity, depth):
+        for kept, lost_layers in _depths(sensitivity, cost_model, depth):
             base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
             # Costs are affine in these sizes: price each size once, and not each pair of sizes.
             heads = [(n, *_priced(sensitivity, costs, _HEADS, n, kept)) for n in head_sizes]
@@ -152,13 +151,10 @@ def _sizes(sensitivity: Sensitivity, part: Part, multiple: int) -> list[int]:
         raise PlanError(f"sizes cannot be multiples of {multiple}; give 8 or 16, or 1 for any.")
     rounded = {min(part.size, math.ceil(size / multiple) * multiple) for size in part.sizes}
     free = sensitivity.settings.get("fold", {}).get("frequencies") == "free"
-    if sensitivity.family == "chronos-2" and part.kind == "qk" and not free:
+    if part.kind == "qk" and not free:
         # Rounded, a size may not be one at which a plain config keeps the rotary frequencies.
-        rounded = {
-            size
-            for size in rounded
-            if size in part.sizes or stock_frequencies(part.size, size) is not None
-        }
+        allows = adapter_of(sensitivity.family).allows_head_size
+        rounded = {size for size in rounded if size in part.sizes or allows(part.size, size)}
     return sorted(rounded | {part.size}, reverse=True)
 
 
@@ -188,8 +184,9 @@ def _priced(
     sizes: dict[str, dict[str, int]] = {kind: {} for kind in kinds}
     loss = 0.0
     for part in sensitivity.parts:
-        stack, index = _layer(part.name)
-        if part.kind in kinds and (kept is None or index in kept.get(stack, (index,))):
+        layer = cost_model.layer_of(part.name)
+        gone = kept and layer and layer[1] not in kept.get(layer[0], (layer[1],))
+        if part.kind in kinds and not gone:
             sizes[part.kind][part.name] = size
             loss += sensitivity.cost(part.name, part.kind, size)
     # What a size saves does not depend on the other layers, so names need not follow the drop.
@@ -201,30 +198,28 @@ def _costs_of(cost_model: CostModel, sizes: Mapping[str, Mapping[str, int]]) -> 
 
 
 def _depths(
-    sensitivity: Sensitivity, depth: bool
+    sensitivity: Sensitivity, cost_model: CostModel, depth: bool
 ) -> Iterator[tuple[dict[str, tuple[int, ...]] | None, float]]:
     """Layers that stay and the predicted loss, from all of them to fewer."""
     yield None, 0.0
     if not depth:
         return
     costs = {
-        _layer(part.name): sensitivity.cost(part.name, "layer", 0)
+        layer: sensitivity.cost(part.name, "layer", 0)
         for part in sensitivity.parts
-        if part.kind == "layer" and part.sizes
+        if part.kind == "layer" and part.sizes and (layer := cost_model.layer_of(part.name))
     }
     if not costs:
         raise PlanError("the sensitivity has no layers; measure them, or leave depth out.")
     kept: dict[str, set[int]] = {}
     for part in sensitivity.parts:
-        stack, index = _layer(part.name)
-        if stack:
-            kept.setdefault(stack, set()).add(index)
+        if layer := cost_model.layer_of(part.name):
+            kept.setdefault(layer[0], set()).add(layer[1])
+    family = adapter_of(sensitivity.family)
 
     def may_go(stack: str) -> bool:
-        least = 1
-        if sensitivity.family == "chronos-t5" and stack == "encoder":
-            least = len(kept["decoder"])
-        return len(kept[stack]) > least
+        left = {name: len(stay) - (name == stack) for name, stay in kept.items()}
+        return left[stack] > 0 and family.layers_refused(left) is None
 
     order = sorted(costs, key=lambda layer: costs[layer])
     lost = 0.0
@@ -233,22 +228,6 @@ def _depths(
         kept[gone[0]].remove(gone[1])
         lost += costs[gone]
         yield {stack: tuple(sorted(stay)) for stack, stay in kept.items()}, lost
-
-
-def least_needed_layer(sensitivity: Sensitivity, stacks: Collection[str]) -> tuple[str, int]:
-    """Stack and index of the layer, of these stacks, without which the loss is least."""
-    losses = {
-        _layer(part.name): part.losses[0]
-        for part in sensitivity.parts
-        if part.kind == "layer" and part.sizes
-    }
-    return min((layer for layer in losses if layer[0] in stacks), key=losses.__getitem__)
-
-
-def _layer(name: str) -> tuple[str, int]:
-    """Stack and index of the layer that a dotted name is in; ``("", 0)`` outside of layers."""
-    found = re.match(r"(\w+)\.block\.(\d+)(?:\.|$)", name)
-    return (found[1], int(found[2])) if found else ("", 0)
 
 
 # --------------------------------------------------------------------------------------------------

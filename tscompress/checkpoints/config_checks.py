@@ -18,9 +18,14 @@ _MAX_WIDTH = 2**24
 _WIDTHS = (
     "d_model", "d_kv", "d_ff", "num_heads", "vocab_size", "relative_attention_num_buckets",
     "relative_attention_max_distance", "hidden_size", "intermediate_size", "num_attention_heads",
-    "max_position_embeddings", "type_vocab_size", "embedding_size",
+    "max_position_embeddings", "type_vocab_size", "embedding_size", "image_size", "patch_size",
+    "num_channels", "mlp_ratio", "pooler_output_size", "num_mel_bins", "encoder_ffn_dim",
+    "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads", "max_source_positions",
+    "max_target_positions",
 )  # fmt: skip
-_LAYERS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
+_LAYERS = (
+    "num_layers", "num_decoder_layers", "num_hidden_layers", "encoder_layers", "decoder_layers",
+)  # fmt: skip
 #: Bounds of numbers, both inclusive.
 _NUMBERS: dict[str, tuple[float, float]] = {
     "layer_norm_epsilon": (0, 1),
@@ -102,13 +107,17 @@ _NEUTRAL: dict[str, Any] = {
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2")
 
 
-def check_config(config: Mapping[str, Any], source: str, tensors: int) -> None:
+def check_config(
+    config: Mapping[str, Any], source: str, tensors: int, *, generates: bool = True
+) -> None:
     """Refuse what no model has, or what would load something else.
 
     Parameters
     ----------
     tensors
         How many the checkpoint stores: it cannot have more layers.
+    generates
+        Whether forecasts are drawn with the model, so that settings of generation count.
 
     Raises
     ------
@@ -136,8 +145,9 @@ def check_config(config: Mapping[str, Any], source: str, tensors: int) -> None:
                 raise _bad(name, settings[name], "true or false", source)
     if isinstance(forecast, Mapping):
         _check_forecast(forecast, vocab_size, source)
-    # transformers 4 kept settings of generation here, and still reads them.
-    _check_neutral({key: config[key] for key in _NEUTRAL if key in config}, source, "config.json")
+    if generates:  # transformers 4 kept settings of generation here, and still reads them
+        given = {key: config[key] for key in _NEUTRAL if key in config}
+        _check_neutral(given, source, "config.json")
 
 
 def check_generation(settings: Any, source: str, vocab_size: int) -> None:

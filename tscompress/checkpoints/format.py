@@ -18,9 +18,16 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import T5ForConditionalGeneration
 
+from tscompress.checkpoints.names import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    MODEL_TYPE,
+    PIPELINE_CLASS,
+    PLAN_FILE,
+)
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
+from tscompress.families.t5_stack import tie_weights_
 from tscompress.io.files import cannot_write, write_text_atomically
 from tscompress.io.untrusted import (
     StoredTensor,
@@ -33,15 +40,9 @@ from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.plan.plan import Plan
 
-MODEL_TYPE = "tscompress"
-PIPELINE_CLASS = "FactoredChronosPipeline"
 FORMAT_VERSION = 1
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-CONFIG_FILE = "config.json"
 #: Of one weight file; what is larger becomes several, and an index.
 MAX_SHARD_SIZE = "5GB"
-PLAN_FILE = "plan.json"
 
 
 def is_factored_config(config: Mapping[str, Any]) -> bool:
@@ -96,31 +97,6 @@ def apply_structure_(model: nn.Module, plan: Plan) -> None:
                 dtype=linear.weight.dtype,
             )
             replace_module_(model, entry.name, factors)
-
-
-#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
-UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
-
-
-def has_own_head(config: Any) -> bool:
-    """Whether the output head of a T5 is not its table of tokens, as in T5 1.1.
-
-    In transformers 5 ``tie_word_embeddings`` is always true, and this stands elsewhere.
-    """
-    tied = getattr(config, "tie_word_embeddings", True)
-    return not getattr(config, "scale_decoder_outputs", tied)
-
-
-def tie_weights_(model: Any) -> None:
-    """Tie what is one tensor; the head of a T5 that has its own is left alone, as in a stock load.
-
-    ``model.tie_weights()`` of transformers 5 ties it, unless it is told what a file did not hold.
-    """
-    if not (isinstance(model, T5ForConditionalGeneration) and has_own_head(model.config)):
-        model.tie_weights()
-        return
-    for stack in (model.encoder, model.decoder):
-        stack.embed_tokens.weight = model.shared.weight
 
 
 def write_factored(

@@ -3,85 +3,58 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from accelerate import init_empty_weights
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
-from chronos.chronos import ChronosConfig, ChronosModel
-from chronos.chronos2 import Chronos2Model
-from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from chronos import BaseChronosPipeline
 from torch import nn
-from transformers import AutoConfig, T5ForConditionalGeneration
 
-try:
-    from transformers.initialization import no_init_weights
-except ImportError:  # transformers 4
-    from transformers.modeling_utils import no_init_weights
-
-from tscompress.checkpoints.config_checks import check_config, check_generation
+from tscompress.checkpoints.config_checks import check_config
 from tscompress.checkpoints.format import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    PLAN_FILE,
-    UNTIED,
-    WEIGHTS_FILE,
     apply_structure_,
     base_config_of,
-    check_stored,
-    has_own_head,
     is_factored_config,
     load_weights_strictly_,
     read_plan,
-    tie_weights_,
 )
+from tscompress.checkpoints.integrity import (
+    check_complete,
+    check_count,
+    check_files,
+    check_finite,
+    check_fits,
+    check_generation_file,
+    most_common_dtype,
+    read_config,
+    stored_tensors,
+    weight_files,
+)
+from tscompress.checkpoints.locate import locate, model_name
 from tscompress.errors import (
     CorruptCheckpointError,
-    GatedModelError,
     ModelLoadError,
-    ModelNotFoundError,
-    OfflineError,
     UnsupportedModelError,
     UsageError,
 )
-from tscompress.families.registry import FAMILIES, describe, family_of
-from tscompress.io.files import git_hash_of, sha256_of, user_path
-from tscompress.io.network import (
-    bounded_requests,
-    chain,
-    is_network,
-    is_passing,
-    network_errors,
-    one_line,
-    status_of,
-    with_retries,
+from tscompress.families.registry import (
+    FAMILIES,
+    FORECAST_FAMILIES,
+    adapter_of,
+    build_empty,
+    describe,
+    family_of,
+    wrap_pipeline,
 )
-from tscompress.io.untrusted import (
-    StoredTensor,
-    UnreadableFileError,
-    leads_outside,
-    read_header,
-    read_json,
-    shown,
-    single_line,
-)
+from tscompress.families.t5_stack import tie_weights_
+from tscompress.io.untrusted import StoredTensor, single_line
 from tscompress.plan.architecture import Architecture
 from tscompress.plan.plan import Plan
 
-PROVENANCE_FILE = "provenance.json"
-GENERATION_FILE = "generation_config.json"
-REFERENCE_PREFIX = "reference/"
-_LAYER_NORM = {"gamma": "weight", "beta": "bias"}
-#: Flipped bits make larger ones, and they make forecasts that are not finite.
-_LARGEST_WEIGHT = 1e8
 #: What from_pretrained calls it; chronos passes on what it does not know.
 _DTYPE_ARGUMENT = (
     "dtype"
@@ -142,10 +115,9 @@ class LoadedModel:
             The family is for profiling only.
         """
         if self.pipeline is None:
-            able = [name for name, family in FAMILIES.items() if family.forecasts]
             raise UnsupportedModelError(
                 f"{self.name!r} is a {self.family} model, which does not forecast; "
-                f"families that do: {', '.join(able)}."
+                f"families that do: {', '.join(FORECAST_FAMILIES)}."
             )
         return self.pipeline
 
@@ -190,9 +162,9 @@ def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
     Takes and raises what :func:`load` does.
     """
     source = str(model)
-    directory, commit = _locate(source, revision)
+    directory, commit = locate(source, revision)
     try:
-        _check_files(directory, source)
+        check_files(directory, source)
         config = read_config(directory, source)
         stored = stored_tensors(directory, source)
     except PermissionError as error:
@@ -240,17 +212,9 @@ def load(
     parts = found.source, found.directory, found.config, found.stored, target_dtype
     loaded = _load_factored(*parts) if found.is_factored else _load_stock(*parts)
     loaded.revision = found.revision
-    _check_finite(loaded.model, found.source)
+    check_finite(loaded.model, found.source)
     loaded.model.to(device).eval()
     return loaded
-
-
-def load_plan(directory: str | Path) -> Plan:
-    """The plan of a factored checkpoint, without its weights."""
-    config = read_config(Path(directory), str(directory))
-    if not is_factored_config(config):
-        raise UnsupportedModelError(f"{str(directory)!r} is not a factored checkpoint.")
-    return read_plan(config, Path(directory))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -258,329 +222,9 @@ def load_plan(directory: str | Path) -> Plan:
 # --------------------------------------------------------------------------------------------------
 
 
-def _locate(source: str, revision: str | None) -> tuple[Path, str | None]:
-    """The directory of a checkpoint and, of a Hub id, the commit."""
-    if not source.strip():  # Path("") is the current directory
-        raise ModelNotFoundError(f"there is no directory {source!r}.")
-    try:
-        path = Path(source).expanduser()
-    except RuntimeError:  # ~somebody
-        raise ModelNotFoundError(f"there is no directory {source!r}: no such user.") from None
-    if path.is_dir():
-        if revision is not None:
-            raise UsageError(f"{source!r} is a directory; a revision goes with a Hub id only.")
-        return path, None
-    if revision is not None and not revision.strip():
-        raise UsageError(f"{revision!r} is no revision; give a branch, tag or commit, or none.")
-    if path.is_file():
-        raise ModelNotFoundError(f"{source!r} is a file; give the directory that holds it.")
-    if source.startswith(REFERENCE_PREFIX):
-        return _reference_directory(source), None
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ModelNotFoundError(f"there is no directory {source!r}.")
-    return _download(source, revision)
-
-
-def _reference_directory(source: str) -> Path:
-    root = Path(str(files("tscompress").joinpath("reference")))
-    available = sorted(p.parent.name for p in root.glob("*/config.json"))
-    name = source.removeprefix(REFERENCE_PREFIX)
-    if name not in available:
-        shipped = ", ".join(REFERENCE_PREFIX + item for item in available)
-        raise ModelNotFoundError(f"there is no {source!r}; shipped: {shipped}.")
-    return root / name
-
-
-def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
-    from huggingface_hub import constants, snapshot_download
-
-    def fetch() -> Path:
-        patterns = ["*.json", "*.safetensors"]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
-
-    with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), _answers(source, revision):
-        directory = with_retries(fetch, retry_on=_worth_another_look)
-        if damaged := _remove_damaged_files(directory, source):
-            try:
-                directory = fetch()
-            except network_errors() as error:
-                if not (is_network(error) or isinstance(error, FileNotFoundError)):
-                    raise
-                raise OfflineError(
-                    f"{source!r}: {damaged[0]} in the local cache was damaged and is removed, and "
-                    "the Hub cannot be reached for another one; connect, or give a directory."
-                ) from None
-            if damaged := _remove_damaged_files(directory, source):
-                raise CorruptCheckpointError(
-                    f"{source!r}: {damaged[0]} arrived twice with another hash than the Hub "
-                    "announced; nothing of it was kept: try again."
-                )
-    _check_recorded_files(directory, source)
-    # snapshots are cached under their commit: .../snapshots/<commit>
-    return directory, directory.name
-
-
-def _worth_another_look(error: BaseException) -> bool:
-    """What passes and huggingface_hub has not retried: it does with 429, but for the first look."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return is_passing(error) and not (isinstance(error, HfHubHTTPError) and status_of(error) == 429)
-
-
-def _remove_damaged_files(directory: Path, source: str) -> list[str]:
-    """Remove from the cache what has another hash than the Hub announced, and name it.
-
-    huggingface_hub compares only sizes.
-    """
-    hash_by_length = {64: sha256_of, 40: git_hash_of}  # of large files, of others
-    announced = _announced_hashes(directory, source)
-    damaged = []
-    for path in sorted(directory.iterdir()):
-        expected = announced.get(path.name, "")
-        hash_of = hash_by_length.get(len(expected))
-        if hash_of is None or not path.is_file() or hash_of(path) == expected:
-            continue
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
-        damaged.append(path.name)
-    return damaged
-
-
-def _announced_hashes(directory: Path, source: str) -> dict[str, str]:
-    """File name to the hash that the Hub announced: SHA-256 of large files, git's of others.
-
-    A cache of links has them as the names of what they lead to. One without, where the system has
-    none, does not keep them, and the Hub is asked again; without a network nothing is known there.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
-
-    paths = list(directory.iterdir())
-    known = {path.name: path.resolve().name for path in paths if path.is_symlink()}
-    if len(known) < len(paths):
-        try:
-            listed = list(HfApi().list_repo_tree(source, revision=directory.name))
-        except network_errors() as error:
-            if not is_network(error):
-                raise
-            return known
-        for entry in listed:
-            if isinstance(entry, RepoFile):
-                known[entry.path] = entry.lfs.sha256 if entry.lfs else entry.blob_id
-    return {name: value for name, value in known.items() if re.fullmatch("[0-9a-f]+", value)}
-
-
-def _check_recorded_files(directory: Path, source: str) -> None:
-    """Compare what was downloaded with what provenance.json, if there is one, says was written.
-
-    Raises
-    ------
-    CorruptCheckpointError
-    """
-    try:
-        record = read_json(directory / PROVENANCE_FILE)["sha256"]
-        recorded = {str(name): str(value) for name, value in record.items()}
-    except (FileNotFoundError, UnreadableFileError, KeyError, TypeError, AttributeError):
-        return
-    for path in [*source_files(directory), directory / PLAN_FILE]:
-        expected = recorded.get(path.name)
-        if expected is not None and path.is_file() and sha256_of(path) != expected:
-            raise CorruptCheckpointError(
-                f"{source!r}: {path.name} is not what tscompress wrote (sha256 in "
-                f"{PROVENANCE_FILE}); it was changed or damaged: ask its author."
-            )
-
-
-@contextmanager
-def _answers(source: str, revision: str | None) -> Iterator[None]:
-    """Every way in which the Hub says no, in a line of ours."""
-    from huggingface_hub.errors import (
-        FileMetadataError,
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        yield
-    except GatedRepoError:
-        raise GatedModelError(
-            f"{source!r} is gated; ask for access on its Hub page and run `hf auth login`."
-        ) from None
-    except RevisionNotFoundError:
-        raise ModelNotFoundError(f"{source!r} has no revision {revision!r} on the Hub.") from None
-    except RepositoryNotFoundError:
-        raise ModelNotFoundError(
-            f"{source!r} is neither a directory nor a model on the Hub that you may read; "
-            "check the spelling, or run `hf auth login` if it is private."
-        ) from None
-    except HFValidationError:
-        raise ModelNotFoundError(
-            f"{source!r} is neither a directory nor a Hub id such as 'amazon/chronos-bolt-small'."
-        ) from None
-    except network_errors() as error:
-        status = status_of(error)
-        if status == 401:
-            raise GatedModelError(
-                f"the Hub does not accept your token (HTTP status 401, for {source!r}); "
-                "run `hf auth login` or set HF_TOKEN."
-            ) from None
-        if status is not None:
-            raise ModelLoadError(
-                f"the Hub answered {source!r} with HTTP status {status}; try again later."
-            ) from None
-        if any(isinstance(e, FileMetadataError) for e in chain(error)):
-            raise ModelLoadError(f"{source!r} could not be had: {one_line(error)}") from None
-        if is_network(error) or isinstance(error, FileNotFoundError):
-            raise OfflineError(
-                f"{source!r} is not in the local cache and the Hub cannot be reached; "
-                "connect, or give a directory."
-            ) from None
-        raise ModelLoadError(
-            f"{source!r} did not arrive whole: {one_line(error)} Try again."
-        ) from None
-
-
 # --------------------------------------------------------------------------------------------------
 # Whether it is whole
 # --------------------------------------------------------------------------------------------------
-
-
-def read_config(directory: Path, source: str) -> dict[str, Any]:
-    """``config.json`` of a checkpoint.
-
-    Raises
-    ------
-    ModelNotFoundError
-        There is none.
-    CorruptCheckpointError
-        It is not a JSON object.
-    """
-    path = directory / CONFIG_FILE
-    try:
-        config = read_json(path)
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{source!r} has no config.json; is it a checkpoint?") from None
-    except UnreadableFileError as error:
-        raise CorruptCheckpointError(
-            f"{source!r}: config.json cannot be read as JSON: {error}."
-        ) from None
-    if not isinstance(config, dict):
-        raise CorruptCheckpointError(f"{source!r}: config.json is not an object.")
-    return config
-
-
-def _check_generation_file(directory: Path, config: Mapping[str, Any], source: str) -> None:
-    try:
-        settings = read_json(directory / GENERATION_FILE)
-    except FileNotFoundError:
-        return
-    except UnreadableFileError as error:
-        raise CorruptCheckpointError(
-            f"{source!r}: {GENERATION_FILE} cannot be read as JSON: {error}."
-        ) from None
-    check_generation(settings, source, int(config.get("vocab_size", 0)))
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, from the index if it is sharded."""
-    index = directory / INDEX_FILE
-    single = directory / WEIGHTS_FILE
-    if single.exists() or not index.exists():
-        return [single] if single.exists() else []
-    try:
-        names = set(read_json(index)["weight_map"].values())
-        outside = any(Path(name).name != name for name in names)
-        others = not names or any(Path(name).suffix != ".safetensors" for name in names)
-    except (UnreadableFileError, KeyError, AttributeError, TypeError):
-        raise CorruptCheckpointError(f"{str(index)!r} is not a safetensors index.") from None
-    if outside:
-        raise CorruptCheckpointError(f"{str(index)!r} points outside its directory.")
-    if others:
-        raise CorruptCheckpointError(f"{str(index)!r} names files that are not safetensors.")
-    return [directory / name for name in sorted(names)]
-
-
-def source_files(directory: Path) -> list[Path]:
-    """The files of a checkpoint that determine what it forecasts: its configs and its weights."""
-    names = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
-    configs = [directory / name for name in names if (directory / name).is_file()]
-    return [*configs, *weight_files(directory)]
-
-
-def _check_files(directory: Path, source: str) -> None:
-    """Refuse links that lead elsewhere, and adapters, whose weights are on top of other ones."""
-    for path in directory.iterdir():
-        if path.suffix in (".json", ".safetensors", ".yaml") and leads_outside(path):
-            raise CorruptCheckpointError(
-                f"{source!r}: {path.name} is a link out of the directory; copy the file there."
-            )
-        if path.name == "adapter_config.json":
-            raise UnsupportedModelError(
-                f"{source!r} is an adapter; merge it into its model and save that."
-            )
-
-
-def stored_tensors(directory: Path, source: str) -> dict[str, StoredTensor]:
-    """What the headers of all weight files declare, held against the files' sizes.
-
-    Raises
-    ------
-    ModelNotFoundError, UnsupportedModelError
-        There are no weights, or only pickled ones.
-    CorruptCheckpointError
-        A file is missing, truncated, or its header lies.
-    """
-    found = weight_files(directory)
-    if not found:
-        pickles = sorted(p.name for p in directory.glob("*.bin"))
-        if pickles:
-            raise UnsupportedModelError(
-                f"{source!r} has only pickled weights ({pickles[0]}); tscompress reads safetensors "
-                "alone and never unpickles. Save the model again with safe_serialization=True."
-            )
-        raise ModelNotFoundError(f"{source!r} has no {WEIGHTS_FILE}.")
-    tensors: dict[str, StoredTensor] = {}
-    for path in found:
-        try:
-            header = read_header(path)
-        except FileNotFoundError:
-            raise CorruptCheckpointError(f"{source!r} lacks {path.name}.") from None
-        except UnreadableFileError as error:
-            raise CorruptCheckpointError(
-                f"{source!r}: {path.name} is truncated or damaged ({error}); fetch it again."
-            ) from None
-        if twice := tensors.keys() & header.keys():
-            raise CorruptCheckpointError(
-                f"{source!r} has {single_line(min(twice))!r} in two files, one {path.name}; "
-                "fetch it again."
-            )
-        tensors |= header
-    return tensors
-
-
-def stored_dtype(directory: Path) -> torch.dtype:
-    """The floating-point dtype of most stored tensors; raises as :func:`stored_tensors`."""
-    return _most_common_dtype(stored_tensors(directory, str(directory)))
-
-
-def _most_common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in names)
-    return names[counts.most_common(1)[0][0]] if counts else torch.float32
-
-
-def _check_finite(model: nn.Module, source: str) -> None:
-    for name, parameter in model.named_parameters():
-        low, high = (float(bound) for bound in torch.aminmax(parameter.detach()))
-        if not (math.isfinite(low) and math.isfinite(high)):  # aminmax passes NaN on
-            raise CorruptCheckpointError(f"{source!r}: {name} has values that are not finite.")
-        if max(-low, high) > _LARGEST_WEIGHT:
-            raise CorruptCheckpointError(
-                f"{source!r}: {name} has a value of {max(-low, high):.3g}, which no trained "
-                "network has; fetch the checkpoint again."
-            )
 
 
 def _check_device(device: str) -> str:
@@ -620,49 +264,53 @@ def _load_stock(
     stored: Mapping[str, StoredTensor],
     dtype: torch.dtype | None,
 ) -> LoadedModel:
-    family = _family(config, source)
-    check_config(config, source, len(stored))
-    _check_generation_file(directory, config, source)
+    name = family_name(config, source)
+    family = FAMILIES[name]
+    forecasts = name in FORECAST_FAMILIES
+    check_config(config, source, len(stored), generates=forecasts)
+    if forecasts:
+        check_generation_file(directory, config, source)
     with _misfits(source):
-        empty = build_empty(family, config)
+        empty = family.empty_model(config)
         tie_weights_(empty)
-    _check_fits(empty, stored, source)
-    kept_dtype = _most_common_dtype(stored)
+    if family.names_kept:
+        check_fits(empty, stored, source)
+    else:
+        check_count(empty, stored, source)
+    kept_dtype = most_common_dtype(stored)
     # A .bin file beside the weights is never an alternative.
     options = {_DTYPE_ARGUMENT: dtype or kept_dtype, "use_safetensors": True}
+    pipeline = None
     with _misfits(source):
-        if FAMILIES[family].forecasts:
+        if forecasts:
             pipeline = BaseChronosPipeline.from_pretrained(directory, **options)
             model = pipeline.inner_model
         else:
-            pipeline = None
-            model = _model_class(config).from_pretrained(
-                directory, trust_remote_code=False, **options
+            model, info = family.model_class(config).from_pretrained(
+                directory, trust_remote_code=False, output_loading_info=True, **options
             )
-    if family == "chronos-t5" and has_own_head(model.config):
-        _check_own_head(model, stored, source)
-        # Saved by transformers 5 it says otherwise, which transformers 4 would believe.
-        config = {**config, **UNTIED}
+    if pipeline is None:
+        check_complete(info, source)
+    else:
+        try:
+            config = adapter_of(name).complete_config(model, config, stored.keys())
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{source!r}: {error}") from None
     return LoadedModel(
-        model, pipeline, family, model_name(source), source, directory, kept_dtype, config
+        model, pipeline, name, model_name(source), source, directory, kept_dtype, config
     )
 
 
-def _check_own_head(model: Any, stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse a T5 whose own output head was thrown away for its table of tokens.
+def family_name(config: Mapping[str, Any], source: str) -> str:
+    """Name of the family of a ``config.json``.
 
     Raises
     ------
+    CorruptCheckpointError
+        Its ``chronos_config`` is not an object.
     UnsupportedModelError
+        No family recognises it.
     """
-    if "lm_head.weight" in stored and model.lm_head.weight is model.shared.weight:
-        raise UnsupportedModelError(
-            f"{source!r} has an output head of its own, which its config.json ties to the tokens "
-            "in this version of transformers; set tie_word_embeddings to false there."
-        )
-
-
-def _family(config: Mapping[str, Any], source: str) -> str:
     if not isinstance(config.get("chronos_config", {}), Mapping):
         raise CorruptCheckpointError(f"{source!r}: chronos_config is not an object.")
     try:
@@ -682,54 +330,6 @@ def _misfits(source: str) -> Iterator[None]:
         ) from error
 
 
-def _model_class(config: Mapping[str, Any]) -> Any:
-    """The class that wrote the checkpoint: an encoder alone must not gain a random decoder."""
-    name = (config.get("architectures") or [""])[0]
-    found = getattr(transformers, str(name), None)
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return found if is_model else transformers.AutoModel
-
-
-def model_name(source: str) -> str:
-    """The Hub id, ``reference/...``, or the name of the directory."""
-    path = user_path(source)
-    return path.resolve().name if path.is_dir() else source
-
-
-def _check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Hold the headers against an empty model, before any memory is given to weights.
-
-    transformers fills missing weights with random ones and only logs it; here it is an error.
-    """
-    # Old BERT checkpoints name the two weights of a LayerNorm as TensorFlow did.
-    found = {
-        re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_LAYER_NORM[m[1]]}", key): tensor
-        for key, tensor in stored.items()
-    }
-    by_storage: dict[int, list[str]] = {}
-    expected = model.state_dict(keep_vars=True)
-    for name, tensor in expected.items():
-        by_storage.setdefault(id(tensor), []).append(name)  # tied names share one parameter
-    missing = [names[0] for names in by_storage.values() if not found.keys() & set(names)]
-    if missing:
-        raise CorruptCheckpointError(
-            f"{source!r} lacks {missing[0]!r} ({len(missing)} weights missing)."
-        )
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    spare = sorted(
-        key
-        for key in found.keys() - expected.keys()
-        if ".block." in key and not any(re.search(pattern, key) for pattern in ignored)
-    )
-    if spare:
-        raise CorruptCheckpointError(
-            f"{source!r} has {shown(spare[0])} ({len(spare)} weights), which the config lacks."
-        )
-    for name, tensor in expected.items():
-        if name in found:
-            check_stored(name, found[name], tensor, source)
-
-
 def _load_factored(
     source: str,
     directory: Path,
@@ -739,12 +339,12 @@ def _load_factored(
 ) -> LoadedModel:
     plan = read_plan(config, directory)
     base_config = base_config_of(config)
-    family = _family(base_config, source)
-    if not FAMILIES[family].forecasts:
+    family = family_name(base_config, source)
+    if family not in FORECAST_FAMILIES:
         raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
     check_config(base_config, source, len(stored))
-    _check_generation_file(directory, base_config, source)
-    kept_dtype = _most_common_dtype(stored)
+    check_generation_file(directory, base_config, source)
+    kept_dtype = most_common_dtype(stored)
     with _misfits(source):
         model = build_empty(family, base_config)
     apply_structure_(model, plan)
@@ -765,44 +365,7 @@ def _load_factored(
     )
 
 
-def build_empty(family: str, config: Mapping[str, Any]) -> nn.Module:
-    """A model of ``config`` with parameters on the meta device: no memory, no initialisation."""
-    settings = {key: value for key, value in config.items() if key != "model_type"}
-    classes = {
-        "chronos-t5": T5ForConditionalGeneration,
-        "chronos-bolt": ChronosBoltModelForForecasting,
-        "chronos-2": Chronos2Model,
-    }
-    if family == "chronos-2":
-        hf_config = Chronos2Model.config_class(**settings)
-    else:
-        kind = "t5" if family in classes else config["model_type"]
-        hf_config = AutoConfig.for_model(kind, **settings)
-    # Weights without memory are not drawn either: it took longer than the rest of a load.
-    with init_empty_weights(include_buffers=False), no_init_weights():
-        if family in classes:
-            model: nn.Module = classes[family](hf_config)
-        else:
-            found = _model_class(config)
-            automatic = found is transformers.AutoModel
-            model = found.from_config(hf_config) if automatic else found(hf_config)
-    return model
-
-
 def cast_parameters_(model: nn.Module, dtype: torch.dtype) -> None:
     """Change the dtype of the weights and leave buffers alone: rotary frequencies stay float32."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def wrap_pipeline(family: str, model: nn.Module) -> BaseChronosPipeline:
-    """The stock pipeline of ``family`` around a model in memory."""
-    if family == "chronos-t5":
-        chronos_config = ChronosConfig(**model.config.chronos_config)  # type: ignore[union-attr, arg-type]
-        return ChronosPipeline(
-            tokenizer=chronos_config.create_tokenizer(),
-            model=ChronosModel(config=chronos_config, model=model),
-        )
-    if family == "chronos-bolt":
-        return ChronosBoltPipeline(model=model)
-    return Chronos2Pipeline(model=model)

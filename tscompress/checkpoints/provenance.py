@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tscompress._version import __version__
-from tscompress.checkpoints.load import PROVENANCE_FILE, weight_files
+from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.names import PROVENANCE_FILE
 from tscompress.io.files import sha256_of, write_text_atomically
 
 _RECORDED_LIBRARIES = (

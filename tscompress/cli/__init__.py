@@ -1,3 +1,3 @@
-"""The command: its subcommands (``app``), what it prints (``console``), and Ctrl-C
-(``interrupts``).
+"""The command: a module for each group of subcommands, joined in ``app``; the options that they
+share (``options``), what they print (``console``), and Ctrl-C (``interrupts``).
 """

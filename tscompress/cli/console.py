@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tscompress.errors import OutputError, UsageError
 from tscompress.io.files import user_path
+from tscompress.progress import OnProgress
 
 #: A pipe has no width; tables need about this much.
 _WIDTH = 110
@@ -156,17 +157,8 @@ def integers(text: str, option: str) -> list[int]:
         raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
 
 
-def pair(text: str) -> tuple[float, float]:
-    """``D0,ALPHA`` of a power law (paper, section 5); anything else is a UsageError."""
-    try:
-        d_0, alpha = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"schedule {text!r} is not D0,ALPHA such as 5,0.35.") from None
-    return d_0, alpha
-
-
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars() -> Iterator[OnProgress]:
     """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
     console = Console(stderr=True)
     with Progress(

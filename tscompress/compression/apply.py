@@ -11,17 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.checkpoints.format import (
-    apply_structure_,
-    projection_,
-    replace_module_,
-    tie_weights_,
-)
-from tscompress.checkpoints.load import LoadedModel, build_empty, wrap_pipeline
-from tscompress.compression.calibration import CalibrationBatch, Moment
-from tscompress.compression.fold import FoldConfig, fold_
+from tscompress.checkpoints.format import apply_structure_
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.fold import fold_
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import check_width, settle_fold_plan
 from tscompress.compression.residual_stream import (
     narrowed_config,
@@ -29,72 +23,18 @@ from tscompress.compression.residual_stream import (
     stream_bases,
     turn_,
 )
-from tscompress.errors import FactorizationError, PlanError
-from tscompress.layers.low_rank import LowRankLinear
-from tscompress.linalg import truncated_svd, whitened_svd
+from tscompress.data.batch import ForecastBatch
+from tscompress.errors import PlanError
+from tscompress.families.registry import adapter_of, build_empty, wrap_pipeline
+from tscompress.families.stacks import layer_name, stack_layers
+from tscompress.families.t5_stack import tie_weights_
 from tscompress.plan.plan import Plan
-
-
-def apply_plan_(
-    loaded: LoadedModel,
-    plan: Plan,
-    moments: Mapping[str, Moment] | None = None,
-    on_layer: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Factor the planned layers of ``loaded.model`` and note the plan on ``loaded``.
-
-    Parameters
-    ----------
-    moments
-        Second moments of the layers' inputs, for ``activation-svd``.
-
-    Raises
-    ------
-    PlanError
-        The plan names a layer that is not there or has another shape.
-    FactorizationError
-        A decomposition failed or gave values that are not finite; names the layer. The model is
-        then as it was.
-    """
-    factors: dict[str, LowRankLinear] = {}
-    for done, entry in enumerate(plan.projections, start=1):
-        linear = projection_(loaded.model, entry.name)
-        entry.check_shape(tuple(linear.weight.shape))
-        if entry.rank is not None:
-            factors[entry.name] = _factor(linear, entry.name, entry.rank, plan.method, moments)
-        on_layer(done, len(plan.projections))
-    for name, module in factors.items():
-        replace_module_(loaded.model, name, module)
-    loaded.plan = plan
-
-
-def _factor(
-    linear: torch.nn.Linear,
-    name: str,
-    rank: int,
-    method: str,
-    moments: Mapping[str, Moment] | None,
-) -> LowRankLinear:
-    weight = linear.weight.detach().to(torch.float64)
-    try:
-        if method == "svd":
-            left, right = truncated_svd(weight, rank)
-        elif moments is None or name not in moments:
-            raise FactorizationError(f"{method} needs the input moments of {name}.")
-        else:
-            left, right = whitened_svd(weight, moments[name].second.to(weight.device), rank)
-    except LinAlgError as error:
-        raise FactorizationError(f"the SVD of {name} failed: {error}.") from error
-    module = LowRankLinear.from_factors(linear, left, right)
-    if not all(bool(torch.isfinite(p).all()) for p in module.parameters()):
-        raise FactorizationError(f"the factors of {name} are not finite in {linear.weight.dtype}.")
-    return module
 
 
 def fold_planned_(
     loaded: LoadedModel,
     plan: Plan,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
@@ -109,10 +49,8 @@ def fold_planned_(
     """
     original = None
     if plan.kept_layers:
-        if all(
-            len(layers) == len(getattr(getattr(loaded.model, stack, None), "block", ()))
-            for stack, layers in plan.kept_layers.items()
-        ):
+        have = stack_layers(loaded.model)
+        if all(len(layers) == len(have.get(k, ())) for k, layers in plan.kept_layers.items()):
             raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
         config_of_layers(loaded, plan.kept_layers)  # before a weight changes
         check_width(loaded.model, plan)
@@ -126,7 +64,7 @@ def fold_planned_(
 def apply_fold_(
     loaded: LoadedModel,
     plan: Plan,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     *,
@@ -171,40 +109,39 @@ def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None
         A stack or layer is not there, or none would be left.
     """
     config = config_of_layers(loaded, kept)
-    old: dict[str, torch.Tensor] = loaded.model.state_dict()
-    new = {}
-    for name, tensor in old.items():
-        stack, is_block, rest = name.partition(".block.")
-        index, _, inner = rest.partition(".")
-        if not is_block or stack not in kept or "relative_attention_bias" in name:
-            new[name] = tensor
-        elif int(index) in kept[stack]:
-            new[f"{stack}.block.{list(kept[stack]).index(int(index))}.{inner}"] = tensor
+    new = dict(loaded.model.state_dict())
+    for stack, stay in kept.items():
+        weights = [
+            {k: x for k, x in layer.state_dict().items() if "relative_attention_bias" not in k}
+            for layer in stack_layers(loaded.model)[stack]
+        ]
+        for index, of_layer in enumerate(weights):
+            for name in of_layer:
+                del new[f"{layer_name(stack, index)}.{name}"]
+        for place, index in enumerate(stay):
+            new |= {f"{layer_name(stack, place)}.{k}": x for k, x in weights[index].items()}
     _rebuild_(loaded, config, new)
 
 
 def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """The config of the model with only the layers ``kept``; PlanError as in keep_layers_."""
-    model: Any = loaded.model
+    have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
     changes: dict[str, int] = {}
     for stack, layers in kept.items():
-        count = len(getattr(getattr(model, stack, None), "block", ()))
+        count = have.get(stack, 0)
         if not layers or sorted(set(layers) & set(range(count))) != list(layers):
             raise PlanError(
                 f"cannot keep layers {list(layers)} of {stack!r}, which has {count}; "
                 "give at least one, ascending."
             )
         changes["num_layers" if stack == "encoder" else "num_decoder_layers"] = len(layers)
-    if hasattr(model, "decoder"):
+    if "decoder" in have:
         # Without a number of its own, the decoder would have as many layers as the encoder.
-        changes.setdefault("num_layers", len(model.encoder.block))
-        changes.setdefault("num_decoder_layers", len(model.decoder.block))
-        if loaded.family == "chronos-t5" and changes["num_layers"] < changes["num_decoder_layers"]:
-            raise PlanError(
-                f"a Chronos-T5 of {changes['num_layers']} encoder and "
-                f"{changes['num_decoder_layers']} decoder layers cannot generate with transformers "
-                "5, which sizes the decoder's cache by the encoder; keep as many in the encoder."
-            )
+        changes.setdefault("num_layers", have["encoder"])
+        changes.setdefault("num_decoder_layers", have["decoder"])
+    counts = have | {stack: len(layers) for stack, layers in kept.items()}
+    if reason := adapter_of(loaded.family).layers_refused(counts):
+        raise PlanError(reason)
     return {**loaded.config, **changes}
 
 

@@ -1,11 +1,10 @@
-"""What the layers of a model see: second moments of their inputs over valid positions."""
+"""Which windows a model is run on before it is compressed, and how it is run on them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,20 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.leakage import check_no_leak
 from tscompress.data.seasonality import has_season
-from tscompress.data.series import (
-    TRAINING_COLLECTIONS,
-    LabelledSeries,
-    check_no_leak,
-    given_series,
-    training_series,
-)
-from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.series import LabelledSeries, given_series
+from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
+from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
-from tscompress.plan.architecture import Architecture
+from tscompress.families.registry import adapter_of
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"
@@ -37,17 +33,8 @@ OWN_SOURCES = (MIXED, SYNTHETIC)
 _SHORTEST_CUT = 32
 #: Batches of a single length are worth this many times as many batches.
 _MORE_BATCHES = 1.5
-#: By default: with fewer, fits of wide layers to what a decoder sees follow the noise.
-_NUM_SERIES = {"chronos-t5": 256}
-_MANY_SERIES = 1024
-#: Steps of a window of the collections, where every step is a token and synthetic series show the
-#: long contexts: half the positions of longer windows teach as much.
-_REAL_STEPS = {"chronos-t5": 320}
-#: Series in a group that Chronos-2 attends across.
-GROUP_SIZE = 4
-
-#: Half of the synthetic series repeat a pattern: without, folding forgets seasons.
-_HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
+#: Of the model, in a batch: the default of :func:`small_batches`.
+_STEPS_PER_BATCH = 1024
 
 
 class CalibrationConfig(BaseModel):
@@ -72,29 +59,13 @@ class CalibrationConfig(BaseModel):
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
     corpus: CorpusConfig = Field(
-        default=_HALF_PATTERNS, description="of which the synthetic series are drawn"
+        default=HALF_PATTERNS, description="of which the synthetic series are drawn"
     )
     stratify: bool = Field(
         default=True,
         description="give each frequency and each octave of length the same share of the series, "
         "and cut long series where there are too few; else draw at random",
     )
-
-
-@dataclass(frozen=True)
-class CalibrationBatch:
-    """Contexts with NaN on the left where a series is shorter, and what came after them."""
-
-    context: Tensor  # [B, T]
-    target: Tensor  # [B, H]
-    group_ids: Tensor | None = None  # [B], int64; Chronos-2 attends across rows of one group
-    future: Tensor | None = None  # [B, H]; what Chronos-2 is told of steps ahead, NaN elsewhere
-    series: Tensor | None = None  # [B], int64; alike for windows of one series, -1: of no other
-
-    def rows(self, chosen: Tensor) -> CalibrationBatch:
-        """The batch of some of the rows, by a mask or indices."""
-        parts = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return replace(self, **{k: v[chosen] for k, v in parts.items() if v is not None})
 
 
 class _Drawn(NamedTuple):
@@ -104,36 +75,11 @@ class _Drawn(NamedTuple):
     series: int = -1
 
 
-@dataclass
-class Moment:
-    """Second moment of one layer's input.
-
-    Attributes
-    ----------
-    second
-        Mean of x x^T over valid positions, float64 ``[n, n]``; zero when nothing was seen.
-    count
-        Positions it was taken over.
-    """
-
-    second: Tensor
-    count: int = 0
-
-    def add(self, inputs: Tensor) -> None:
-        """Take in rows ``[N, n]``."""
-        if not len(inputs):
-            return
-        rows = inputs.detach().to(torch.float64)
-        total = self.count + len(rows)
-        self.second += (rows.T @ rows - len(rows) * self.second) / total
-        self.count = total
-
-
 def calibration_batches(
     loaded: LoadedModel,
     config: CalibrationConfig,
     series: Sequence[FloatArray] | str | Path | None = None,
-) -> list[CalibrationBatch]:
+) -> list[ForecastBatch]:
     """Batches of about equally long series, at lengths from short to the longest allowed.
 
     Synthetic series come in eight lengths. Real series, of a file or a wheel, are stratified by
@@ -158,7 +104,8 @@ def calibration_batches(
     LeakError
         A series belongs to an evaluation suite.
     """
-    count = config.num_series or _NUM_SERIES.get(loaded.family, _MANY_SERIES)
+    family = adapter_of(loaded.family)
+    count = config.num_series or family.defaults.calibration_windows
     longest = min(config.context_length, loaded.forecaster.model_context_length)
     horizon = min(loaded.forecaster.model_prediction_length, max(1, longest // 2))
     rng = np.random.default_rng(config.seed)
@@ -171,7 +118,7 @@ def calibration_batches(
         if real:
             # A test holds that none of them is of an evaluation suite.
             collected = training_series(TRAINING_COLLECTIONS)
-            most = min(longest + horizon, _REAL_STEPS.get(loaded.family, longest + horizon))
+            most = min(longest + horizon, family.defaults.collection_steps or longest + horizon)
             kinds.append(_given_windows(rng, collected, real, config.stratify, most))
     else:
         given = given_series(config.source if series is None else series)
@@ -186,14 +133,15 @@ def calibration_batches(
     batches = []
     chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
-        grouped = loaded.family == "chronos-2" and later % 2 == 0
-        if grouped and own:
-            chunk = [_Drawn(window) for window in _related(rng, [one.window for one in chunk])]
-        batches.append(_batch([(one, *split(one)) for one in chunk], grouped))
+        group_size = family.group_size if later % 2 == 0 else 1
+        if group_size > 1 and own:
+            related = _related(rng, [one.window for one in chunk], group_size)
+            chunk = [_Drawn(window) for window in related]
+        batches.append(_batch([(one, *split(one)) for one in chunk], group_size))
     return batches
 
 
-def seasonal_share(batches: Sequence[CalibrationBatch]) -> float:
+def seasonal_share(batches: Sequence[ForecastBatch]) -> float:
     """Share of the contexts that hold a season, see
     :func:`~tscompress.data.seasonality.has_season`.
     """
@@ -220,7 +168,7 @@ def _chunks(
     return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
 
 
-def _batch(rows: Sequence[tuple[_Drawn, int, int]], grouped: bool) -> CalibrationBatch:
+def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> ForecastBatch:
     """``rows`` are windows and how many of their last steps are context, and then target."""
     context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
     target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
@@ -228,26 +176,26 @@ def _batch(rows: Sequence[tuple[_Drawn, int, int]], grouped: bool) -> Calibratio
         cut = len(window) - steps
         context[row, context.shape[1] - past :] = window[cut - past : cut]
         target[row, :steps] = window[cut:]
-    batch = CalibrationBatch(
+    batch = ForecastBatch(
         torch.from_numpy(context),
         torch.from_numpy(target),
         series=torch.tensor([one.series for one, *_ in rows]),
     )
-    return replace(batch, **in_groups(batch.target)) if grouped else batch
+    return replace(batch, **in_groups(batch.target, group_size)) if group_size > 1 else batch
 
 
-def in_groups(target: Tensor) -> dict[str, Tensor]:
-    """``target``, ``group_ids`` and ``future`` of a batch for Chronos-2, in groups of four.
+def in_groups(target: Tensor, group_size: int) -> dict[str, Tensor]:
+    """``target``, ``group_ids`` and ``future`` of a batch of series that attend to each other.
 
-    The last of each four is a covariate that is known ahead: what came is its ``future``, and it
+    The last of each group is a covariate that is known ahead: what came is its ``future``, and it
     has no target.
     """
     numbers = torch.arange(len(target))
-    covariate = (numbers % GROUP_SIZE == GROUP_SIZE - 1)[:, None]
+    covariate = (numbers % group_size == group_size - 1)[:, None]
     nothing = torch.full_like(target, torch.nan)
     return {
         "target": target.where(~covariate, nothing),
-        "group_ids": numbers // GROUP_SIZE,
+        "group_ids": numbers // group_size,
         "future": target.where(covariate, nothing),
     }
 
@@ -275,11 +223,13 @@ def _thin(windows: list[FloatArray], count: int) -> list[FloatArray]:
     return [windows[pick] for pick in picks]
 
 
-def _related(rng: np.random.Generator, windows: Sequence[FloatArray]) -> list[FloatArray]:
+def _related(
+    rng: np.random.Generator, windows: Sequence[FloatArray], group_size: int
+) -> list[FloatArray]:
     """Each window mixed with those of its group that are as long: convex, in its own unit."""
     related: list[FloatArray] = []
-    for first in range(0, len(windows), GROUP_SIZE):
-        group = windows[first : first + GROUP_SIZE]
+    for first in range(0, len(windows), group_size):
+        group = windows[first : first + group_size]
         for window in group:
             members = np.stack(
                 [w[-len(window) :] for w in group if len(w) >= len(window)]
@@ -402,43 +352,26 @@ def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Win
 
 
 @torch.no_grad()
-def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
+def run_teacher_forced(loaded: LoadedModel, batch: ForecastBatch) -> Any:
     """One forward pass with the true target fed to the decoder, where there is one.
 
     Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The model does not forecast.
     """
     model: Any = loaded.model
     device = next(model.parameters()).device
-    if loaded.family == "chronos-t5":
-        tokenizer: Any = loaded.forecaster.tokenizer
-        input_ids, attention_mask, scale = tokenizer.context_input_transform(batch.context)
-        labels, _, _ = tokenizer._input_transform(batch.target, scale=scale)
-        start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
-        return model(
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
-            decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1).to(device),
-            use_cache=False,  # one pass reads nothing back
-        )
-    if loaded.family == "chronos-bolt":
-        return model(context=batch.context.to(device))
-    if loaded.family == "chronos-2":
-        patch = loaded.forecaster.model_output_patch_size
-        return model(
-            context=batch.context.to(device),
-            group_ids=None if batch.group_ids is None else batch.group_ids.to(device),
-            future_covariates=None if batch.future is None else batch.future.to(device),
-            num_output_patches=-(-batch.target.shape[1] // patch),
-        )
-    raise UnsupportedModelError(
-        f"{loaded.name!r} is a {loaded.family} model; calibration needs a forecaster."
-    )
+    found = adapter_of(loaded.family).inputs(loaded.forecaster, batch)
+    return model(**{key: x.to(device) if isinstance(x, Tensor) else x for key, x in found.items()})
 
 
 @torch.no_grad()
 def drawn_continuations(
-    loaded: LoadedModel, batches: Sequence[CalibrationBatch], seed: int = 0
-) -> list[CalibrationBatch]:
+    loaded: LoadedModel, batches: Sequence[ForecastBatch], seed: int = 0
+) -> list[ForecastBatch]:
     """The shorter half of the contexts, each followed by a path that the model itself draws.
 
     Forecasting, the decoder of Chronos-T5 reads its own samples, which the true continuation of a
@@ -451,123 +384,66 @@ def drawn_continuations(
     UnsupportedModelError
         The model does not sample.
     """
-    if loaded.family != "chronos-t5":
+    if not adapter_of(loaded.family).draws_samples:
         raise UnsupportedModelError(f"a {loaded.family} model draws no paths.")
     forecaster: Any = loaded.forecaster
     device = next(loaded.model.parameters()).device
     shortest_first = sorted(batches, key=lambda batch: batch.context.shape[1])
     missing = sum(len(batch.context) for batch in batches) // 2
-    drawn: list[CalibrationBatch] = []
+    drawn: list[ForecastBatch] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         for batch in shortest_first:
             if missing <= 0:
                 break
             paths = forecaster.predict(batch.context, num_samples=1)  # [B, 1, H]
-            drawn.append(CalibrationBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
+            drawn.append(ForecastBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
             missing -= len(batch.context)
     return drawn
 
 
-def collect_moments(
-    loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    names: Sequence[str],
-    on_batch: Callable[[int], None] = lambda done: None,
-) -> dict[str, Moment]:
-    """Second moments of the inputs of the Linear layers ``names``.
-
-    Positions that are padding or missing do not count. Layers that read the same input share one
-    :class:`Moment`. Every hook is gone when this returns or raises.
-    """
-    readers = _first_readers(loaded.architecture)
-    moments: dict[str, Moment] = {}
-    for name in {readers[name] for name in names}:
-        linear: Any = loaded.model.get_submodule(name)
-        width = linear.in_features
-        zero = torch.zeros(width, width, dtype=torch.float64, device=linear.weight.device)
-        moments[name] = Moment(zero)
-    with _observe(loaded, moments) as validity:
-        for done, batch in enumerate(batches, start=1):
-            validity.decoder = fed_positions(loaded, batch)
-            run_teacher_forced(loaded, batch)
-            on_batch(done)
-    return {name: moments[readers[name]] for name in names}
-
-
-def _first_readers(architecture: Architecture) -> dict[str, str]:
-    """Each projection to the first one that reads the same input: k and v to q, but in
-    cross-attention v to k; gated feed-forwards, the second input layer to the first."""
-    readers: dict[str, str] = {}
-    for block, role, name in architecture.attention_projections():
-        first = "k" if block.kind == "cross" else "q"
-        shared = role in ("k", "v") or role == first
-        readers[name] = block.projections[first] if shared else name
-    for feed_forward, role, name in architecture.feed_forward_projections():
-        readers[name] = feed_forward.projections["wi_0"] if role == "wi_1" else name
-    return readers
-
-
-def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
+def fed_positions(loaded: LoadedModel, batch: ForecastBatch) -> Tensor | None:
     """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
-    if loaded.family != "chronos-t5":
+    if not adapter_of(loaded.family).draws_samples:
         return None
     observed = torch.isfinite(batch.target)
     fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)
     return fed.to(next(loaded.model.parameters()).device)
 
 
-class _Validity:
-    """Which positions of the current batch are real, bool ``[B, S]``; None: all are."""
+def small_batches(
+    loaded: LoadedModel,
+    batches: Sequence[ForecastBatch],
+    steps: int = _STEPS_PER_BATCH,
+    *,
+    trim: bool = True,
+) -> list[ForecastBatch]:
+    """The same rows in batches of at most so many positions, where rows do not see each other.
 
-    encoder: Tensor | None = None
-    decoder: Tensor | None = None
-
-    def capture(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask")
-        self.encoder = None if mask is None else mask.detach() > 0
-
-
-@contextmanager
-def _observe(loaded: LoadedModel, moments: dict[str, Moment]) -> Iterator[_Validity]:
-    validity = _Validity()
-    sides = _input_sides(loaded.architecture)
-    model: Any = loaded.model
-    handles = [model.encoder.register_forward_pre_hook(validity.capture, with_kwargs=True)]
-    try:
-        for name, moment in moments.items():
-            hook = _moment_hook(moment, sides[name], validity)
-            handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
-        yield validity
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _moment_hook(
-    moment: Moment, side: str, validity: _Validity
-) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-        inputs: Tensor = args[0]  # [B, S, n]; group attention: [S, B, n]
-        valid = validity.decoder if side == "decoder" else validity.encoder
-        if valid is None:
-            moment.add(inputs.flatten(0, -2))
-            return
-        moment.add(inputs[valid.T if side == "transposed" else valid])
-
-    return hook
+    Attention takes memory for each head and pair of positions of a batch: for a model of base size
+    more than its weights, at 32 contexts of 512. With ``trim`` they lose the steps that no row has,
+    and with these the position after the last target.
+    """
+    config: Any = loaded.model.config
+    stride = config.chronos_config.get("input_patch_stride", 1)
+    parts = []
+    for batch in batches:
+        rows = max(1, steps * stride // batch.context.shape[1])
+        if batch.group_ids is not None or rows >= len(batch.context):
+            parts.append(batch)
+            continue
+        for start in range(0, len(batch.context), rows):
+            chosen = slice(start, start + rows)
+            part = ForecastBatch(batch.context[chosen], batch.target[chosen])
+            parts.append(_trimmed(part) if trim else part)
+    # The longest first: position biases of shorter ones are corners of theirs.
+    return sorted(parts, key=lambda part: -part.context.shape[1])
 
 
-def _input_sides(architecture: Architecture) -> dict[str, str]:
-    """What each input ranges over: positions of the encoder, transposed or not, or the decoder."""
-    sides: dict[str, str] = {}
-    for block, role, name in architecture.attention_projections():
-        from_encoder = block.kind in ("encoder", "time") or (
-            block.kind == "cross" and role in ("k", "v")
-        )
-        sides[name] = "encoder" if from_encoder else "decoder"
-        if block.kind == "group":
-            sides[name] = "transposed"
-    for feed_forward, _, name in architecture.feed_forward_projections():
-        sides[name] = "decoder" if feed_forward.name.startswith("decoder") else "encoder"
-    return sides
+def _trimmed(batch: ForecastBatch) -> ForecastBatch:
+    """Without the steps on the left, and the last ones, that no row has."""
+    context, target = batch.context, batch.target
+    past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
+    first = int(past[0]) if len(past) else 0
+    end = int(ahead[-1]) + 1 if len(ahead) else target.shape[1]
+    return ForecastBatch(context[:, first:], target[:, :end])

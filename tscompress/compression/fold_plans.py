@@ -1,26 +1,22 @@
-"""From a schedule to a plan: which rank each projection gets, or which size each layer."""
+"""From a schedule to a plan to fold: the size of every layer."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.compression.calibration import Moment
-from tscompress.errors import FactorizationError, PlanError
+from tscompress.errors import PlanError
 from tscompress.linalg import (
-    break_even_rank,
     energy_rank,
     epsilon_rank,
     fit_power_law,
     power_law_ranks,
     singular_values,
-    symmetric_roots,
 )
 from tscompress.plan.architecture import Architecture, AttentionBlock
 from tscompress.plan.plan import (
@@ -29,71 +25,24 @@ from tscompress.plan.plan import (
     HeadPlan,
     HiddenPlan,
     Plan,
-    ProjectionPlan,
     WidthPlan,
     stock_frequencies,
 )
+from tscompress.plan.schedules import (
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    FitSchedule,
+    PowerLawSchedule,
+    RankSchedule,
+    Schedule,
+)
 
-Method = Literal["fold", "svd", "activation-svd"]
 #: Size of every layer alike, or by name; what is not named keeps its size, and None keeps all.
 Sizes = int | Mapping[str, int] | None
 PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
 
 L = TypeVar("L", HeadPlan, HiddenPlan, WidthPlan)
-
-
-class _Schedule(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EpsilonSchedule(_Schedule):
-    """Keep the ε-rank of each matrix (paper sec. 5)."""
-
-    kind: Literal["epsilon"] = "epsilon"
-    epsilon: float = Field(gt=0, lt=1)
-
-
-class RankSchedule(_Schedule):
-    """The same rank for every projection; with ``fold``, the same size for every head (d_kv)."""
-
-    kind: Literal["rank"] = "rank"
-    rank: int = Field(ge=1, le=2**31)
-
-
-class EnergySchedule(_Schedule):
-    """The smallest rank that keeps this share of the squared singular values."""
-
-    kind: Literal["energy"] = "energy"
-    energy: float = Field(gt=0, le=1)
-
-
-class PowerLawSchedule(_Schedule):
-    """Head size ceil(d_0 (1 + i)^alpha) at depth i, times the number of heads (paper sec. 5)."""
-
-    kind: Literal["power-law"] = "power-law"
-    d_0: float = Field(gt=0, le=1e6)
-    alpha: float = Field(ge=0, le=100)
-    powers_of_two: bool = Field(default=False, description="round down, as the authors' code")
-
-
-class FitSchedule(_Schedule):
-    """Head sizes by the power law that fits the ε-ranks of the heads best, for ``fold``."""
-
-    kind: Literal["fit"] = "fit"
-    epsilon: float = Field(gt=0, lt=1)
-
-
-class BudgetSchedule(_Schedule):
-    """Ranks that keep most of every matrix's energy at a given ``parameter_ratio``."""
-
-    kind: Literal["budget"] = "budget"
-    parameter_ratio: float = Field(gt=0, le=1, description="of the planned parts, after / before")
-
-
-ProjectionSchedule = (
-    EpsilonSchedule | RankSchedule | EnergySchedule | PowerLawSchedule | BudgetSchedule
-)
-Schedule = ProjectionSchedule | FitSchedule
 
 
 def head_sizes(
@@ -127,7 +76,7 @@ def head_sizes(
         )
     depths = [block.depth for block in architecture.attention]
     limits = [
-        _linear(model, block.projections["q"]).out_features // block.num_heads
+        dense_linear(model, block.projections["q"]).out_features // block.num_heads
         for block in architecture.attention
     ]
     if isinstance(schedule, PowerLawSchedule):
@@ -144,9 +93,7 @@ def head_sizes(
     return (
         {
             block.name: (
-                _rotary_size(size, limit, free_frequencies)
-                if block.kind == "time"
-                else min(size, limit)
+                _rotary_size(size, limit, free_frequencies) if block.rotary else min(size, limit)
             )
             for block, size, limit in zip(architecture.attention, qk, limits, strict=True)
         },
@@ -172,7 +119,8 @@ def _spectral_sizes(
 def _head_spectra(model: nn.Module, block: AttentionBlock) -> tuple[list[Tensor], list[Tensor]]:
     """Singular values of W_Q^T W_K and of W_O W_V of each head."""
     q, k, v, o = (
-        _linear(model, block.projections[role]).weight.detach().to(torch.float64) for role in "qkvo"
+        dense_linear(model, block.projections[role]).weight.detach().to(torch.float64)
+        for role in "qkvo"
     )
     pairs = ((q, k), (o.T, v))
     scores, outputs = (
@@ -190,73 +138,6 @@ def _rotary_size(size: int, limit: int, free_frequencies: bool) -> int:
     start = min(max(2, size), limit)
     return next(
         d for d in range(start, limit + 1) if d % 2 == 0 and (free_frequencies or limit % d == 0)
-    )
-
-
-def make_plan(
-    model: nn.Module,
-    architecture: Architecture,
-    method: Method,
-    schedule: ProjectionSchedule,
-    *,
-    moments: Mapping[str, Moment] | None = None,
-    exclude: Sequence[str] = (),
-    feed_forward: bool = False,
-) -> Plan:
-    """Choose a rank for every attention projection, and for the feed-forwards if asked.
-
-    Parameters
-    ----------
-    moments
-        Second moments of the inputs, for ``activation-svd``, whose spectra are those of W C^{1/2}.
-    exclude
-        Shell patterns on dotted names (``encoder.block.0.*``, ``*.v``); these stay dense.
-    feed_forward
-        Plan the feed-forward layers too.
-
-    Raises
-    ------
-    PlanError
-        A pattern matches nothing, a power law is to size a feed-forward, or the budget is too low.
-    FactorizationError
-        A spectrum could not be computed; names the layer.
-    """
-    rows = [(block, "attention", name) for block, _, name in architecture.attention_projections()]
-    if feed_forward:
-        if isinstance(schedule, PowerLawSchedule):
-            raise PlanError(
-                "a power law gives head sizes and cannot size feed-forward layers; "
-                "use epsilon, rank, energy or budget, or leave feed_forward out."
-            )
-        rows += [
-            (block, "feed_forward", name)  # type: ignore[misc]
-            for block, _, name in architecture.feed_forward_projections()
-        ]
-    excluded = _excluded([name for _, _, name in rows], exclude)
-    linears: dict[str, nn.Linear] = {}
-    for _, _, name in rows:
-        linears[name] = _linear(model, name)
-    open_names = [name for _, _, name in rows if name not in excluded]
-    wanted = _wanted_ranks(linears, open_names, rows, method, schedule, moments)
-    projections = []
-    for _, part, name in rows:
-        out_features, in_features = linears[name].weight.shape
-        rank, reason = _settle(wanted.get(name), out_features, in_features, name in excluded)
-        projections.append(
-            ProjectionPlan(
-                name=name,
-                part=part,
-                out_features=out_features,
-                in_features=in_features,
-                rank=rank,
-                reason=reason,
-            )
-        )
-    return Plan(
-        family=architecture.family,
-        method=method,
-        schedule=schedule.model_dump(),
-        projections=tuple(projections),
     )
 
 
@@ -306,10 +187,10 @@ def fold_plan_of(
         entry.name: max(1, round((1.0 if ff_ratio is None else ff_ratio) * entry.d_ff))
         for entry in whole.hidden
     }
-    excluded = _excluded([layer.name for layer in whole.layers], exclude)
+    excluded = excluded_names([layer.name for layer in whole.layers], exclude)
     cross: set[str] = set()
     if latent is not None:
-        cross = {head.name for head in whole.heads if head.kind == "cross"}
+        cross = {block.name for block in architecture.attention if block.reads_encoder}
         if excluded & cross:
             raise PlanError(
                 f"{min(excluded & cross)} is excluded, but one latent is for all cross-attention; "
@@ -378,57 +259,15 @@ def fold_plan(
         A size is not possible, or a name is unknown.
     """
     sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
-    cross = {block.name for block in architecture.attention if block.kind == "cross"}
-    if latent is not None and not cross:
-        raise PlanError(
-            f"a {architecture.family} model has no cross-attention that could read a latent; "
-            "leave it out."
-        )
-    if latent is not None and sized & cross:
-        raise PlanError(f"{min(sized & cross)} reads the latent; give it no head size.")
+    if latent is not None:
+        _check_latent(architecture, sized)
     heads = []
     for block in architecture.attention:
-        weight = _linear(model, block.projections["q"]).weight
-        size = len(weight) // block.num_heads
-        qk_size, vo_size = _size_of(qk, block.name, size), _size_of(vo, block.name, size)
-        reads_latent = False
-        if latent is not None and block.name in cross:
-            qk_size, vo_size, reads_latent = latent, latent, True
-        chosen = None
-        if block.kind == "time":
-            chosen = stock_frequencies(size, qk_size)
-            if chosen is None and free_frequencies:
-                chosen = tuple(range(qk_size // 2))
-            if chosen is None:
-                raise PlanError(
-                    f"{block.name} turns pairs: a plain config keeps the original's frequencies "
-                    f"only if the head size divides {size} and is even, not at {qk_size}."
-                )
-        heads.append(
-            _validated(
-                HeadPlan,
-                name=block.name,
-                kind=block.kind,
-                d_model=weight.shape[1],
-                num_heads=block.num_heads,
-                head_size=size,
-                qk_size=qk_size,
-                vo_size=vo_size,
-                frequencies=chosen,
-                latent=reads_latent,
-            )
-        )
-    units: list[tuple[str, str, nn.Linear, nn.Linear, bool]] = []
-    for feed_forward in architecture.feed_forward:
-        roles = list(feed_forward.projections)
-        first = _linear(model, feed_forward.projections[roles[0]])
-        last = _linear(model, feed_forward.projections["wo"])
-        units.append((feed_forward.name, "feed_forward", first, last, len(roles) == 3))
-    for name in PATCH_EMBEDDINGS:
-        if hasattr(model, name):
-            first, last = (_linear(model, f"{name}.{role}_layer") for role in ("hidden", "output"))
-            units.append((name, "patch", first, last, False))
-    known = {block.name for block in architecture.attention} | {unit[0] for unit in units}
+        reads_latent = latent is not None and block.reads_encoder
+        sizes = (latent, latent) if reads_latent else (qk, vo)
+        heads.append(_head_plan(model, block, *sizes, reads_latent, free_frequencies))
+    units = _hidden_plans(model, architecture, hidden)
+    known = {head.name for head in heads} | {layer.name for layer in units}
     if sized - known:
         raise PlanError(f"the model has no {sorted(sized - known)[0]!r} to give a size to.")
     narrow = None
@@ -439,22 +278,85 @@ def fold_plan(
         method="fold",
         schedule=dict(schedule or {}),
         heads=tuple(heads),
-        hidden=tuple(
-            _validated(
-                HiddenPlan,
-                name=name,
-                part=part,
-                in_features=first.in_features,
-                out_features=last.out_features,
-                d_ff=first.out_features,
-                kept=_size_of(hidden, name, first.out_features),
-                gated=gated,
-            )
-            for name, part, first, last, gated in units
-        ),
+        hidden=units,
         kept_layers=None if not kept_layers else {k: tuple(v) for k, v in kept_layers.items()},
         width=narrow,
     )
+
+
+def _check_latent(architecture: Architecture, sized: set[str]) -> None:
+    """Refuse a latent that nothing can read, and head sizes of what reads it."""
+    cross = {block.name for block in architecture.attention if block.reads_encoder}
+    if not cross:
+        raise PlanError(
+            f"a {architecture.family} model has no cross-attention that could read a latent; "
+            "leave it out."
+        )
+    if sized & cross:
+        raise PlanError(f"{min(sized & cross)} reads the latent; give it no head size.")
+
+
+def _head_plan(
+    model: nn.Module,
+    block: AttentionBlock,
+    qk: Sizes,
+    vo: Sizes,
+    reads_latent: bool,
+    free_frequencies: bool,
+) -> HeadPlan:
+    weight = dense_linear(model, block.projections["q"]).weight
+    size = len(weight) // block.num_heads
+    qk_size = _size_of(qk, block.name, size)
+    frequencies = None
+    if block.rotary:
+        frequencies = stock_frequencies(size, qk_size)
+        if frequencies is None and free_frequencies:
+            frequencies = tuple(range(qk_size // 2))
+        if frequencies is None:
+            raise PlanError(
+                f"{block.name} turns pairs: a plain config keeps the original's frequencies "
+                f"only if the head size divides {size} and is even, not at {qk_size}."
+            )
+    return _validated(
+        HeadPlan,
+        name=block.name,
+        kind=block.kind,
+        d_model=weight.shape[1],
+        num_heads=block.num_heads,
+        head_size=size,
+        qk_size=qk_size,
+        vo_size=_size_of(vo, block.name, size),
+        frequencies=frequencies,
+        latent=reads_latent,
+    )
+
+
+def _hidden_plans(
+    model: nn.Module, architecture: Architecture, sizes: Sizes
+) -> tuple[HiddenPlan, ...]:
+    """Of every feed-forward and patch embedding."""
+    names: list[tuple[str, str, str, str, bool]] = []  # layer, part, first and last Linear, gated
+    for block in architecture.feed_forward:
+        first, *others = block.projections.values()
+        names.append((block.name, "feed_forward", first, others[-1], len(others) == 2))
+    for name in PATCH_EMBEDDINGS:
+        if hasattr(model, name):
+            names.append((name, "patch", f"{name}.hidden_layer", f"{name}.output_layer", False))
+    plans = []
+    for name, part, first, last, gated in names:
+        d_ff = dense_linear(model, first).out_features
+        plan = _validated(
+            HiddenPlan,
+            name=name,
+            part=part,
+            in_features=dense_linear(model, first).in_features,
+            out_features=dense_linear(model, last).out_features,
+            d_ff=d_ff,
+            kept=_size_of(sizes, name, d_ff),
+            gated=gated,
+        )
+        plans.append(plan)
+    return tuple(plans)
 
 
 def check_heads(heads: Iterable[HeadPlan]) -> None:
@@ -543,7 +445,7 @@ def _validated(layer: type[L], **fields: object) -> L:
         raise PlanError(f"{reason}.") from None
 
 
-def _linear(model: nn.Module, name: str) -> nn.Linear:
+def dense_linear(model: nn.Module, name: str) -> nn.Linear:
     module = model.get_submodule(name)
     if not isinstance(module, nn.Linear):
         raise PlanError(
@@ -552,36 +454,7 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return module
 
 
-def projection_spectra(
-    linears: Mapping[str, nn.Linear],
-    names: Sequence[str],
-    method: Method,
-    moments: Mapping[str, Moment] | None = None,
-) -> dict[str, Tensor]:
-    """Singular values of W, or of W C^{1/2} for ``activation-svd``, by name."""
-    spectra = {}
-    for name in names:
-        weight = linears[name].weight.detach().to(torch.float64)
-        try:
-            if method == "activation-svd":
-                weight = (
-                    weight @ symmetric_roots(_moment(moments, name).second.to(weight.device))[0]
-                )
-            spectra[name] = singular_values(weight).cpu()
-        except LinAlgError as error:
-            raise FactorizationError(f"the SVD of {name} failed: {error}.") from error
-    return spectra
-
-
-def _moment(moments: Mapping[str, Moment] | None, name: str) -> Moment:
-    if moments is None or name not in moments:
-        raise FactorizationError(
-            f"activation-svd needs the input moments of {name}; calibrate it first."
-        )
-    return moments[name]
-
-
-def _excluded(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+def excluded_names(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     excluded: set[str] = set()
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)
@@ -591,91 +464,3 @@ def _excluded(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
             )
         excluded.update(matching)
     return excluded
-
-
-def _wanted_ranks(
-    linears: Mapping[str, nn.Linear],
-    names: Sequence[str],
-    rows: Sequence[tuple[object, str, str]],
-    method: Method,
-    schedule: ProjectionSchedule,
-    moments: Mapping[str, Moment] | None,
-) -> dict[str, int]:
-    if isinstance(schedule, RankSchedule):
-        return dict.fromkeys(names, schedule.rank)
-    if isinstance(schedule, PowerLawSchedule):
-        blocks = {name: block for block, _, name in rows}
-        return {
-            name: blocks[name].num_heads  # type: ignore[attr-defined]
-            * power_law_ranks(
-                [blocks[name].depth],  # type: ignore[attr-defined]
-                schedule.d_0,
-                schedule.alpha,
-                powers_of_two=schedule.powers_of_two,
-            )[0]
-            for name in names
-        }
-    spectra = projection_spectra(linears, names, method, moments)
-    if isinstance(schedule, EpsilonSchedule):
-        return {n: max(1, epsilon_rank(s, schedule.epsilon)) for n, s in spectra.items()}
-    if isinstance(schedule, EnergySchedule):
-        return {n: max(1, energy_rank(s, schedule.energy)) for n, s in spectra.items()}
-    everything = sum(linear.weight.numel() for linear in linears.values())
-    fixed = everything - sum(linears[name].weight.numel() for name in names)
-    allowed = int(schedule.parameter_ratio * everything) - fixed
-    return _budget_ranks(spectra, {n: linears[n].weight.shape for n in names}, allowed)
-
-
-def _budget_ranks(
-    spectra: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], allowed: int
-) -> dict[str, int]:
-    """Spend ``allowed`` parameters where a further singular value keeps most energy per parameter.
-
-    Energy is relative to the matrix's own, so that no layer starves for having small weights. A
-    matrix that would pass its break-even rank is made dense when that still fits.
-    """
-    minimum = sum(sum(shape) for shape in shapes.values())
-    if minimum > allowed:
-        raise PlanError(
-            f"a budget of {allowed:,} parameters is below rank 1 everywhere, which takes "
-            f"{minimum:,}; raise the budget or exclude less."
-        )
-    gains: list[tuple[float, str, int]] = []
-    for name, sigma in spectra.items():
-        squared = sigma**2
-        total = float(squared.sum()) or 1.0
-        cost = sum(shapes[name])
-        gains += [
-            (float(value) / total / cost, name, j) for j, value in enumerate(squared[1:], start=2)
-        ]
-    # Within a matrix singular values descend, so sorting keeps ranks in order.
-    gains.sort(key=lambda gain: -gain[0])
-    ranks = dict.fromkeys(spectra, 1)
-    left = allowed - minimum
-    dense: set[str] = set()
-    for _, name, _ in gains:
-        if name in dense:
-            continue
-        m, n = shapes[name]
-        cost = m + n
-        if ranks[name] >= break_even_rank(m, n):
-            cost = m * n - ranks[name] * (m + n)
-            if cost <= left:
-                dense.add(name)
-                ranks[name] = min(m, n)
-                left -= cost
-        elif cost <= left:
-            ranks[name] += 1
-            left -= cost
-    return ranks
-
-
-def _settle(
-    wanted: int | None, out_features: int, in_features: int, excluded: bool
-) -> tuple[int | None, str | None]:
-    if excluded:
-        return None, "excluded by pattern"
-    assert wanted is not None
-    if wanted > break_even_rank(out_features, in_features):
-        return None, "two factors of the rank it gets would not be smaller"
-    return wanted, None

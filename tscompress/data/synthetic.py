@@ -59,6 +59,10 @@ class CorpusConfig(BaseModel):
     outlier_probability: float = Field(default=0.05, ge=0, le=1)
 
 
+#: Half of the synthetic series repeat a pattern: without, compression forgets seasons.
+HALF_PATTERNS = CorpusConfig(seasonal_weight=0.9)
+
+
 class SyntheticCorpus:
     """Draws batches of series of any length from a mixture of families.
 
@@ -210,8 +214,9 @@ def seasonal_series(
 
     What is asked of a model is to look one period back. Three in five patterns have a free value
     at each step of the period, the others few harmonics; ``seasonal_noise_free`` of them have no
-    noise, the others 0.01 to 0.4 of the pattern's standard deviation. Some have a trend; with ``seasonal_extras`` some
-    have a second season, an amplitude that grows or shrinks, or a level that walks.
+    noise, the others 0.01 to 0.4 of the pattern's standard deviation. Some have a trend; with
+    ``seasonal_extras`` some have a second season, an amplitude that grows or shrinks, or a level
+    that walks.
     """
     config = config or CorpusConfig()
     extras = config.seasonal_extras

@@ -20,12 +20,14 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, release_memory
 from accelerate.utils.memory import should_reduce_batch_size
-from chronos import BaseChronosPipeline, ForecastType
+from chronos import BaseChronosPipeline
 from chronos.utils import left_pad_and_stack_1D
 from torch.overrides import TorchFunctionMode
 
-from tscompress.benchmark.bench import Workload, kv_cache_bytes
+from tscompress.benchmark.sizes import kv_cache_bytes
+from tscompress.benchmark.workload import Workload
 from tscompress.errors import NotEnoughMemoryError, UsageError
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 
 T = TypeVar("T")
@@ -189,17 +191,13 @@ def forecast_bytes(
         batch_size=1, context_length=context_length, horizon=horizon, num_samples=num_samples
     )
     itemsize = next(model.parameters()).itemsize
-    rows = 1
-    tokens = min(context_length, settings["context_length"]) + 1
-    if "input_patch_size" in settings:
-        ahead = -(-horizon // settings.get("output_patch_size", horizon))
-        tokens = -(-tokens // settings["input_patch_stride"]) + 1 + ahead
-        if horizon > settings.get("prediction_length", horizon):
-            rows = len(settings["quantiles"])  # each goes on from a path of its own
+    family = adapter_of_pipeline(pipeline)
+    passes = family.passes(settings, workload)
+    largest = max(passes, key=lambda one: one.series * one.encoder_tokens)
+    tokens, paths = largest.encoder_tokens, largest.paths
     layer = tokens * (8 * config.d_model + 4 * config.num_heads * config.d_kv + 2 * config.d_ff)
-    numbers = rows * (layer + 4 * config.num_heads * tokens**2)
-    if pipeline.forecast_type == ForecastType.SAMPLES:
-        paths = num_samples or settings["num_samples"]
+    numbers = largest.series * (layer + 4 * config.num_heads * tokens**2)
+    if family.draws_samples:
         # Of each path: softmax, top-k and the draw hold several copies of the logits.
         numbers += paths * (tokens * (config.d_model + 2 * config.num_heads))
         numbers += 8 * paths * config.vocab_size
@@ -223,7 +221,7 @@ def batch_sizes(
     if batch_size != AUTO:
         return batch_size, batch_size
     fit = series_that_fit(pipeline, max(lengths, default=1), horizon, num_samples)
-    if pipeline.forecast_type == ForecastType.SAMPLES:
+    if adapter_of_pipeline(pipeline).draws_samples:
         return DEFAULT_BATCH_SIZE, min(fit, DEFAULT_BATCH_SIZE)
     return fit, fit
 

@@ -1,57 +1,30 @@
-"""How sure a comparison of forecast quality is: paired bootstrap over series, and a verdict.
+"""How sure a comparison of forecast quality is: ratios with intervals, and a verdict.
 
 Models are compared by the geometric mean over datasets of the ratio of their scores. Series are
 what would differ in another benchmark of the same kind, so series are resampled: within each
 dataset, with replacement, the same ones for all models (Efron and Tibshirani 1993, "An Introduction
 to the Bootstrap", chapter 8). Chance in sampled forecasts is a part of what a series contributes.
-
-Intervals are percentiles of the resampled ratios. A dataset of n series is resampled with n − 1
-draws, which makes the bootstrap variance of a mean unbiased however few series there are (Rao and
-Wu 1988, "Resampling inference with complex survey data"). Measured against percentiles of n draws,
-BCa intervals and the normal approximation it covered best (``eval/coverage.py``). None of them can
-know of large series that were not drawn: where few carry the score, a note says so.
-
-``scipy.stats.bootstrap`` is not used: it would be one more dependency, its jackknife takes
-quadratic time, and it would draw anew for each dataset, metric and model.
+Intervals cannot know of large series that were not drawn: where few carry the score, a note says
+so.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from tscompress.data.suites import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.evaluate import (
-    METRICS,
-    EvaluationResult,
-    SeriesContributions,
-    mean_contributions,
-    relative,
-    seasonal_errors,
-)
-
-Values = npt.NDArray[np.float64]
+from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
+from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
-#: Numbers of draws held at a time; 32 MB.
-_CELLS = 4_000_000
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
 _FEW_SERIES = 15
-
-
-# --------------------------------------------------------------------------------------------------
-# Results
-# --------------------------------------------------------------------------------------------------
 
 
 class Ratio(BaseModel):
@@ -127,65 +100,6 @@ class Comparison(BaseModel):
         return [*found, *(f"note: {note}." for note in self.notes)]
 
 
-# --------------------------------------------------------------------------------------------------
-# Bootstrap
-# --------------------------------------------------------------------------------------------------
-
-
-def resampled_log_ratios(
-    reference: Values, others: Values, resamples: int, rng: np.random.Generator
-) -> Values:
-    """Logarithms of ratios of sums, for resamples of the series.
-
-    Parameters
-    ----------
-    reference
-        ``[N]``: what each of at least two series adds to the reference's score, at least 0.
-    others
-        ``[N, K]``: the same for K other models.
-    resamples
-        Draws of N − 1 series with replacement, the same for all models.
-
-    Returns
-    -------
-    ndarray
-        ``[resamples, K]``; infinite where one of the two sums is zero, 0 where both are.
-    """
-    count = len(reference)
-    # Differences to the reference: models that agree have a ratio of exactly 1.
-    columns = np.column_stack([reference, others - reference[:, None]])  # [N, 1 + K]
-    sums = np.empty((resamples, columns.shape[1]))
-    step = max(1, _CELLS // count)
-    for first in range(0, resamples, step):
-        rows = min(step, resamples - first)
-        draws = rng.integers(count, size=(rows, count - 1)) + count * np.arange(rows)[:, None]
-        times = np.bincount(draws.ravel(), minlength=rows * count).reshape(rows, count)
-        sums[first : first + rows] = times @ columns
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios: Values = np.log1p(sums[:, 1:] / sums[:, :1])
-    ratios[np.isnan(ratios)] = 0.0
-    return ratios
-
-
-def percentile_interval(log_ratios: Values, confidence: float) -> tuple[float, float] | None:
-    """The middle of the resampled ratios; None where some of them are not finite.
-
-    Parameters
-    ----------
-    log_ratios
-        ``[resamples]``.
-    """
-    if not np.isfinite(log_ratios).all():
-        return None
-    low, high = np.exp(np.quantile(log_ratios, [(1 - confidence) / 2, (1 + confidence) / 2]))
-    return float(low), float(high)
-
-
-# --------------------------------------------------------------------------------------------------
-# Comparison
-# --------------------------------------------------------------------------------------------------
-
-
 def compare(
     results: Sequence[EvaluationResult],
     *,
@@ -219,7 +133,7 @@ def compare(
     names = distinct_names(results)
     points = [relative(other, reference) for other in others]
     for other in others:
-        _check_contributions(reference, other)
+        check_contributions(reference, other)
     draws = {metric: _draws(results, metric, resamples, seed) for metric in METRICS}
     models = []
     for index, (point, name) in enumerate(zip(points, names[1:], strict=True)):
@@ -261,7 +175,7 @@ def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
     return names
 
 
-def _check_contributions(reference: EvaluationResult, other: EvaluationResult) -> None:
+def check_contributions(reference: EvaluationResult, other: EvaluationResult) -> None:
     """Refuse contributions that are not finite, or of series with other labels."""
     theirs = {row.dataset: row.series for row in reference.rows}
     for row in other.rows:
@@ -419,97 +333,6 @@ def effective_series(columns: SeriesContributions, metric: str) -> float:
     return float(values.sum() ** 2 / max(float(np.square(values).sum()), np.finfo(float).tiny))
 
 
-def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """What several models score on average, as one result: of the seeds of one recovery, say.
-
-    WQL and MASE of each dataset are the means of theirs, and intervals are of the series alone. (A
-    ratio of it is a geometric mean of means over the runs, not the mean of the runs' ratios.)
-
-    Parameters
-    ----------
-    results
-        One or more; name and seconds of the mean are those of the first.
-
-    Raises
-    ------
-    DataError
-        A result was kept without its series.
-    UsageError
-        The results are of different series.
-    """
-    first = results[0]
-    for result in results:
-        relative(result, first)  # refuses other datasets, and other numbers of series
-        _check_contributions(first, result)
-    rows = []
-    for row in first.rows:
-        columns = mean_contributions([_series_of(result, row.dataset) for result in results])
-        scores = {metric: columns.score(metric) for metric in METRICS}
-        rows.append(row.model_copy(update={"series": columns, "cached": None, **scores}))
-    alike = all(result.sampling == first.sampling for result in results)
-    sampling = first.sampling if alike else None
-    return first.model_copy(update={"rows": tuple(rows), "sampling": sampling})
-
-
-def scaled_quantile_losses(
-    result: EvaluationResult, datasets: Iterable[EvaluationDataset]
-) -> EvaluationResult:
-    """The same forecasts with each series in units of its seasonal error: its WQL is SQL.
-
-    SQL is to the quantile loss what MASE is to the absolute error (Shchur et al. 2025,
-    "fev-bench"): the mean over series and steps, whatever the size of a series, where WQL is a sum
-    that large ones carry. Series whose seasonal error is zero are left out. Of a context no longer
-    than a season it is that of the step before, as MASE has it here; fev leaves such series out.
-
-    Parameters
-    ----------
-    datasets
-        Those that ``result`` is of, or some of them; the others are dropped.
-
-    Raises
-    ------
-    DataError
-        ``result`` lacks a dataset, was kept without its series, or has other ones.
-    """
-    rows = []
-    for dataset in datasets:
-        columns, errors = _series_of(result, dataset.name), seasonal_errors(dataset)
-        steps = np.array(columns.scaled_steps)
-        if len(errors) != len(steps) or not (errors[steps > 0] > 0).all():
-            raise DataError(
-                f"{result.model!r} was evaluated on other series of {dataset.name!r}; evaluate it "
-                "again."
-            )
-        known = steps > 0
-        losses = np.where(known, columns.quantile_loss, 0) / np.where(known, errors, 1)
-        scaled = columns.model_copy(
-            update={
-                "quantile_loss": tuple(losses.tolist()),
-                "absolute_label": tuple(steps.astype(np.float64).tolist()),
-            }
-        )
-        row = next(row for row in result.rows if row.dataset == dataset.name)
-        rows.append(row.model_copy(update={"series": scaled, "WQL": scaled.score("WQL")}))
-    return result.model_copy(update={"rows": tuple(rows)})
-
-
-def _series_of(result: EvaluationResult, dataset: str) -> SeriesContributions:
-    for row in result.rows:
-        if row.dataset == dataset and row.series is not None:
-            return row.series
-    raise DataError(f"no series of {dataset!r} were kept for {result.model!r}; evaluate again.")
-
-
-def pareto_front(costs: Values, scores: Values) -> npt.NDArray[np.bool_]:
-    """Which of ``[N]`` points no other beats: none is as good in both and better in one.
-
-    Smaller is better in ``costs`` and ``scores``; of two that are equal both are on the front.
-    """
-    as_cheap, as_good = costs[:, None] <= costs, scores[:, None] <= scores  # [other, point]
-    better = (costs[:, None] < costs) | (scores[:, None] < scores)
-    return np.logical_not((as_cheap & as_good & better).any(axis=0))
-
-
 def series_frame(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     """What every series contributes, one row for each model, dataset and series."""
     columns = list(SeriesContributions.model_fields)
@@ -523,46 +346,3 @@ def series_frame(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     ]
     order = ["model", "dataset", "series", *columns]
     return pd.concat(parts)[order] if parts else pd.DataFrame(columns=order)
-
-
-# --------------------------------------------------------------------------------------------------
-# Tables
-# --------------------------------------------------------------------------------------------------
-
-
-def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Ratios with their intervals: all models, where there are several, and each by dataset."""
-    tables = []
-    if len(comparison.models) > 1:
-        table = _ratio_table(f"relative to {comparison.reference}", "model", comparison)
-        for model in comparison.models:
-            table.add_row(escape(model.model), *(_cell(getattr(model, m)) for m in METRICS))
-        tables.append(table)
-    for model in comparison.models:
-        title = f"{model.model} relative to {comparison.reference}"
-        table = _ratio_table(title, "dataset", comparison, model)
-        for part in model.datasets:
-            cells = (_cell(getattr(part, metric)) for metric in METRICS)
-            table.add_row(part.dataset, str(part.series_count), *cells)
-        tables.append(table)
-    return tables
-
-
-def _ratio_table(
-    title: str, first: str, comparison: Comparison, total: ModelComparison | None = None
-) -> Table:
-    table = Table(title=escape(title), box=box.SIMPLE_HEAD, show_footer=total is not None)
-    table.add_column(first, footer="geometric mean", no_wrap=True)
-    if total is not None:
-        table.add_column("series", justify="right")
-    for metric in METRICS:
-        footer = "" if total is None else _cell(getattr(total, metric))
-        header = f"{metric} ({100 * comparison.confidence:g} %)"
-        table.add_column(header, justify="right", footer=footer, no_wrap=True)
-    return table
-
-
-def _cell(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.ratio:.4f}"
-    return f"{ratio.ratio:.4f} ({ratio.low:.4f}–{ratio.high:.4f})"

@@ -2,7 +2,7 @@
 
 Only the forecasts come from here. fev leaves out series whose seasonal error is zero where gluonts
 leaves out steps, and averages over windows: its scores stand in tables of their own, never beside
-those of :mod:`tscompress.evaluation.evaluate`.
+those of :mod:`tscompress.evaluation.metrics`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ForecastType
+from chronos import BaseChronosPipeline
 from rich import box
 from rich.table import Table
 
-from tscompress.data.suites import EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, SEASONAL_NAIVE, SeasonalNaive, forecast
+from tscompress.evaluation.forecasting import SeasonalNaive, forecast
+from tscompress.evaluation.results import SEASONAL_NAIVE
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
 
@@ -102,7 +104,7 @@ def evaluate_tasks(
     name
         Goes into ``model_name`` of the summaries.
     batch_size, seed, num_samples
-        See :func:`tscompress.evaluation.evaluate.forecast`.
+        See :func:`tscompress.evaluation.forecasting.forecast`.
     trained_on
         Names of dataset configs that the model was trained on; fev's leaderboards ask.
     on_task
@@ -170,7 +172,8 @@ def predict_task(
     from datasets import Dataset, DatasetDict  # which fev brings
 
     _check_levels(model, task.quantile_levels)
-    if isinstance(model, Chronos2Pipeline):
+    # Where series attend to each other, the targets of a task are forecast together.
+    if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
         predictions, seconds = model.predict_fev(task, batch_size=size)
         return list(predictions), float(seconds)
@@ -198,9 +201,9 @@ def predict_task(
 
 
 def _check_levels(model: Model, levels: Sequence[float]) -> None:
-    if isinstance(model, str) or model.forecast_type == ForecastType.SAMPLES:
+    if isinstance(model, str) or adapter_of_pipeline(model).draws_samples:
         return
-    known = model.quantiles if isinstance(model, Chronos2Pipeline) else QUANTILE_LEVELS
+    known = model.quantiles if adapter_of_pipeline(model).group_size > 1 else QUANTILE_LEVELS
     missing = [level for level in levels if not np.isclose(level, known).any()]
     if missing:
         raise UsageError(

@@ -11,22 +11,17 @@ import heapq
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from rich import box
-from rich.table import Table
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from tscompress.data.suites import EvaluationDataset, SeriesArray
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.evaluate import (
-    QUANTILE_LEVELS,
-    Quantiles,
-    quantile_losses,
-    seasonal_errors,
-)
+from tscompress.evaluation.metrics import Quantiles, quantile_losses, seasonal_errors
+from tscompress.evaluation.results import geometric_mean
+from tscompress.io.results import Result
 from tscompress.plotting import ForecastPanel
 
 #: Upper ends of the buckets of context lengths, in steps.
@@ -124,10 +119,11 @@ class DatasetFidelity(BaseModel):
     worst: tuple[WorstSeries, ...] = ()
 
 
-class Fidelity(BaseModel):
+class Fidelity(Result):
     """Both models on a suite. Means over datasets count each dataset once, as the scores do."""
 
-    model_config = _STRICT
+    kind: ClassVar[str] = "a comparison of forecasts"
+    command: ClassVar[str] = "tscompress evaluate --output"
 
     datasets: tuple[DatasetFidelity, ...]
     shift: Vector
@@ -143,21 +139,6 @@ class Fidelity(BaseModel):
         text = self.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})  # null for NaN
         content: dict[str, Any] = json.loads(text)
         return content
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Fidelity:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        DataError
-            A key is missing, unknown or of the wrong type.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"not a comparison of forecasts: {reason}.") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,7 +176,7 @@ def dataset_fidelity(
     ----------
     original, compressed
         ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
-        :func:`tscompress.evaluation.evaluate.quantile_array`.
+        :func:`tscompress.evaluation.metrics.quantile_array`.
 
     Raises
     ------
@@ -341,11 +322,15 @@ def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
     return Fidelity(
         datasets=tuple(parts),
         shift=_floats(np.mean([part.shift for part in parts], axis=0)),
-        drift=tuple(math.nan if (mean := _geometric_mean(r)) is None else mean for r in drift),
+        drift=tuple(math.nan if (mean := _known_mean(r)) is None else mean for r in drift),
         frequencies=_merged(by_frequency),
         contexts=_merged(by_length),
         worst=tuple(heapq.nlargest(WORST_SERIES, everyone, key=lambda one: one.severity)),
     )
+
+
+#: Called with the quantiles ``[N, 9, horizon]`` of original and compressed model, of a dataset.
+OnPair = Callable[[Quantiles, Quantiles, EvaluationDataset], None]
 
 
 class PairedForecasts:
@@ -353,10 +338,11 @@ class PairedForecasts:
 
     :meth:`original` and then :meth:`compressed` are what
     :func:`tscompress.evaluation.evaluate.evaluate` calls as ``on_forecasts``. The quantiles of a
-    dataset are kept until both are there.
+    dataset are kept until both are there, and then handed to ``on_pair``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_pair: OnPair | None = None) -> None:
+        self._on_pair = on_pair
         self._quantiles: dict[str, Quantiles] = {}
         self._parts: list[DatasetFidelity] = []
 
@@ -376,6 +362,8 @@ class PairedForecasts:
             raise UsageError(f"the original has no forecasts for {dataset.name!r}; run it first.")
         original = self._quantiles.pop(dataset.name)
         self._parts.append(dataset_fidelity(original, quantiles, dataset))
+        if self._on_pair is not None:
+            self._on_pair(original, quantiles, dataset)
 
     def summary(self) -> Fidelity:
         """See :func:`summarize`."""
@@ -388,80 +376,11 @@ def _merged(groups: Mapping[str, Sequence[GroupRatio]]) -> tuple[GroupRatio, ...
             group=name, series_count=sum(member.series_count for member in members), ratio=ratio
         )
         for name, members in groups.items()
-        if (ratio := _geometric_mean(member.ratio for member in members)) is not None
+        if (ratio := _known_mean(member.ratio for member in members)) is not None
     )
 
 
-def _geometric_mean(ratios: Iterable[float | None]) -> float | None:
-    """Of the ratios that there are and that have a logarithm."""
-    logarithms = [np.log(ratio) for ratio in ratios if ratio]
-    return float(np.exp(np.mean(logarithms))) if logarithms else None
-
-
-# --------------------------------------------------------------------------------------------------
-# Tables
-# --------------------------------------------------------------------------------------------------
-
-
-def fidelity_tables(fidelity: Fidelity) -> list[Table]:
-    """Calibration by dataset; ratios by step, frequency and context; the worst series."""
-    return [_calibration_table(fidelity), _group_table(fidelity), _worst_table(fidelity)]
-
-
-def _calibration_table(fidelity: Fidelity) -> Table:
-    measures: list[tuple[str, Callable[[Calibration], float]]] = [
-        ("80 % interval\ncovers", lambda one: one.coverage),
-        ("calibration\nerror", lambda one: one.error),
-        ("crossing\nquantiles", lambda one: one.crossing_rate),
-    ]
-    table = Table(
-        title="forecasts, original → compressed",
-        caption="shift of the median in seasonal errors",
-        box=box.SIMPLE_HEAD,
-        show_footer=True,
-    )
-    table.add_column("dataset", footer="mean", no_wrap=True)
-    middle = QUANTILE_LEVELS.index(0.5)
-    table.add_column("shift", justify="right", footer=f"{fidelity.shift[middle]:.4f}")
-    for header, value in measures:
-        both = [
-            np.mean([value(getattr(part, side)) for part in fidelity.datasets])
-            for side in ("original", "compressed")
-        ]
-        footer = f"{both[0]:.1%} → {both[1]:.1%}"
-        table.add_column(header, justify="right", footer=footer, no_wrap=True)
-    for part in fidelity.datasets:
-        cells = [
-            f"{value(part.original):.1%} → {value(part.compressed):.1%}" for _, value in measures
-        ]
-        table.add_row(part.dataset, f"{part.shift[middle]:.4f}", *cells)
-    return table
-
-
-def _group_table(fidelity: Fidelity) -> Table:
-    table = Table(title="loss, compressed / original", box=box.SIMPLE_HEAD)
-    table.add_column("series")
-    table.add_column("count", justify="right")
-    table.add_column("ratio", justify="right")
-    for kind, groups in (("freq", fidelity.frequencies), ("context", fidelity.contexts)):
-        for group in groups:
-            table.add_row(f"{kind} {group.group}", str(group.series_count), f"{group.ratio:.4f}")
-        table.add_section()
-    last = len(fidelity.drift)
-    for step in sorted({1, (1 + last) // 2, last}):
-        reach = [part.series_count for part in fidelity.datasets if len(part.drift) >= step]
-        ratio = fidelity.drift[step - 1]
-        shown = "–" if math.isnan(ratio) else f"{ratio:.4f}"
-        table.add_row(f"step {step}", str(sum(reach)), shown)
-    return table
-
-
-def _worst_table(fidelity: Fidelity) -> Table:
-    table = Table(title="series that got worst", box=box.SIMPLE_HEAD)
-    for header in ("dataset", "series", "loss", "ratio"):
-        table.add_column(header, justify="left" if header == "dataset" else "right")
-    for one in fidelity.worst:
-        ratio = "–" if one.ratio is None else f"{one.ratio:.2f}"
-        loss = f"{one.original_loss:.4g} → {one.compressed_loss:.4g}"
-        table.add_row(one.dataset, str(one.series), loss, ratio)
-    return table
+def _known_mean(ratios: Iterable[float | None]) -> float | None:
+    """Geometric mean of the ratios that there are and that have a logarithm."""
+    known = [ratio for ratio in ratios if ratio]
+    return geometric_mean(known) if known else None

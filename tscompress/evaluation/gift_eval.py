@@ -17,19 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation.evaluate import (
-    QUANTILE_LEVELS,
-    SEASONAL_NAIVE,
-    EvaluationResult,
-    Quantiles,
-)
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.evaluation.metrics import Quantiles, backtest
+from tscompress.evaluation.results import SEASONAL_NAIVE, EvaluationResult
 from tscompress.io.files import write_text_atomically
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
     warnings.filterwarnings("ignore", message="Using `json`-module")
-    from gluonts.dataset.split import split
     from gluonts.ev.metrics import (
         MAE,
         MAPE,
@@ -134,13 +129,12 @@ def _scores(dataset: EvaluationDataset, quantiles: Quantiles) -> dict[str, float
         QuantileForecast(rows, start + len(context), keys)
         for rows, (start, context) in zip(arrays, ends, strict=True)
     ]
-    _, template = split(dataset.entries(), offset=-dataset.horizon)
     # gluonts opens a progress bar that cannot be switched off; labels of zero have no percentage.
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found = evaluate_forecasts(
             forecasts,
-            test_data=template.generate_instances(dataset.horizon),
+            test_data=backtest(dataset),
             metrics=list(_METRICS.values()),
             seasonality=dataset.seasonality,
             batch_size=5000,

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, series_contributions
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.evaluation.fidelity import check_quantiles
+from tscompress.evaluation.metrics import Quantiles, series_contributions
 
 Vector = tuple[float, ...]
 #: Missing values are None: JSON has no NaN.
@@ -54,7 +54,7 @@ def typical_example(
     ----------
     original, compressed
         ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
-        :func:`tscompress.evaluation.evaluate.quantile_array`.
+        :func:`tscompress.evaluation.metrics.quantile_array`.
 
     Raises
     ------

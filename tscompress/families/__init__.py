@@ -1,1 +1,3 @@
-"""Model families: which one a config belongs to, and what its models consist of."""
+"""Model families, one module each, behind the adapters of ``base``; ``registry`` finds the one that
+a config, a model or a pipeline belongs to.
+"""

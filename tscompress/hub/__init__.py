@@ -1,1 +1,3 @@
-"""What a checkpoint says of its origin, its model card, and the push to the Hub."""
+"""The push to the Hub (``push``, ``contents``, ``upload``), the model card (``card``,
+``card_scores``), and what a checkpoint records of its origin (``origin``).
+"""

@@ -24,16 +24,14 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 
-from tscompress.checkpoints.load import (
-    REFERENCE_PREFIX,
-    weight_files,
-)
+from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.names import REFERENCE_PREFIX
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
     OutputExistsError,
 )
-from tscompress.evaluation.evaluate import METRICS
+from tscompress.evaluation.results import METRICS
 from tscompress.hub.card_scores import (
     Bench,
     CardScores,
@@ -46,11 +44,7 @@ from tscompress.hub.card_scores import (
 from tscompress.hub.origin import Made, bare_name, is_local_path, read_made, without_paths
 from tscompress.io.files import sha256_of, user_path, write_text_atomically
 from tscompress.io.network import bounded_requests, network_errors
-from tscompress.io.untrusted import (
-    UnreadableFileError,
-    regular_file,
-    single_line,
-)
+from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 
 CARD_FILE = "README.md"
 TASK = "time-series-forecasting"

@@ -12,7 +12,7 @@ import pydantic
 
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.comparison import compare
-from tscompress.evaluation.evaluate import (
+from tscompress.evaluation.results import (
     METRICS,
     SCORES_FILE,
     EvaluationResult,

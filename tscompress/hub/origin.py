@@ -16,21 +16,16 @@ from typing import Any
 
 from safetensors import safe_open
 
-from tscompress.checkpoints.format import CONFIG_FILE, PLAN_FILE, is_factored_config
-from tscompress.checkpoints.load import (
-    PROVENANCE_FILE,
-    REFERENCE_PREFIX,
-    read_config,
-    stored_dtype,
-    weight_files,
-)
+from tscompress.checkpoints.format import is_factored_config
+from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
+from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
 from tscompress.data.series import SUFFIXES
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path
 from tscompress.io.network import is_repo_id
 from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.plan.plan import Plan
-from tscompress.training.pretraining import PRETRAIN_FILE, PretrainRecipe
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
 from tscompress.workflows.save import RECIPE_FILE
 

@@ -1,3 +1,5 @@
-"""The machine and the network: files that appear whole or not at all, files of others that are read
-with bounds, bounded requests to the Hub, and memory that goes back to the system.
+"""The machine and the network: outputs that appear whole or not at all (``files``), results as JSON
+(``results``), files of others read with bounds (``untrusted``), bounded requests to the Hub
+(``network``) and their errors in words (``hub_errors``), memory that goes back to the system
+(``freed_memory``), numbers for people (``text``).
 """

@@ -376,13 +376,13 @@ def _put(source: Path, target: Path, *, force: bool) -> bool:
         if not force:
             return False
         with suppress(FileNotFoundError):  # another process moved it away in between
-            if _exchange(source, target):
+            if exchange(source, target):
                 return True
             _move_aside(target)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def exchange(one: Path, other: Path) -> bool:
     """Swap what two paths name, in one step; False where the system cannot."""
     if sys.platform != "linux":
         return False

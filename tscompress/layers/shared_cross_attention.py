@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.t5.modeling_t5 import T5LayerCrossAttention
 
 from tscompress.errors import UnsupportedModelError
-from tscompress.layers.resize import bare
+from tscompress.layers.sized_attention import bare
 
 
 def share_cross_attention(pipeline: BaseChronosPipeline) -> ChronosPipeline:

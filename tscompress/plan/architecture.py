@@ -1,4 +1,4 @@
-"""What a model has: its attention blocks and feed-forwards, by name.
+"""What a model has: its attention blocks and feed-forwards, by name and by place.
 
 Algorithms elsewhere walk :class:`AttentionBlock` and :class:`FeedForward` objects and never ask
 which family they came from.
@@ -14,38 +14,65 @@ STACKS = ("encoder", "decoder")
 BlockKind = Literal["encoder", "decoder", "cross", "time", "group"]
 
 
-@dataclass(frozen=True)
-class AttentionBlock:
-    """One q, k, v, o set.
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """A part of one layer.
 
     Attributes
     ----------
     name
-        Dotted name of the attention module.
+        Dotted name of the module.
+    stack, layer, sublayer
+        Where it is: the stack (``encoder`` or ``decoder``), the index of the layer in it, and the
+        index among the parts of the layer.
+    projections
+        Role to dotted name of the Linear layer.
+    """
+
+    name: str
+    stack: str
+    layer: int
+    sublayer: int
+    projections: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBlock(_Block):
+    """One q, k, v, o set; these are the roles of its projections.
+
+    Attributes
+    ----------
     kind
         ``encoder`` and ``decoder`` self-attention, ``cross`` attention; Chronos-2: ``time`` and
         ``group``.
     depth
         Layers of mixing that its inputs went through. Cross-attention reads the encoder's output,
         so it counts after every encoder layer (paper sec. 5).
-    projections
-        Role (``q``, ``k``, ``v``, ``o``) to dotted name of the Linear layer.
     """
 
-    name: str
     kind: BlockKind
     depth: int
     num_heads: int
-    projections: Mapping[str, str] = field(hash=False)
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether keys and values are of the encoder's output."""
+        return self.kind == "cross"
+
+    @property
+    def across_series(self) -> bool:
+        """Whether series attend to each other, at one time step; inputs are ``[S, B, d]``."""
+        return self.kind == "group"
+
+    @property
+    def rotary(self) -> bool:
+        """Whether pairs of queries and keys are rotated by their position."""
+        return self.kind == "time"
 
 
-@dataclass(frozen=True)
-class FeedForward:
+@dataclass(frozen=True, kw_only=True)
+class FeedForward(_Block):
     """One feed-forward block: roles ``wi`` (``wi_0``, ``wi_1`` if gated) and ``wo``."""
-
-    name: str
-    depth: int
-    projections: Mapping[str, str] = field(hash=False)
 
 
 @dataclass(frozen=True)

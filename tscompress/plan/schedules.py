@@ -1,4 +1,8 @@
-"""A budget: what the compressed model may cost, in a recipe or on the command line."""
+"""How sizes are chosen: schedules of ranks and head sizes, and budgets of what a model may cost.
+
+A schedule or a budget is an object, and also has a text: ``rank=16``, ``5,0.35``,
+``parameters=0.5``.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,22 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from tscompress.errors import UsageError
+
+Method = Literal["fold", "svd", "activation-svd"]
 
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -111,10 +119,116 @@ def _amount_text(amount: int, units: Mapping[str, int]) -> str:
     return min(exact, key=len)
 
 
-class PlannedSchedule(BaseModel):
-    """Sizes that lose least, as measured, within a budget of the whole model; for ``fold``."""
-
+class _Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EpsilonSchedule(_Schedule):
+    """Keep the ε-rank of each matrix (paper sec. 5).
+
+    Attributes
+    ----------
+    epsilon
+        Singular values above this share of the largest are kept; between 0 and 1.
+    """
+
+    kind: Literal["epsilon"] = "epsilon"
+    epsilon: float = Field(gt=0, lt=1)
+
+
+class RankSchedule(_Schedule):
+    """The same rank for every projection; with ``fold``, the same size for every head (d_kv).
+
+    Attributes
+    ----------
+    rank
+        At least 1.
+    """
+
+    kind: Literal["rank"] = "rank"
+    rank: int = Field(ge=1, le=2**31)
+
+
+class EnergySchedule(_Schedule):
+    """The smallest rank that keeps a share of the squared singular values.
+
+    Attributes
+    ----------
+    energy
+        The share, above 0 and at most 1.
+    """
+
+    kind: Literal["energy"] = "energy"
+    energy: float = Field(gt=0, le=1)
+
+
+class PowerLawSchedule(_Schedule):
+    """Head size ceil(d_0 (1 + i)^alpha) at depth i, times the number of heads (paper sec. 5).
+
+    Attributes
+    ----------
+    d_0
+        Head size at depth 0.
+    alpha
+        Exponent of the growth over depth; 0: the same size everywhere.
+    powers_of_two
+        Round down to powers of two, as the authors' code does.
+    """
+
+    kind: Literal["power-law"] = "power-law"
+    d_0: float = Field(gt=0, le=1e6)
+    alpha: float = Field(ge=0, le=100)
+    powers_of_two: bool = Field(default=False, description="round down, as the authors' code")
+
+
+class FitSchedule(_Schedule):
+    """Head sizes by the power law that fits the ε-ranks of the heads best, for ``fold``.
+
+    Attributes
+    ----------
+    epsilon
+        Threshold of the ε-ranks, between 0 and 1.
+    """
+
+    kind: Literal["fit"] = "fit"
+    epsilon: float = Field(gt=0, lt=1)
+
+
+class BudgetSchedule(_Schedule):
+    """Ranks that keep most of every matrix's energy within a budget, for ``svd``.
+
+    Attributes
+    ----------
+    parameter_ratio
+        Parameters of the planned layers, after / before; above 0 and at most 1.
+    """
+
+    kind: Literal["budget"] = "budget"
+    parameter_ratio: float = Field(gt=0, le=1, description="of the planned parts, after / before")
+
+
+ProjectionSchedule = (
+    EpsilonSchedule | RankSchedule | EnergySchedule | PowerLawSchedule | BudgetSchedule
+)
+Schedule = ProjectionSchedule | FitSchedule
+
+
+class PlannedSchedule(_Schedule):
+    """Sizes that lose least, as measured, within a budget of the whole model; for ``fold``.
+
+    Attributes
+    ----------
+    budget
+        A :class:`Budget`, or its text: ``parameters=0.5``, ``bytes=20MB``, ``wql=1%``.
+    layout
+        ``folded``: the same sizes in every layer, a stock checkpoint. ``factored``: sizes by layer.
+    multiple
+        Sizes are multiples of 1, 8 or 16, which suit the hardware.
+    depth
+        Experimental: may drop whole layers; with ``folded``.
+    keep_width
+        ``d_model`` stays, as it always does with ``factored``.
+    """
 
     kind: Literal["planned"] = "planned"
     budget: Budget = Field(description="also as text: parameters=0.5, bytes=20MB, wql=1%")
@@ -149,3 +263,55 @@ class PlannedSchedule(BaseModel):
     def may_narrow(self) -> bool:
         """Whether it may choose another ``d_model``."""
         return self.layout == "folded" and not self.keep_width
+
+
+_Tagged = Annotated[Schedule | PlannedSchedule, Field(discriminator="kind")]
+_SCHEDULES: TypeAdapter[Schedule | PlannedSchedule] = TypeAdapter(_Tagged)
+#: Fields that the text of a schedule gives, by what stands before its equals sign.
+_TEXTS = {
+    "": ("power-law", "d_0", "alpha"),
+    "power-law": ("power-law", "d_0", "alpha"),
+    "rank": ("rank", "rank"),
+    "epsilon": ("epsilon", "epsilon"),
+    "energy": ("energy", "energy"),
+    "fit": ("fit", "epsilon"),
+}
+
+
+def parse_schedule(text: str) -> Schedule | PlannedSchedule:
+    """Read ``5,0.35`` (a power law, D0 and ALPHA), ``rank=16``, ``epsilon=0.1``, ``fit=0.1``, ...
+
+    Raises
+    ------
+    UsageError
+        Names what came, what is allowed, and an example.
+    """
+    name, _, amounts = text.strip().rpartition("=")
+    kind, *fields = _TEXTS.get(name, ("",))
+    values = amounts.split(",")
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(fields) or not fields:
+        raise UsageError(
+            f"schedule {text!r} is not D0,ALPHA such as 5,0.35, nor rank=16, epsilon=0.1, "
+            "energy=0.9 or fit=0.1."
+        )
+    try:
+        return _SCHEDULES.validate_python({"kind": kind, **dict(zip(fields, numbers, strict=True))})
+    except ValidationError as error:
+        raise UsageError(f"schedule {text!r}: {error.errors()[0]['msg']}.") from None
+
+
+def _read_schedule(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_schedule(value)
+    except UsageError as error:
+        raise ValueError(str(error).removesuffix(".")) from None
+
+
+#: In a recipe: a mapping with its ``kind``, or the text of :func:`parse_schedule`.
+AnySchedule = Annotated[_Tagged, BeforeValidator(_read_schedule)]

@@ -8,14 +8,17 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from chronos import BaseChronosPipeline, ForecastType
+from chronos import BaseChronosPipeline
 from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles, predict
 from tscompress.evaluation.fidelity import calibration
+from tscompress.evaluation.forecasting import predict
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.probing.processes import Array
 from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
 from tscompress.probing.tasks import (
@@ -84,7 +87,7 @@ def probe(
         Of each task. By default its own number, and for Chronos-T5, which takes tens of times as
         long, half of that in the tasks that come with the probe.
     num_samples, batch_size
-        See :func:`tscompress.evaluation.evaluate.forecast`.
+        See :func:`tscompress.evaluation.forecasting.forecast`.
     seed
         Of the series and of the sample paths of Chronos-T5.
     name
@@ -111,7 +114,7 @@ def probe(
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must not be negative.")
     pipeline, name = _forecaster(model, name, revision, device)
-    draws = pipeline.forecast_type == ForecastType.SAMPLES
+    draws = adapter_of_pipeline(pipeline).draws_samples
     if draws and num_series is None:
         chosen = tuple(_halved(task) for task in chosen)
     scores = []
@@ -202,7 +205,7 @@ def _forecast(
             f"{name!r} forecasts {values.shape[-1]} steps, and the task {task.name!r} asks for "
             f"{task.horizon}; choose other tasks."
         )
-    if pipeline.forecast_type == ForecastType.SAMPLES:
+    if adapter_of_pipeline(pipeline).draws_samples:
         # Not gluonts' way: of an even number of paths it takes the upper of the middle two.
         values = np.quantile(values, QUANTILE_LEVELS, axis=1).swapaxes(0, 1)
     if not np.isfinite(values).all():

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
-from tscompress.evaluation.evaluate import QUANTILE_LEVELS, Quantiles
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
+from tscompress.evaluation.metrics import Quantiles
 
 Array = npt.NDArray[np.float64]
 

@@ -4,25 +4,26 @@ skill = (loss of the best constant − loss of the model) / (loss of the best co
 
 is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
 Loss is the mean absolute error of the median, or of all quantiles where a task says so. Series are
-resampled for 95 % intervals, the same ones for all models (see :mod:`tscompress.statistics`).
+resampled for 95 % intervals, the same ones for all models (see
+:mod:`tscompress.evaluation.intervals`).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.evaluate import results_json
+from tscompress.errors import UsageError
 from tscompress.evaluation.typical_series import Band, Known
 from tscompress.io.files import write_text_atomically
-from tscompress.io.untrusted import UnreadableFileError, read_json
+from tscompress.io.results import Result, results_json
+from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.tasks import ProbeTask
 
 Array = npt.NDArray[np.float64]
@@ -78,7 +79,7 @@ class Losses(BaseModel):
         """Skill of the model on resampled series, ``[RESAMPLES]``.
 
         The same series for each model, chosen by the name of the task; n − 1 of n, as
-        :mod:`tscompress.statistics` explains. NaN of a single series.
+        :mod:`tscompress.evaluation.intervals` explains. NaN of a single series.
         """
         count = len(self.model)
         if count == 1:
@@ -149,10 +150,12 @@ class TaskScore(BaseModel):
         return self.losses.resampled(self.name)
 
 
-class ProbeResult(BaseModel):
+class ProbeResult(Result):
     """Skill of one model at each task."""
 
-    model_config = _STRICT
+    kind: ClassVar[str] = "a result of a probe"
+    command: ClassVar[str] = "tscompress probe --output"
+    limit: ClassVar[int | None] = MAX_JSON_BYTES
 
     model: str
     seed: int
@@ -214,20 +217,6 @@ class ProbeResult(BaseModel):
         write_text_atomically(Path(path), results_json(probe_content(self)))
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ProbeResult:
-        """Read what :meth:`to_dict` wrote.
-
-        Raises
-        ------
-        DataError
-            A key is missing, unknown or of the wrong type.
-        """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise DataError(f"not the result of a probe: {' '.join(str(error).split())}.") from None
-
-    @classmethod
     def load(cls, path: str | Path) -> ProbeResult:
         """Read what :meth:`save` or ``tscompress probe --output`` wrote; DataError otherwise."""
         return load_probes(path)[0]
@@ -254,14 +243,7 @@ def load_probes(path: str | Path) -> tuple[ProbeResult, ...]:
     DataError
         There is no such file, or it holds something else.
     """
-    try:
-        content = read_json(Path(path))
-    except (OSError, UnreadableFileError) as error:
-        raise DataError(f"{str(path)!r} holds no result of a probe: {error}.") from None
-    if not isinstance(content, dict) or "result" not in content:
-        raise DataError(f"{str(path)!r} is not what `tscompress probe --output` writes.")
-    found = [content[key] for key in ("result", "against") if content.get(key) is not None]
-    return tuple(ProbeResult.from_dict(one) for one in found)
+    return ProbeResult.read_file(Path(path))
 
 
 def _by_group(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:

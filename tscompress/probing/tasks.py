@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tscompress.errors import RecipeError, UsageError
-from tscompress.evaluation.evaluate import Quantiles
+from tscompress.evaluation.metrics import Quantiles
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.probing.processes import (

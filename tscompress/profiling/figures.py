@@ -80,8 +80,9 @@ def save_profile_figures(profile: RankProfile, directory: str | Path) -> list[Pa
 def embedding_figure(profile: RankProfile) -> Figure:
     """Spectrum of the embedding, its two leading directions, and angles (paper Fig. 2, 3)."""
     pictured = [group for group in profile.embedding if group.coordinates]
-    # The paper contrasts waves with noise; tokens are a group of their own.
-    compared = [g for g in pictured if g.name in ("tokens", "sinusoids", "white noise")]
+    # The paper contrasts waves with noise; a table is a group of its own.
+    contrasted = [group for group in pictured if group.name in ("sinusoids", "white noise")]
+    compared = pictured if len(pictured) == 1 else contrasted
     figure = new_figure(6.6 + 2.6 * len(compared), 3.0, f"{profile.model}: embedded inputs")
     panels = figure.subplots(1, 2 + len(compared))
     _draw_embedding_spectra(panels[0], profile)
@@ -123,7 +124,7 @@ def _draw_projection(figure: Figure, axes: Axes, groups: Sequence[EmbeddingGroup
         bar = figure.colorbar(points, ax=axes, aspect=25, pad=0.02)
         bar.set_ticks([0, 1], labels=["first", "last"])
         bar.ax.tick_params(labelsize=TICK_SIZE)
-        bar.set_label(f"tokens by {group.order.removeprefix('token ')}", fontsize=LABEL_SIZE)
+        bar.set_label(f"{group.name} by {group.order.removeprefix('token ')}", fontsize=LABEL_SIZE)
 
 
 def _draw_angles(axes: Axes, group: EmbeddingGroup) -> None:

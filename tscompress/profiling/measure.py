@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -18,25 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
     MIXED,
     OWN_SOURCES,
     SYNTHETIC,
     CalibrationConfig,
     calibration_batches,
-    collect_moments,
 )
 from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
-from tscompress.families.registry import FAMILIES
+from tscompress.families.base import EmbeddingTable
+from tscompress.families.registry import FAMILIES, FORECAST_FAMILIES
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.linalg import (
-    angle_matrix,
-    break_even_rank,
-    even_picks,
-    fit_power_law,
-)
+from tscompress.linalg import angle_matrix, break_even_rank, even_picks, fit_power_law
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 from tscompress.profiling.rank_profile import (
     EmbeddingGroup,
@@ -49,8 +45,7 @@ from tscompress.profiling.rank_profile import (
     WeightProfile,
     rounded,
 )
-
-Progress = Callable[[str, int, int], None]
+from tscompress.progress import OnProgress, silent
 
 DEFAULT_EPSILONS = (0.3, 0.1, 0.03, 0.01)
 DEFAULT_CALIBRATION = CalibrationConfig()
@@ -71,7 +66,7 @@ def profile(
     epsilons: Sequence[float] = DEFAULT_EPSILONS,
     series: Sequence[FloatArray] | None = None,
     calibration: CalibrationConfig | None = DEFAULT_CALIBRATION,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> RankProfile:
     """Measure the ranks of a model; the model is not changed.
 
@@ -150,7 +145,7 @@ def _rounding_floor(width: int, *dtypes: torch.dtype) -> float:
 
 
 def _why_no_inputs(loaded: LoadedModel, calibration: CalibrationConfig | None) -> str | None:
-    if not FAMILIES[loaded.family].forecasts:
+    if loaded.family not in FORECAST_FAMILIES:
         return f"{loaded.family} models do not forecast, so no series can be run through them"
     if calibration is None:
         return "the model was not run; weights and embedding only"
@@ -200,11 +195,12 @@ def profile_embedding(
 ) -> tuple[EmbeddingGroup, ...]:
     """Spectra of the embedded inputs (paper Fig. 2, 3).
 
-    Token models have one group, the token table without special tokens. Patch models have one for
-    each kind of signal, after ``all signals`` together.
+    Models of tokens or pixels have one group, their table. Models of patches of a series have one
+    for each kind of signal, after ``all signals`` together.
     """
-    if loaded.family not in PATCH_FEATURES:
-        return (_token_group(loaded, epsilons),)
+    table = FAMILIES[loaded.family].embedding_table(loaded.model, loaded.config)
+    if table is not None:
+        return (_table_group(table, epsilons),)
     embedded = {
         name: _embed_patches(loaded, signals) for name, signals in _signals(loaded, series).items()
     }  # [N, d_model] each
@@ -224,14 +220,16 @@ def profile_embedding(
     )
 
 
-def _token_group(loaded: LoadedModel, epsilons: Sequence[float]) -> EmbeddingGroup:
-    model: Any = loaded.model
-    special = int(loaded.config.get("chronos_config", {}).get("n_special_tokens", 0))
-    table: Tensor = model.get_input_embeddings().weight.detach().cpu()[special:]  # [V, d_model]
-    rows = table[even_picks(len(table), MAX_TOKEN_ROWS)].to(torch.float64)
-    order = "value" if FAMILIES[loaded.family].forecasts else "token id"
+def _table_group(table: EmbeddingTable, epsilons: Sequence[float]) -> EmbeddingGroup:
+    weights = table.rows.cpu()  # [V, d_model]
+    rows = weights[even_picks(len(weights), MAX_TOKEN_ROWS)].to(torch.float64)
     return _embedding_group(
-        "tokens", rows, _leading_plane(rows), epsilons, order=order, rows_total=len(table)
+        table.name,
+        rows,
+        _leading_plane(rows),
+        epsilons,
+        order=table.order,
+        rows_total=len(weights),
     )
 
 
@@ -305,31 +303,11 @@ def _embed_patches(loaded: LoadedModel, contexts: Tensor) -> Tensor:
     They are float64: in the model's dtype, rounding would hide the end of the spectrum.
     """
     model: Any = loaded.model
-    features, observed = PATCH_FEATURES[loaded.family](model, contexts.to(model.device))
+    family = FAMILIES[loaded.family]
+    features, observed = family.patch_features(model, contexts.to(model.device))
     embedding = copy.deepcopy(model.input_patch_embedding).to("cpu", torch.float64)
     embedded: Tensor = embedding(features[observed].to("cpu", torch.float64))
     return embedded
-
-
-def _bolt_patch_features(model: Any, contexts: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalised values and mask ``[B, S, 2 P]``, and which patches hold data ``[B, S]``."""
-    scaled, _ = model.instance_norm(contexts)
-    values = model.patch(scaled)
-    mask = torch.isfinite(values)
-    features = torch.cat([values.nan_to_num(), mask.to(values.dtype)], dim=-1)
-    return features, mask.any(dim=-1)
-
-
-def _chronos2_patch_features(model: Any, contexts: Tensor) -> tuple[Tensor, Tensor]:
-    """Time, normalised values and mask ``[B, S, 3 P]``, and which patches hold data ``[B, S]``."""
-    features, observed, _ = model._prepare_patched_context(contexts)
-    return features, observed
-
-
-PATCH_FEATURES: dict[str, Callable[[Any, Tensor], tuple[Tensor, Tensor]]] = {
-    "chronos-bolt": _bolt_patch_features,
-    "chronos-2": _chronos2_patch_features,
-}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -340,7 +318,7 @@ PATCH_FEATURES: dict[str, Callable[[Any, Tensor], tuple[Tensor, Tensor]]] = {
 def profile_weights(
     loaded: LoadedModel,
     epsilons: Sequence[float],
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> tuple[WeightProfile, ...]:
     """Spectra of every attention and feed-forward projection, in forward order within each part."""
     architecture = loaded.architecture
@@ -405,14 +383,9 @@ def _weight_profile(
 
 
 def _attention_before(feed_forward: FeedForward, architecture: Architecture) -> AttentionBlock:
-    """The last attention block of the layer that ``feed_forward`` is in, by dotted name."""
-    parts = feed_forward.name.split(".")
-
-    def shared(block: AttentionBlock) -> int:
-        pairs = zip(parts, block.name.split("."), strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), len(parts))
-
-    return max(reversed(architecture.attention), key=shared)
+    """The last attention block of the layer that ``feed_forward`` is in."""
+    place = feed_forward.stack, feed_forward.layer
+    return [block for block in architecture.attention if (block.stack, block.layer) == place][-1]
 
 
 def _savings(
@@ -482,7 +455,7 @@ def profile_inputs(
     epsilons: Sequence[float],
     calibration: CalibrationConfig,
     series: Sequence[FloatArray] | None = None,
-    on_progress: Progress = lambda stage, done, total: None,
+    on_progress: OnProgress = silent,
 ) -> tuple[InputProfile, ...]:
     """Flow of ranks: spectra of what every attention and feed-forward block reads (paper Fig. 5c).
 
@@ -520,7 +493,7 @@ def _input_places(architecture: Architecture) -> Iterator[tuple[str, AttentionBl
     """
     for block in architecture.attention:
         yield "attention", block, block.projections["q"]
-    cross = [block for block in architecture.attention if block.kind == "cross"]
+    cross = [block for block in architecture.attention if block.reads_encoder]
     if cross:
         yield "encoder_output", cross[0], cross[0].projections["k"]
     for feed in architecture.feed_forward:

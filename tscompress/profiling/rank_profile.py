@@ -247,7 +247,8 @@ class RankProfile(_Record):
 def _embedding_findings(profile: RankProfile) -> list[str]:
     group = profile.embedding[0]
     spectrum, at = group.spectrum, profile.middle
-    what = "token embeddings" if group.name == "tokens" else "embedded patches"
+    tables = {"tokens": "token embeddings", "pixels": "embedded pixels"}
+    what = tables.get(group.name, "embedded patches")
     sampled = f" (an even sample of {group.rows_total})" if group.rows < group.rows_total else ""
     return [
         f"The {group.rows} {what}{sampled} have ε-rank {spectrum.ranks[at]} of "

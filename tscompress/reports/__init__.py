@@ -1,3 +1,3 @@
-"""``report.html`` and ``report.md``: what a report says (``content``), its charts (``charts``,
-``points``), and the page (``page``, ``write``).
+"""``report.html`` and ``report.md``: what a report says (``content``, ``points``), its charts
+(``svg``, ``strips``, and ``*_charts`` by subject), and the page (``page``, ``write``).
 """

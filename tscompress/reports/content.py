@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import EngFormatter
 
-from tscompress.benchmark.bench import BenchResult
+from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare
-from tscompress.evaluation.evaluate import METRICS, EvaluationResult, relative
+from tscompress.evaluation.results import METRICS, EvaluationResult, relative
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeComparison
 from tscompress.profiling.rank_profile import RankProfile

@@ -9,28 +9,23 @@ from typing import Any
 import jinja2
 
 from tscompress._version import __version__
-from tscompress.evaluation.evaluate import METRICS
 from tscompress.evaluation.fidelity import WorstSeries
+from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks
 from tscompress.probing.tables import covers, percent
-from tscompress.reports.charts import (
-    FAR,
+from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
+from tscompress.reports.fidelity_charts import (
     calibration_chart,
     drift_chart,
     fidelity_row,
-    flow_charts,
-    forecast_chart,
-    forest,
-    head_charts,
-    is_far,
-    pareto_chart,
     shift_chart,
-    skill_strip,
-    task_chart,
 )
-from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
+from tscompress.reports.forecast_charts import forecast_chart, task_chart
+from tscompress.reports.quality_charts import FAR, is_far, pareto_chart
+from tscompress.reports.rank_charts import flow_charts, head_charts
+from tscompress.reports.strips import forest, skill_strip
 
 MAX_EXAMPLES = 9
 #: Cost axes of the Pareto figure, the first one shown first.

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.comparison import Ratio, pareto_front
-from tscompress.evaluation.evaluate import METRICS
+from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.intervals import pareto_front
+from tscompress.evaluation.results import METRICS
 from tscompress.io.untrusted import single_line
 
 TABLE_SUFFIX = ".csv"

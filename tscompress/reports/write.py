@@ -9,17 +9,18 @@ from typing import Any
 
 import jinja2
 
-from tscompress.benchmark.bench import bench_table
+from tscompress.benchmark.tables import bench_table
 from tscompress.evaluation.comparison import Ratio
-from tscompress.evaluation.evaluate import evaluation_table
+from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.files import cannot_write, check_output, write_text_atomically
+from tscompress.io.text import ratio_text
 from tscompress.plotting import DPI, ComparisonRow, comparison_figure
 from tscompress.probing.tables import percent, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
-from tscompress.reports.charts import skill_strip
 from tscompress.reports.content import Report, headline, make_report, plan_label
 from tscompress.reports.page import write_page
+from tscompress.reports.strips import skill_strip
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
@@ -123,9 +124,7 @@ def _plain(text: str) -> str:
 
 
 def _ratio(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.ratio:.3f}"
-    return f"{ratio.ratio:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
+    return ratio_text(ratio.ratio, ratio.low, ratio.high, 3)
 
 
 def _save_figures(report: Report) -> None:

@@ -1,3 +1,4 @@
-"""Recovery by distillation and pretraining, on a loop that stops and resumes without loss
-(``loop``).
+"""Recovery by distillation (``recovery``) and pretraining (``pretraining``), on parts that both
+share: batch shapes (``windows``), a stop that loses nothing (``loop``), and checkpoints
+(``checkpoint``).
 """

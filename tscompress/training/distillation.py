@@ -8,66 +8,30 @@ the scaled space, in which they were trained; Chronos-T5 by its token distributi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import UsageError
-from tscompress.plan.architecture import STACKS
+from tscompress.families.registry import adapter_of
+from tscompress.plan.plan import OUTPUT_PATCHES
+from tscompress.training.distillation_losses import (
+    Losses,
+    pinball_loss,
+    quantile_distance,
+    target_weights,
+    token_losses,
+)
 
 
 @dataclass(frozen=True)
-class TrainingBatch:
-    """Series split at the forecast origin; missing values and left padding are NaN."""
-
-    context: Tensor  # [B, T]
-    target: Tensor  # [B, H]
-    group_ids: Tensor | None = None  # [B]; Chronos-2 attends across rows of one group
-    future: Tensor | None = None  # [B, H]; what Chronos-2 is told of steps ahead, NaN elsewhere
-
-    def __len__(self) -> int:
-        return len(self.context)
-
-    def rows(self, part: slice) -> TrainingBatch:
-        """Some of the series."""
-        return self._each(lambda tensor: tensor[part])
-
-    def to(self, device: torch.device) -> TrainingBatch:
-        return self._each(lambda tensor: tensor.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> TrainingBatch:
-        present = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{n: change(t) for n, t in present.items() if t is not None})
-
-
-@dataclass(frozen=True)
-class Losses:
-    """One value a series, ``[B]``; what does not apply is 0.
-
-    Attributes
-    ----------
-    teacher
-        Distance of scaled quantiles, or KL divergence in nats a token, from the teacher's.
-    truth
-        Twice the pinball loss of scaled quantiles, or cross-entropy in nats a token.
-    """
-
-    teacher: Tensor
-    truth: Tensor
-
-    def stack(self) -> Tensor:
-        """Both, ``[2, B]``."""
-        return torch.stack([self.teacher, self.truth])
-
-
-@dataclass(frozen=True)
-class Lesson:
+class TeacherOutput:
     """What a teacher made of a batch; a student can learn from it more than once.
 
     Attributes
@@ -75,186 +39,110 @@ class Lesson:
     forecast
         Scaled quantiles ``[B, Q, H]``, or logits ``[B, H, V]``.
     inputs
-        Chronos-T5: the tokens of the context and which of them count, ``[B, T]``.
+        Chronos-T5: what the model is called with.
     labels, observed
-        Chronos-T5: the tokens that are fed, and which of them count, ``[B, H]``.
+        Chronos-T5: the tokens of the target, and which of them count, ``[B, H]``.
     """
 
     forecast: Tensor
-    inputs: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     labels: Tensor | None = None
     observed: Tensor | None = None
 
 
-# --------------------------------------------------------------------------------------------------
-# Pure functions
-# --------------------------------------------------------------------------------------------------
+class Distillation(ABC):
+    """Losses of a student against its teacher, on one device."""
+
+    def __init__(self, teacher: LoadedModel, watches: Sequence[_Watch] = ()) -> None:
+        self.teacher, self._watches = teacher, watches
+        self._family = adapter_of(teacher.family)
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for watch in self._watches:
+            watch.close()
+
+    @abstractmethod
+    def teacher_output(self, batch: ForecastBatch) -> TeacherOutput:
+        """What the teacher makes of ``batch``, without gradients."""
+
+    @abstractmethod
+    def losses(self, model: nn.Module, batch: ForecastBatch, teacher: TeacherOutput) -> Losses:
+        """Losses of ``model``, the student or a wrapper around it, given the teacher's output."""
+
+    def __call__(
+        self, model: nn.Module, batch: ForecastBatch, teacher: TeacherOutput | None = None
+    ) -> Losses:
+        """Losses of ``model``, the student or a wrapper around it, on ``batch``.
+
+        ``teacher`` is the teacher's output for this very batch; None: the teacher is run.
+        """
+        return self.losses(model, batch, teacher or self.teacher_output(batch))
+
+    def _inputs(self, batch: ForecastBatch) -> dict[str, Any]:
+        """Arguments of both models' ``forward``."""
+        return self._family.inputs(self.teacher.forecaster, batch)
 
 
-def quantile_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean absolute distance of two sets of quantiles ``[B, Q, H]`` in each series, ``[B]``."""
-    return (student.float() - teacher.float()).abs().mean((1, 2))
+class QuantileDistillation(Distillation):
+    """Of Chronos-Bolt and Chronos-2: quantiles in the scaled space, in which both were trained.
 
-
-def _asked(batch: TrainingBatch) -> Tensor:
-    """Weights ``[B]``, of mean 1: none for what is known ahead, which Chronos-2 forecasts anyhow.
-
-    It was never trained there, and what it says means nothing.
+    Watches the heads of both models until :meth:`close`, because models return unscaled quantiles.
     """
-    if batch.future is None:
-        return torch.ones(len(batch), device=batch.context.device)
-    asked = (~torch.isfinite(batch.future).any(1)).float()
-    return asked / asked.mean().clamp_min(1e-9)
+
+    def __init__(self, teacher: LoadedModel, student: LoadedModel) -> None:
+        self._of_teacher, self._of_student = _Watch(teacher.model), _Watch(student.model)
+        super().__init__(teacher, (self._of_teacher, self._of_student))
+
+    @torch.no_grad()
+    def teacher_output(self, batch: ForecastBatch) -> TeacherOutput:
+        inner: Any = self.teacher.model
+        inner(**self._inputs(batch))
+        return TeacherOutput(self._of_teacher.quantiles(len(inner.chronos_config.quantiles)))
+
+    def losses(self, model: nn.Module, batch: ForecastBatch, teacher: TeacherOutput) -> Losses:
+        inner: Any = self.teacher.model
+        model(**self._inputs(batch))
+        levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
+        ours = self._of_student.quantiles(len(levels))
+        target, _ = self._family.targets(self.teacher.forecaster, batch)  # [B, H]
+        weights = target_weights(batch)
+        return Losses(
+            weights * quantile_distance(ours, teacher.forecast),
+            weights * pinball_loss(ours[..., : target.shape[1]], target, levels),
+        )
 
 
-def pinball_loss(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:
-    """Twice the pinball loss, mean over levels and observed steps of each series, ``[B]``.
+class TokenDistillation(Distillation):
+    """Of Chronos-T5: token distributions, with the true target fed to the decoder."""
 
-    ``quantiles`` ``[B, Q, H]`` at ``levels`` ``[Q]``; ``target`` ``[B, H]`` is NaN where missing.
-    """
-    observed = torch.isfinite(target)
-    error = target.nan_to_num(posinf=0, neginf=0)[:, None] - quantiles.float()  # [B, Q, H]
-    loss = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
-    return _row_means(loss.mean(1), observed)
+    @torch.no_grad()
+    def teacher_output(self, batch: ForecastBatch) -> TeacherOutput:
+        inner: Any = self.teacher.model
+        inputs = self._inputs(batch)
+        labels, observed = self._family.targets(self.teacher.forecaster, batch)
+        return TeacherOutput(inner(**inputs).logits, inputs, labels, observed)
 
-
-def token_losses(
-    student: Tensor, teacher: Tensor, labels: Tensor, observed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """KL divergence from teacher to student, and cross-entropy of ``labels``, each ``[B]``.
-
-    Logits ``[B, H, V]``; labels and which of them count ``[B, H]``.
-    """
-    log_student = student.float().log_softmax(-1)
-    log_teacher = teacher.float().log_softmax(-1)
-    divergence = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)  # [B, H]
-    entropy = -log_student.gather(-1, labels[..., None])[..., 0]
-    return _row_means(divergence, observed), _row_means(entropy, observed)
+    def losses(self, model: nn.Module, batch: ForecastBatch, teacher: TeacherOutput) -> Losses:
+        labels, observed = teacher.labels, teacher.observed
+        assert labels is not None
+        assert observed is not None
+        ours = model(**teacher.inputs).logits
+        return Losses(*token_losses(ours, teacher.forecast, labels, observed))
 
 
-def _row_means(values: Tensor, counted: Tensor) -> Tensor:
-    """Means of ``values`` ``[B, H]`` where ``counted``; 0 in rows where nothing is."""
-    return values.where(counted, 0.0).sum(1) / counted.sum(1).clamp_min(1)
-
-
-# --------------------------------------------------------------------------------------------------
-# Running both models
-# --------------------------------------------------------------------------------------------------
-
-
-class Distillation:
-    """Losses of a student against its teacher; watches both models until :meth:`close`.
-
-    Parameters
-    ----------
-    teacher, student
-        Models of one family, on one device.
+def distillation_of(teacher: LoadedModel, student: LoadedModel) -> Distillation:
+    """The distillation of two models of one family.
 
     Raises
     ------
     UsageError
         The two cannot be compared.
     """
-
-    def __init__(self, teacher: LoadedModel, student: LoadedModel) -> None:
-        check_comparable(teacher, student)
-        self.teacher, self.student = teacher, student
-        head = [] if teacher.family == "chronos-t5" else ["output_patch_embedding"]
-        self._of_teacher = _Watch(teacher.model, head)
-        self._of_student = _Watch(student.model, head)
-
-    def close(self) -> None:
-        """Remove every hook."""
-        self._of_teacher.close()
-        self._of_student.close()
-
-    @torch.no_grad()
-    def lesson(self, batch: TrainingBatch) -> Lesson:
-        """What the teacher makes of ``batch``."""
-        found = (self._token_lesson if self._has_tokens else self._quantile_lesson)(batch)
-        self._of_teacher.forget()
-        return found
-
-    def __call__(
-        self, model: nn.Module, batch: TrainingBatch, lesson: Lesson | None = None
-    ) -> Losses:
-        """Losses of ``model``, the student or a wrapper around it, on ``batch``.
-
-        ``lesson`` is the teacher's of this very batch; None: the teacher is run.
-        """
-        lesson = lesson or self.lesson(batch)
-        losses = (self._token_losses if self._has_tokens else self._quantile_losses)(
-            model, batch, lesson
-        )
-        self._of_student.forget()
-        return losses
-
-    @property
-    def _has_tokens(self) -> bool:
-        return self.teacher.family == "chronos-t5"
-
-    def _quantile_inputs(self, batch: TrainingBatch) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"context": batch.context}
-        if self.teacher.family == "chronos-2":
-            inner: Any = self.teacher.model
-            patch = inner.chronos_config.output_patch_size
-            inputs |= {
-                "group_ids": batch.group_ids,
-                "future_covariates": batch.future,
-                "num_output_patches": -(-batch.target.shape[1] // patch),
-            }
-        return inputs
-
-    def _quantile_lesson(self, batch: TrainingBatch) -> Lesson:
-        inner: Any = self.teacher.model
-        inner(**self._quantile_inputs(batch))
-        patches = self._of_teacher.seen["output_patch_embedding"]
-        return Lesson(_scaled_quantiles(patches, len(inner.chronos_config.quantiles)))
-
-    def _quantile_losses(self, model: nn.Module, batch: TrainingBatch, lesson: Lesson) -> Losses:
-        inner: Any = self.teacher.model
-        model(**self._quantile_inputs(batch))
-        levels = torch.tensor(inner.chronos_config.quantiles, device=batch.context.device)
-        ours = _scaled_quantiles(self._of_student.seen["output_patch_embedding"], len(levels))
-        context = batch.context[:, -inner.chronos_config.context_length :]
-        _, loc_scale = inner.instance_norm(context)
-        target, _ = inner.instance_norm(batch.target, loc_scale)  # [B, H]
-        asked = _asked(batch)
-        return Losses(
-            asked * quantile_distance(ours, lesson.forecast),
-            asked * pinball_loss(ours[..., : target.shape[1]], target, levels),
-        )
-
-    def _tokens(self, batch: TrainingBatch) -> tuple[dict[str, Tensor], Tensor]:
-        """What an encoder is given, and the scale of each series."""
-        tokenizer: Any = self.teacher.forecaster.tokenizer
-        # The tokenizer's bin edges live on the CPU.
-        input_ids, mask, scale = tokenizer.context_input_transform(batch.context.cpu())
-        device = batch.context.device
-        return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}, scale
-
-    def _fed(self, inputs: dict[str, Tensor], labels: Tensor) -> dict[str, Any]:
-        """Those and, for the decoder, ``labels`` ``[B, H]`` a step later."""
-        config: Any = self.teacher.model.config
-        start = torch.full_like(labels[:, :1], config.decoder_start_token_id)
-        shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        return {**inputs, "decoder_input_ids": shifted, "use_cache": False}
-
-    def _token_lesson(self, batch: TrainingBatch) -> Lesson:
-        inner: Any = self.teacher.model
-        inputs, scale = self._tokens(batch)
-        tokenizer: Any = self.teacher.forecaster.tokenizer
-        labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
-        labels, observed = labels.to(batch.target.device), observed.to(batch.target.device)
-        logits = inner(**self._fed(inputs, labels)).logits
-        return Lesson(logits, inputs, labels, observed)
-
-    def _token_losses(self, model: nn.Module, _: TrainingBatch, lesson: Lesson) -> Losses:
-        labels, observed = lesson.labels, lesson.observed
-        assert labels is not None
-        assert observed is not None
-        ours = model(**self._fed(lesson.inputs, labels)).logits
-        return Losses(*token_losses(ours, lesson.forecast, labels, observed))
+    check_comparable(teacher, student)
+    if adapter_of(teacher.family).draws_samples:
+        return TokenDistillation(teacher)
+    return QuantileDistillation(teacher, student)
 
 
 def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
@@ -293,63 +181,24 @@ def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
         )
 
 
-def _scaled_quantiles(patches: Tensor, levels: int) -> Tensor:
-    """``[B, n, levels * p]`` as the head puts them out to quantiles ``[B, levels, n * p]``."""
-    rows, count, _ = patches.shape
-    return patches.view(rows, count, levels, -1).transpose(1, 2).reshape(rows, levels, -1)
-
-
 class _Watch:
-    """Keeps what modules last put out."""
+    """Keeps what the head of a quantile model last put out."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        self.seen: dict[str, Tensor] = {}
-        self._handles = [
-            model.get_submodule(name).register_forward_hook(self._keep(name)) for name in names
-        ]
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: list[Tensor] = []
+        head = model.get_submodule(OUTPUT_PATCHES)
+        self._handle = head.register_forward_hook(self._keep)
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self.forget()
+        self._handle.remove()
+        self._seen.clear()
 
-    def forget(self) -> None:
-        self.seen.clear()
+    def quantiles(self, levels: int) -> Tensor:
+        """Scaled quantiles of the last forward pass, ``[B, levels, H]``; asked for once."""
+        patches = self._seen.pop()  # [B, n, levels * p]
+        self._seen.clear()
+        rows, count, _ = patches.shape
+        return patches.view(rows, count, levels, -1).transpose(1, 2).reshape(rows, levels, -1)
 
-    def _keep(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            self.seen[name] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-
-@contextmanager
-def recomputed_layers(model: nn.Module) -> Iterator[None]:
-    """Within the block, layers keep their inputs alone and are run again on the way back."""
-    blocks = [
-        block for stack in STACKS for block in getattr(getattr(model, stack, None), "block", ())
-    ]
-    modules = (model, *(getattr(model, stack, None) for stack in STACKS))
-    configs: list[Any] = [getattr(module, "config", None) for module in modules]
-    configs = [config for config in configs if config is not None]
-    caching = [getattr(config, "use_cache", None) for config in configs]
-    try:
-        for config in configs:  # a layer that is run twice must not write to a cache twice
-            config.use_cache = False
-        for block in blocks:
-            vars(block)["forward"] = _recomputed(block.forward)
-        yield
-    finally:
-        for block in blocks:
-            vars(block).pop("forward", None)
-        for config, value in zip(configs, caching, strict=True):
-            config.use_cache = value
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
+    def _keep(self, _: nn.Module, __: Any, output: Any) -> None:
+        self._seen[:] = [output if isinstance(output, Tensor) else output[0]]

@@ -29,11 +29,6 @@ def make_optimizer(
     return Muon(groups, dtype=torch.bfloat16 if bfloat16 else torch.float32, **options)
 
 
-def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether ``name`` is a projection within a layer: no table, bias, norm or head."""
-    return parameter.ndim == 2 and ".block." in name and "bias" not in name
-
-
 class Muon(torch.optim.AdamW):
     """AdamW in which groups with ``orthogonal=True``, of matrices, move along their polar factors.
 

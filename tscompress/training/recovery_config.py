@@ -1,75 +1,31 @@
-"""What a recovery is run on: its settings, the batch of every step, and the memory it takes."""
+"""Settings of a recovery, and their defaults for each family."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import psutil
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import GROUP_SIZE, in_groups
-from tscompress.data.series import TRAINING_COLLECTIONS, training_series
-from tscompress.data.streaming import SeriesStream
-from tscompress.data.synthetic import CorpusConfig, FloatArray, SyntheticCorpus
-from tscompress.errors import UsageError
+from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
+from tscompress.data.training_collections import TRAINING_COLLECTIONS
+from tscompress.families.registry import adapter_of
 from tscompress.removed import without_removed
-from tscompress.training.distillation import TrainingBatch
-from tscompress.training.loop import Bucket, draw_bucket, split_windows
 from tscompress.training.optimizers import OptimizerName
+from tscompress.training.windows import Bucket
 
-_SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
-_HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
 
-_BUCKETS = {
-    # A token a step: long contexts and horizons cost many times what short ones do.
-    "chronos-t5": (
-        Bucket(context_length=64, horizon=24, batch_size=32, weight=0.4),
-        Bucket(context_length=128, horizon=24, batch_size=32, weight=0.35),
-        Bucket(context_length=256, horizon=64, batch_size=16, weight=0.15),
-        Bucket(context_length=512, horizon=64, batch_size=8, weight=0.1),
-    ),
-    "quantiles": (
-        Bucket(context_length=64, horizon=64, batch_size=128, weight=0.25),
-        Bucket(context_length=128, horizon=64, batch_size=128, weight=0.3),
-        Bucket(context_length=256, horizon=64, batch_size=128, weight=0.2),
-        Bucket(context_length=512, horizon=64, batch_size=96, weight=0.15),
-        Bucket(context_length=2048, horizon=64, batch_size=32, weight=0.1),
-    ),
-}
-#: Where the user says nothing; eval/NOTES.md has the measurements.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "chronos-t5": {
-        "truth_weight": 1.0,
-        "held_out_series": 64,
-        "buckets": _BUCKETS["chronos-t5"],
-        "corpus": CorpusConfig(real_weight=0.9),  # half of all weights
-        "real_series": tuple(TRAINING_COLLECTIONS),
-    },
-    "chronos-bolt": {
-        "truth_weight": 0.0,
-        "held_out_series": 256,
-        "buckets": _BUCKETS["quantiles"],
-        "corpus": CorpusConfig(),
-        "real_series": (),
-    },
-}
-_DEFAULTS["chronos-2"] = _DEFAULTS["chronos-bolt"]
-#: Of family and optimizer. Those of Chronos-2 are Chronos-Bolt's, not measured.
-_LEARNING_RATES: dict[str, dict[str, float]] = {
-    "chronos-t5": {"adamw": 3e-4, "muon": 6e-4},
-    "chronos-bolt": {"adamw": 5e-4, "muon": 2e-3},
-}
-_LEARNING_RATES["chronos-2"] = _LEARNING_RATES["chronos-bolt"]
-#: Of Muon for a T5 that has less than half of its teacher's parameters.
-_LEARNING_RATE_OF_SMALL = 1e-3
+def _defaults(family: str) -> dict[str, Any]:
+    """What a family has where the user says nothing."""
+    defaults = adapter_of(family).defaults
+    real = defaults.real_weight
+    return {
+        "truth_weight": defaults.target_weight,
+        "held_out_series": defaults.held_out_series,
+        "buckets": tuple(Bucket(**shape._asdict()) for shape in defaults.batch_shapes),
+        "corpus": HALF_PATTERNS.model_copy(update={} if real is None else {"real_weight": real}),
+        "real_series": () if real is None else tuple(TRAINING_COLLECTIONS),
+    }
 
 
 class RecoveryConfig(BaseModel):
@@ -115,8 +71,8 @@ class RecoveryConfig(BaseModel):
     shuffle_series: int = Field(default=1024, ge=16, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
         default=None,
-        description="what is drawn; null: synthetic series, T5 half real ones; another one of T5 "
-        "has real ones at its real_weight",
+        description="what is drawn; null: synthetic series, half of them repeated patterns, T5 "
+        "half real ones; another one of T5 has real ones at its real_weight",
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
@@ -166,7 +122,7 @@ class RecoveryConfig(BaseModel):
         """
         known = {
             name: value
-            for name, value in _DEFAULTS[loaded.family].items()
+            for name, value in _defaults(loaded.family).items()
             if getattr(self, name) is None
         }
         if self.steps is None and self.minutes is None:
@@ -191,231 +147,9 @@ class RecoveryConfig(BaseModel):
 
 
 def _learning_rate(optimizer: str, loaded: LoadedModel, teacher: LoadedModel) -> float:
-    rate = _LEARNING_RATES[loaded.family][optimizer]
-    if loaded.family != "chronos-t5" or optimizer != "muon":
+    defaults = adapter_of(loaded.family).defaults
+    rate, small = defaults.learning_rates[optimizer], defaults.learning_rate_when_small
+    if small is None or optimizer != "muon":
         return rate
     ours, theirs = (sum(p.numel() for p in m.model.parameters()) for m in (loaded, teacher))
-    return rate if ours >= 0.5 * theirs else _LEARNING_RATE_OF_SMALL
-
-
-# --------------------------------------------------------------------------------------------------
-# Data
-# --------------------------------------------------------------------------------------------------
-
-
-class Batches:
-    """The batch of every step; depends on the configuration, the series and the step alone."""
-
-    def __init__(
-        self,
-        family: str,
-        config: RecoveryConfig,
-        series: Sequence[FloatArray] | str | Path | None = None,
-    ) -> None:
-        assert config.buckets is not None
-        self.family, self.config, self.buckets = family, config, config.buckets
-        real = training_series(config.real_series or ())
-        kept = real[::_HELD_OUT_OF]
-        trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
-        try:
-            self.corpus = SyntheticCorpus(config.corpus, trained)
-            self.held_out_corpus = SyntheticCorpus(config.corpus, kept)
-        except ValueError as error:
-            raise UsageError(f"{error}; give another corpus, or real_series for it.") from None
-        sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
-        if series is not None:
-            sources.append(series)
-        if not sources and config.synthetic_share == 0:
-            raise UsageError("synthetic_share is 0 and there are no series; give series.")
-        self.stream: SeriesStream | None = None
-        if sources:
-            longest = max(bucket.context_length + bucket.horizon for bucket in self.buckets)
-            self.stream = SeriesStream(
-                sources, longest=longest, seed=config.seed, buffer_size=config.shuffle_series
-            )
-
-    def at(self, step: int) -> TrainingBatch:
-        """The batch of ``step``; steps must be asked for in order, see :meth:`skip`."""
-        rng = np.random.default_rng([self.config.seed, step])
-        bucket, given = self._draw(rng)
-        rng.random()  # of an option that is gone: what follows stays as it was
-        windows = self._given(step, bucket, given)
-        return self._batch(rng, self.corpus, bucket, windows, grouped=step % 2 == 1)
-
-    def skip(self, steps: int) -> None:
-        """Read past the series of the first ``steps`` steps, as a run that goes on must."""
-        for step in range(steps if self.stream is not None else 0):
-            self._given(step, *self._draw(np.random.default_rng([self.config.seed, step])))
-
-    def held_out(self) -> list[TrainingBatch]:
-        """Windows that no step trains on, of the shapes and kinds that the steps have.
-
-        A single given series cannot be kept apart: windows of it are trained on, too.
-        """
-        rng = np.random.default_rng([self.config.seed, 0, 1])
-        wanted = self.config.held_out_series or 0
-        each = -(-wanted // len(self.buckets))
-        batches, count, index = [], 0, 0
-        while count < wanted:
-            bucket = self.buckets[index % len(self.buckets)]
-            rows = min(bucket.batch_size, each, wanted - count)
-            bucket = bucket.model_copy(update={"batch_size": rows})
-            windows = None
-            if self.stream is not None:
-                given = math.ceil(rows * (1 - self.config.synthetic_share))
-                length = bucket.context_length + bucket.horizon
-                windows = self.stream.sample_held_out(rng, given, length)
-            grouped = index % 2 == 1
-            corpus = self.held_out_corpus
-            batches.append(self._batch(rng, corpus, bucket, windows, grouped))
-            count, index = count + rows, index + 1
-        return batches
-
-    def _draw(self, rng: np.random.Generator) -> tuple[Bucket, int]:
-        """A batch shape, and how many of its series are given ones."""
-        bucket = draw_bucket(rng, self.buckets)
-        if self.stream is None:
-            return bucket, 0
-        share = 1 - self.config.synthetic_share
-        return bucket, int(bucket.batch_size * share + rng.random())
-
-    def _given(self, step: int, bucket: Bucket, count: int) -> FloatArray | None:
-        if self.stream is None or not count:
-            return None
-        rng = np.random.default_rng([self.config.seed, step, 2])
-        return self.stream.sample(rng, count, bucket.context_length + bucket.horizon)
-
-    def _batch(
-        self,
-        rng: np.random.Generator,
-        corpus: SyntheticCorpus,
-        bucket: Bucket,
-        given: FloatArray | None,
-        grouped: bool,
-    ) -> TrainingBatch:
-        length = bucket.context_length + bucket.horizon
-        parts = [] if given is None else [given]
-        if missing := bucket.batch_size - sum(map(len, parts)):
-            parts.append(corpus.sample(rng, missing, length))
-        windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
-        grouped = grouped and self.family == "chronos-2"
-        if grouped:
-            windows = _related(rng, windows)
-        context, target = split_windows(
-            rng, windows, bucket.context_length, self.config.missing_probability
-        )
-        batch = TrainingBatch(torch.from_numpy(context), torch.from_numpy(target))
-        return replace(batch, **in_groups(batch.target)) if grouped else batch
-
-
-def with_history(windows: FloatArray, horizon: int) -> FloatArray:
-    """Windows ``[B, T + H]``, each with as much history as future, where it has T steps for that.
-
-    One that begins too late, as a series shorter than the horizon does, comes earlier; what would
-    follow its end is NaN.
-    """
-    count, length = windows.shape
-    observed = np.isfinite(windows)
-    values = length - np.where(observed.any(axis=1), observed.argmax(axis=1), 0)  # [B]
-    history = np.minimum(length - horizon, values - values // 2)
-    shift = np.maximum(0, history - (values - horizon))
-    source = np.arange(length)[None, :] + shift[:, None]
-    moved = windows[np.arange(count)[:, None], np.minimum(source, length - 1)]
-    return np.where(source < length, moved, np.float32(np.nan))
-
-
-def _related(rng: np.random.Generator, windows: FloatArray) -> FloatArray:
-    """Each window ``[B, L]`` mixed with those of its group of four, in its own unit.
-
-    The mixes last as long as all four do, for without one of them they would jump; within, each
-    misses what it missed before. Groups that share next to nothing stay as they are.
-    """
-    mixed = windows.copy()
-    for start in range(0, len(windows), GROUP_SIZE):
-        group = windows[start : start + GROUP_SIZE]
-        shares = rng.dirichlet(np.ones(len(group)), size=len(group))
-        shared = _shared_span(group)
-        if shared.stop - shared.start < _SHARED_STEPS:
-            continue
-        filled = np.stack([_filled(row)[shared] for row in group])
-        unit = np.maximum(np.abs(filled).mean(axis=1, keepdims=True), 1e-12)
-        blend = unit * (shares @ (filled / unit))
-        known = np.isfinite(group[:, shared])
-        mixed[start : start + GROUP_SIZE] = np.nan
-        mixed[start : start + GROUP_SIZE, shared] = np.where(known, blend, np.nan)
-    return mixed
-
-
-def _shared_span(group: FloatArray) -> slice:
-    """From where the last of the series ``[B, L]`` begins to where the first ends."""
-    known = np.isfinite(group)
-    begins = np.where(known.any(axis=1), known.argmax(axis=1), known.shape[1]).max()
-    ends = (known.shape[1] - known[:, ::-1].argmax(axis=1)).min()
-    return slice(int(begins), max(int(begins), int(ends)))
-
-
-def _filled(values: FloatArray) -> FloatArray:
-    """Gaps on straight lines."""
-    known = np.isfinite(values)
-    steps = np.arange(len(values))
-    filled: FloatArray = np.interp(steps, steps[known], values[known]).astype(np.float32)
-    return filled
-
-
-# --------------------------------------------------------------------------------------------------
-# Memory
-# --------------------------------------------------------------------------------------------------
-
-
-def memory_bytes(
-    student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, processes: int = 1
-) -> dict[str, int]:
-    """About what a run will hold in each process: weights exactly, activations estimated.
-
-    ``process`` is what the interpreter, the libraries and both models hold now. The student's
-    weights come five times in float32 (master, gradient, at most two moments, best so far), the
-    teacher's once. Activations are those of the largest batch, forecasts the teacher's of the
-    held-out series.
-    """
-    config = config.resolved(student, teacher)
-    counts = [sum(p.numel() for p in loaded.model.parameters()) for loaded in (student, teacher)]
-    parts = processes * config.accumulate
-    activations = max(
-        _activation_bytes(student.model, bucket, config) // parts for bucket in config.buckets or ()
-    )
-    return {
-        "process": int(psutil.Process().memory_info().rss),
-        "student": 20 * counts[0],
-        "teacher": 4 * counts[1],
-        "activations": activations,
-        "forecasts": _forecast_bytes(teacher.model, config) // processes,
-    }
-
-
-def _forecast_bytes(model: nn.Module, config: RecoveryConfig) -> int:
-    """Of held-out series, at most."""
-    settings: Any = model.config
-    chronos = dict(settings.chronos_config)
-    values = int(chronos.get("n_tokens") or len(chronos["quantiles"]))
-    horizon = max(bucket.horizon for bucket in config.buckets or ())
-    size = 2 if config.precision == "bf16" else 4
-    return size * (config.held_out_series or 0) * horizon * values
-
-
-def _activation_bytes(model: nn.Module, bucket: Bucket, config: RecoveryConfig) -> int:
-    settings: Any = model.config
-    chronos = dict(settings.chronos_config)
-    patch = chronos.get("input_patch_size", 1)
-    positions = bucket.context_length // patch + 1
-    width = settings.num_heads * settings.d_kv
-    values = 8 * settings.d_model + 4 * width + 2 * settings.d_ff
-    scores = 2 * settings.num_heads * positions
-    layers = settings.num_layers
-    per_position = 2 * (values + scores) * (1 if config.gradient_checkpointing else layers)
-    if config.gradient_checkpointing:
-        per_position += 4 * settings.d_model * layers
-    total = bucket.batch_size * positions * per_position
-    if chronos.get("n_tokens"):  # logits of both models, and their logarithms
-        total += 6 * 4 * bucket.batch_size * bucket.horizon * int(chronos["n_tokens"])
-        total += bucket.batch_size * bucket.horizon * per_position
-    return int(total)
+    return rate if ours >= 0.5 * theirs else small

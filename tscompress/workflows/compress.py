@@ -1,36 +1,128 @@
-"""Compress a model in memory: calibrate, plan, operate, recover."""
+"""Compress a model, in memory or to a checkpoint: calibrate, plan, operate, recover."""
 
 from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, wrap_pipeline
-from tscompress.compression.apply import apply_plan_, fold_planned_, keep_layers_
-from tscompress.compression.calibration import (
-    OWN_SOURCES,
-    CalibrationBatch,
-    Moment,
-    calibration_batches,
-    collect_moments,
-    seasonal_share,
-)
-from tscompress.compression.fold_plans import FitSchedule, Method, fold_plan_of, make_plan
-from tscompress.data.series import guarded
+from tscompress.checkpoints import load as loading
+from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_
+from tscompress.compression.activations import Moment, collect_moments
+from tscompress.compression.apply import fold_planned_, keep_layers_
+from tscompress.compression.calibration import OWN_SOURCES, calibration_batches, seasonal_share
+from tscompress.compression.factor import apply_plan_, make_plan
+from tscompress.compression.fold_plans import fold_plan_of
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.leakage import guarded
+from tscompress.data.series import read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
+from tscompress.families.registry import wrap_pipeline
+from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
-from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.schedules import FitSchedule, Method, PlannedSchedule
+from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
-from tscompress.training.recovery import can_resume, recover_, what_differs
-from tscompress.workflows.recipe import Recipe, labels_of
-from tscompress.workflows.save import CompressedModel
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_state import can_resume, differences_from
+from tscompress.workflows.memory import compression_memory_bytes
+from tscompress.workflows.recipe import Recipe, inputs_of, labels_of
+from tscompress.workflows.save import CompressedModel, save
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What :func:`compress_checkpoint` planned or wrote.
+
+    Attributes
+    ----------
+    output
+        The checkpoint; None after a dry run.
+    note
+        What the calibration series lack, if anything, in one line.
+    """
+
+    plan: Plan
+    output: Path | None = None
+    note: str | None = None
+
+
+def compress_checkpoint(
+    recipe: Recipe,
+    *,
+    plan: Plan | None = None,
+    series: Path | None = None,
+    device: str = "cpu",
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+    dry_run: bool = False,
+    force: bool = False,
+    inputs: Sequence[str | Path | None] = (),
+    on_memory: Callable[[Mapping[str, int]], None] = lambda needed: None,
+    on_progress: OnProgress = silent,
+) -> Compression:
+    """Compress the model of a recipe and save a verified checkpoint to its output.
+
+    What a recovery is resumed from lies beside the output until that is saved.
+
+    Parameters
+    ----------
+    plan
+        Gives the sizes instead of the recipe.
+    series
+        A file of series to calibrate and recover on, instead of the config's source.
+    max_shard_size
+        As for :func:`tscompress.save`.
+    dry_run
+        Only plan; a ``plan`` is tried out in memory, to see whether it fits.
+    inputs
+        Besides those of the recipe: what the output must not replace.
+    on_memory
+        Called before weights are read with the bytes that are needed, by part.
+
+    Raises
+    ------
+    TscompressError
+        A subclass says what was wrong; nothing is left half-written.
+    """
+    largest = shard_bytes(max_shard_size)
+    output = Path(recipe.output)
+    work = None if dry_run else recovery_directory(output)
+    if work is not None:
+        inputs = *inputs, series, *inputs_of(recipe)
+        check_output(output, force=force, inputs=inputs)
+        if recipe.recover is not None:
+            check_output(work, force=True, inputs=inputs, in_place=True)
+    given = None if series is None else read_series(series)
+    found = loading.find(recipe.model, revision=recipe.revision)
+    on_memory(compression_memory_bytes(found, recipe))
+    loaded = loading.load(found, device=device, dtype=torch.float32)
+    recipe = recipe.model_copy(update={"model": loaded.source, "revision": loaded.revision})
+    if dry_run and plan is None:
+        return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
+    compressed = compress_loaded_(
+        loaded,
+        recipe,
+        plan=plan,
+        series=given,
+        directory=work,
+        force=force,
+        on_progress=on_progress,
+    )
+    assert compressed.plan is not None
+    if work is None:
+        return Compression(compressed.plan, note=compressed.note)
+    save(compressed, output, force=force, max_shard_size=largest)
+    finish_recovery(compressed, work)
+    return Compression(compressed.plan, output, compressed.note)
 
 
 def compress_loaded_(
@@ -63,7 +155,7 @@ def _compress_loaded_(
 ) -> CompressedModel:
     _check_original(loaded)
     if recipe.recover is not None and directory is not None and not force:
-        _check_unfinished(directory, what_differs(directory, recipe.recover, loaded))
+        _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were loaded before they became float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
@@ -85,7 +177,7 @@ def _compress_loaded_(
     if recipe.recover is not None:
         stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
         if directory is not None and not force:
-            differs = what_differs(directory, recipe.recover, original, loaded)
+            differs = differences_from(directory, recipe.recover, original, loaded)
             _check_unfinished(directory, differs)
         recovery = recover_(
             loaded,
@@ -152,7 +244,7 @@ def _batches(
     recipe: Recipe,
     method: Method,
     series: Sequence[FloatArray] | str | Path | None,
-) -> list[CalibrationBatch]:
+) -> list[ForecastBatch]:
     """What the method is calibrated on; nothing for svd."""
     if method != "svd":
         return calibration_batches(loaded, recipe.calibration, series)
@@ -171,7 +263,7 @@ def _factor_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
     """Replace projections by two factors."""
@@ -186,7 +278,7 @@ def _factor_(
 def _factor_plan(
     loaded: LoadedModel,
     recipe: Recipe,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> tuple[Plan, dict[str, Moment] | None]:
     """The ranks that a recipe asks for, and the moments they were chosen by."""
@@ -211,7 +303,7 @@ def _moments(
     loaded: LoadedModel,
     method: Method,
     feed_forward: bool,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> dict[str, Moment] | None:
     """Second moments of what feeds the projections; None for a method without."""
@@ -230,7 +322,7 @@ def _fold_(
     loaded: LoadedModel,
     recipe: Recipe,
     plan: Plan | None,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
     """Make heads and hidden layers smaller."""
@@ -248,7 +340,7 @@ def _fold_(
 def _fold_plan(
     loaded: LoadedModel,
     recipe: Recipe,
-    batches: Sequence[CalibrationBatch],
+    batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> Plan:
     """The sizes that a recipe asks for; ``batches`` are for what is measured first."""
@@ -257,6 +349,8 @@ def _fold_plan(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
         )
     schedule = recipe.schedule
+    asked, d_model = recipe.width, loaded.config["d_model"]
+    width = None if asked is None else dimensions_of(asked, d_model)
 
     def planned(loaded: LoadedModel) -> Plan:
         return fold_plan_of(
@@ -265,7 +359,7 @@ def _fold_plan(
             schedule,
             ff_ratio=recipe.ff_ratio,
             latent=recipe.latent,
-            width=recipe.width,
+            width=width,
             exclude=recipe.exclude,
             free_frequencies=recipe.fold.frequencies == "free",
         )
@@ -279,6 +373,11 @@ def _fold_plan(
     plan = planned(fewer)
     chosen = {**plan.schedule, "layers": list(recipe.layers)}
     return plan.model_copy(update={"kept_layers": kept, "schedule": chosen})
+
+
+def recovery_directory(output: Path) -> Path:
+    """Where the recovery of a checkpoint at ``output`` is resumed from."""
+    return output.parent / f"{output.name}.recovery"
 
 
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:

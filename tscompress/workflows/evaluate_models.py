@@ -1,15 +1,179 @@
-"""Models scored as a recipe says."""
+"""A model scored as a recipe says, beside seasonal naive and, if asked, another model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from tscompress.data.suites import EvaluationDataset, find_suite
-from tscompress.evaluation.evaluate import EvaluationResult, Quantiles, evaluate
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.suites import find_suite
+from tscompress.evaluation.comparison import Comparison, compare
+from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import (
+    SCORES_FILE,
+    SEASONAL_NAIVE,
+    EvaluationResult,
+    aggregate,
+    relative,
+)
 from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.results import results_json
+from tscompress.plotting import DPI, forecast_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import EvaluationConfig
+
+#: Called with a dataset and the quantiles ``[N, 9, horizon]`` forecast for it.
+OnForecasts = Callable[[EvaluationDataset, Quantiles], None]
+#: Loads a model when its turn comes; or the baseline.
+Scored = Callable[[], LoadedModel] | Literal["seasonal-naive"]
+
+
+@dataclass(frozen=True)
+class EvaluatedModels:
+    """Scores of a model, of seasonal naive, and of the model that it is compared with.
+
+    Attributes
+    ----------
+    fidelity
+        How the forecasts of ``model`` differ from those of ``against``, where that was asked for.
+    """
+
+    model: EvaluationResult
+    naive: EvaluationResult
+    against: EvaluationResult | None = None
+    fidelity: Fidelity | None = None
+
+    def comparison(self, margin: float) -> Comparison | None:
+        """Ratios to ``against``, with intervals; ``margin`` is the acceptable loss, as a share."""
+        return None if self.against is None else compare([self.against, self.model], margin=margin)
+
+    def to_dict(self, margin: float) -> dict[str, Any]:
+        """For ``scores.json``."""
+        content: dict[str, Any] = {
+            "result": self.model.to_dict(),
+            "relative_to_seasonal_naive": relative(self.model, self.naive),
+        }
+        comparison = self.comparison(margin)
+        if self.against is not None and comparison is not None:
+            content["against"] = self.against.to_dict()
+            content["relative_to_against"] = relative(self.model, self.against)
+            content["comparison"] = comparison.to_dict()
+        if self.fidelity is not None:
+            content["fidelity"] = self.fidelity.to_dict()
+        return content
+
+
+def evaluate_models(
+    config: EvaluationConfig,
+    model: Scored,
+    against: Scored | None = None,
+    *,
+    fidelity: bool = False,
+    seeds: Sequence[int] | None = None,
+    num_samples: int | None = None,
+    cache: ScoreCache | None = None,
+    on_forecasts: OnForecasts | None = None,
+    on_pair: OnPair | None = None,
+    on_progress: OnProgress = silent,
+) -> EvaluatedModels:
+    """Score a model, seasonal naive and, if given, the model that it is compared with.
+
+    Parameters
+    ----------
+    fidelity
+        With ``against``: also how the forecasts differ.
+    seeds, num_samples, cache
+        As for :func:`tscompress.evaluate`.
+    on_forecasts
+        Called with the forecasts of ``model``.
+    on_pair
+        With ``fidelity``: called with both models' forecasts of a dataset.
+
+    Raises
+    ------
+    TscompressError
+        A model, or data, cannot be used; see :mod:`tscompress.errors`.
+    """
+    pairs = PairedForecasts(on_pair) if fidelity else None
+
+    def scored(one: Scored, keep: OnForecasts | None = None) -> EvaluationResult:
+        if one == SEASONAL_NAIVE:
+            return score(one, one, config, on_progress, cache=cache, on_forecasts=keep)
+        loaded = one()  # type: ignore[operator]
+        return score(
+            loaded.forecaster,
+            loaded.name,
+            config,
+            on_progress,
+            seeds=seeds,
+            num_samples=num_samples,
+            cache=cache,
+            on_forecasts=keep,
+        )
+
+    other = None if against is None else scored(against, None if pairs is None else pairs.original)
+    result = scored(model, _all_of(None if pairs is None else pairs.compressed, on_forecasts))
+    known = (one for one in (result, other) if one is not None and one.model == SEASONAL_NAIVE)
+    naive = next(known, None) or scored("seasonal-naive")
+    return EvaluatedModels(result, naive, other, None if pairs is None else pairs.summary())
+
+
+def _all_of(*hooks: OnForecasts | None) -> OnForecasts | None:
+    """One hook that calls those that are given; None if none is."""
+    given = [hook for hook in hooks if hook is not None]
+
+    def call(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
+        for hook in given:
+            hook(dataset, quantiles)
+
+    return call if given else None
+
+
+def save_evaluation(
+    output: Path,
+    evaluated: EvaluatedModels,
+    margin: float,
+    *,
+    also: Callable[[Path], None] | None = None,
+    force: bool = False,
+    inputs: Sequence[str | Path | None] = (),
+) -> None:
+    """Write all scores to FILE.json; or to a directory, with CSV tables and the worst series drawn.
+
+    Parameters
+    ----------
+    also
+        Writes more into the directory.
+    inputs
+        What the output must not replace.
+
+    Raises
+    ------
+    OutputExistsError
+        ``output`` holds something and ``force`` is false, or is an input.
+    """
+    text = results_json(evaluated.to_dict(margin))
+    if output.suffix == ".json" and not output.is_dir():
+        write_text_atomically(output.resolve(), text)
+        return
+    with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
+        evaluated.model.to_csv(directory / "scores.csv")
+        if evaluated.against is not None:
+            evaluated.against.to_csv(directory / "scores-against.csv")
+        totals = aggregate(evaluated.model, evaluated.naive).to_csv(index=False)
+        write_text_atomically(directory / "agg-rel-scores.csv", totals)
+        write_text_atomically(directory / SCORES_FILE, text)
+        if evaluated.fidelity is not None and evaluated.fidelity.worst:
+            panels = [series.panel() for series in evaluated.fidelity.worst]
+            forecast_figure(panels).savefig(directory / "worst.png", dpi=DPI)
+        if also is not None:
+            also(directory)
 
 
 def score(
@@ -21,7 +185,7 @@ def score(
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     cache: ScoreCache | None = None,
-    on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
+    on_forecasts: OnForecasts | None = None,
 ) -> EvaluationResult:
     """Evaluate a pipeline or ``"seasonal-naive"`` as ``config`` says.
 

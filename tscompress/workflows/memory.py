@@ -14,7 +14,8 @@ import psutil
 
 from tscompress.checkpoints.config_checks import check_config
 from tscompress.checkpoints.format import base_config_of
-from tscompress.checkpoints.load import Checkpoint
+from tscompress.checkpoints.load import Checkpoint, family_name
+from tscompress.families.registry import adapter_of
 from tscompress.plan.schedules import PlannedSchedule
 from tscompress.workflows.recipe import Recipe
 
@@ -31,7 +32,7 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     in float32, with ``recover`` also the original's, and with ``layers`` or a budget in latency or
     WQL those of the candidates that are measured; ``work`` what is needed besides, at the
     greediest moment. A recovery's own needs are those of
-    :func:`tscompress.training.recovery_config.memory_bytes`.
+    :func:`tscompress.training.recovery_memory.memory_bytes`.
 
     Raises
     ------
@@ -71,10 +72,11 @@ def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     if not isinstance(settings, Mapping):
         return 0  # a family for profiling only, or what loading will refuse
     check_config(config, checkpoint.source, len(checkpoint.stored))
-    tokens = "tokenizer_class" in settings
+    family = adapter_of(family_name(config, checkpoint.source))
     patch = int(settings.get("input_patch_stride", 1))
     longest = min(recipe.calibration.context_length, int(settings.get("context_length", 0)))
-    series = recipe.calibration.num_series or (256 if tokens else 1024)
+    series = recipe.calibration.num_series or family.defaults.calibration_windows
+    tokens = family.draws_samples
     ahead = int(settings.get("prediction_length", 0)) if tokens else 1
     twice = 2 if tokens and recipe.fold.continuations == "both" else 1
     positions = twice * series * (longest // patch + 1 + ahead)

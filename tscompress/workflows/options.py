@@ -1,40 +1,98 @@
-"""Options of ``compress`` to a recipe: the one place for Python, the command and sweeps."""
+"""Options of ``compress`` to a recipe: the one place for Python, the command and sweeps.
+
+An option that was not given is None, False or empty, or is not in the mapping.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tscompress.compression.fold_plans import (
+from pydantic import ValidationError
+
+from tscompress.errors import UsageError
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import (
+    Budget,
     BudgetSchedule,
     EnergySchedule,
     EpsilonSchedule,
     FitSchedule,
     Method,
+    PlannedSchedule,
     PowerLawSchedule,
     RankSchedule,
     Schedule,
+    parse_budget,
+    parse_schedule,
 )
-from tscompress.errors import UsageError
-from tscompress.plan.schedules import PlannedSchedule, parse_budget
-from tscompress.workflows.recipe import SIZES_BESIDE_HEADS
+from tscompress.workflows.recipe import SIZES_BESIDE_HEADS, Recipe, validate
+
+Options = Mapping[str, Any]
+
+#: At most one of these is given: it chooses ranks, or the sizes of heads.
+_SCHEDULES = ("rank", "epsilon", "energy", "schedule", "fit", "budget")
+_WITH_BUDGET = ("layout", "multiple", "depth", "keep_width")
+_SELECTION = ("exclude", "feed_forward")
+#: Every option that a plan made by hand replaces, besides ``method``.
+SIZE_OPTIONS = (*_SCHEDULES, "powers_of_two", *_WITH_BUDGET, *SIZES_BESIDE_HEADS, *_SELECTION)
+
+PLAN_ALONE = "a plan says every size; give no schedule or selection with it."
+_NO_POWER_LAW = "powers_of_two rounds a power law; give schedule D0,ALPHA with it."
+
+
+def recipe_of(
+    options: Options, *, plan: Plan | None = None, source: str = "the options", **fields: Any
+) -> Recipe:
+    """The recipe that options ask for.
+
+    Parameters
+    ----------
+    options
+        ``method`` and :data:`SIZE_OPTIONS`, each as :func:`tscompress.compress` or the command
+        takes it.
+    plan
+        Gives every size in their stead.
+    source
+        Names the options in an error.
+    fields
+        Other fields of the recipe: ``model``, ``output``, ``calibration``, ...
+
+    Raises
+    ------
+    UsageError
+        Options exclude each other or go with another one, none is given, or a value is out of
+        range; for those of a recipe's fields it is a RecipeError.
+    """
+    method = options.get("method", "fold")
+    if plan is not None:
+        if any(is_given(options.get(name)) for name in SIZE_OPTIONS):
+            raise UsageError(PLAN_ALONE)
+        sizes = _sizes_of_plan(plan.method)
+    else:
+        sizes = {name: options.get(name) for name in SIZES_BESIDE_HEADS}
+        needed = method != "fold" or not any(is_given(size) for size in sizes.values())
+        schedule = choose_schedule(method, options, required=needed)
+        layers = sizes["layers"]
+        sizes |= {
+            "method": method,
+            "schedule": None if schedule is None else schedule.model_dump(),
+            "layers": (layers,) if isinstance(layers, int) else layers,
+            "exclude": tuple(options.get("exclude") or ()),
+            "feed_forward": options.get("feed_forward", False),
+        }
+    return validate(Recipe, {"model": "-", "output": "-", **sizes, **fields}, source)
+
+
+def is_given(value: object) -> bool:
+    """Whether an option has a value; 0 is one, which is out of range."""
+    if isinstance(value, Sequence):
+        return len(value) > 0
+    return value is not None and value is not False
 
 
 def choose_schedule(
-    *,
-    method: Method = "fold",
-    rank: int | None = None,
-    epsilon: float | None = None,
-    energy: float | None = None,
-    schedule: tuple[float, float] | None = None,
-    fit: float | None = None,
-    budget: float | str | None = None,
-    powers_of_two: bool = False,
-    layout: Literal["folded", "factored"] | None = None,
-    multiple: int | None = None,
-    depth: bool = False,
-    keep_width: bool = False,
-    required: bool = True,
+    method: Method, options: Options, *, required: bool = True
 ) -> Schedule | PlannedSchedule | None:
     """The schedule that one of rank, epsilon, energy, schedule, fit and budget asks for.
 
@@ -44,29 +102,12 @@ def choose_schedule(
         Several were given, or none although it is ``required``; an option was given that goes
         with another one; or a value is out of range.
     """
-    given: dict[str, Callable[[], Schedule | PlannedSchedule]] = {}
-    if rank is not None:
-        given["rank"] = lambda: RankSchedule(rank=rank)
-    if epsilon is not None:
-        given["epsilon"] = lambda: EpsilonSchedule(epsilon=epsilon)
-    if energy is not None:
-        given["energy"] = lambda: EnergySchedule(energy=energy)
-    if schedule is not None:
-        d_0, alpha = schedule
-        given["schedule"] = lambda: PowerLawSchedule(
-            d_0=d_0, alpha=alpha, powers_of_two=powers_of_two
-        )
-    if fit is not None:
-        given["fit"] = lambda: FitSchedule(epsilon=fit)
-    if budget is not None:
-        given["budget"] = lambda: _budget_schedule(
-            method, budget, layout, multiple, depth, keep_width
-        )
-    if powers_of_two and schedule is None:
-        raise UsageError("powers_of_two rounds a power law; give schedule D0,ALPHA with it.")
-    asked = depth or keep_width or (layout, multiple) != (None, None)
-    if asked and (budget is None or method != "fold"):
+    given = {name: options[name] for name in _SCHEDULES if options.get(name) is not None}
+    how = {name: options[name] for name in _WITH_BUDGET if is_given(options.get(name))}
+    if how and ("budget" not in given or method != "fold"):
         raise UsageError("layout, multiple, depth and keep_width go with a budget of fold.")
+    if options.get("powers_of_two") and "schedule" not in given:
+        raise UsageError(_NO_POWER_LAW)
     if not given and not required:
         return None
     if len(given) != 1:
@@ -75,57 +116,76 @@ def choose_schedule(
             f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
             + (", or ff_ratio, latent or layers alone." if method == "fold" and not given else ".")
         )
-    ((name, make),) = given.items()
+    ((name, value),) = given.items()
     try:
-        return make()
-    except ValueError as error:
-        reason = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
-        raise UsageError(f"{name}: {reason}.") from None
+        if name == "budget":
+            return _budget_schedule(method, value, how)
+        if name == "schedule":
+            return _power_of_two(_read_schedule(value), bool(options.get("powers_of_two")))
+        return _BY_NUMBER[name](value)
+    except ValidationError as error:
+        raise UsageError(f"{name}: {error.errors()[0]['msg']}.") from None
 
 
-def needs_schedule(method: str, fields: Mapping[str, Any]) -> bool:
-    """Whether a recipe with these fields would change nothing without a schedule of ranks."""
-    return method != "fold" or all(fields[name] is None for name in SIZES_BESIDE_HEADS)
+_BY_NUMBER: Mapping[str, Callable[[Any], Schedule]] = {
+    "rank": lambda rank: RankSchedule(rank=rank),
+    "epsilon": lambda epsilon: EpsilonSchedule(epsilon=epsilon),
+    "energy": lambda energy: EnergySchedule(energy=energy),
+    "fit": lambda epsilon: FitSchedule(epsilon=epsilon),
+}
 
 
-def unplanned(method: Method) -> dict[str, Any]:
-    """Fields of a recipe whose sizes a plan given by hand says: they stand for nothing."""
-    if method == "fold":
-        return {"schedule": None, "ff_ratio": 1.0}
-    return {"schedule": BudgetSchedule(parameter_ratio=1.0).model_dump(), "ff_ratio": None}
+def _read_schedule(value: Any) -> Schedule | PlannedSchedule:
+    if isinstance(value, str):
+        return parse_schedule(value)
+    if not isinstance(value, Sequence):
+        return value  # type: ignore[no-any-return]  # an object already
+    d_0, alpha = value
+    return PowerLawSchedule(d_0=d_0, alpha=alpha)
+
+
+def _power_of_two(
+    schedule: Schedule | PlannedSchedule, rounded: bool
+) -> Schedule | PlannedSchedule:
+    if not rounded:
+        return schedule
+    if not isinstance(schedule, PowerLawSchedule):
+        raise UsageError(_NO_POWER_LAW)
+    return schedule.model_copy(update={"powers_of_two": True})
 
 
 def _budget_schedule(
-    method: Method,
-    budget: float | str,
-    layout: Literal["folded", "factored"] | None,
-    multiple: int | None,
-    depth: bool,
-    keep_width: bool,
+    method: Method, budget: float | str | Budget | PlannedSchedule, how: Options
 ) -> BudgetSchedule | PlannedSchedule:
-    share: float | None
-    try:
-        share = float(budget)
-    except ValueError:
-        share = None
-    if method == "fold":
-        if share is not None:
+    """A budget of the whole model for fold; a share of the planned layers for the others."""
+    if isinstance(budget, PlannedSchedule):
+        return PlannedSchedule.model_validate({**budget.model_dump(), **how})
+    share = None if isinstance(budget, Budget) else _share(budget)
+    if method != "fold":
+        if share is None:
             raise UsageError(
-                f"budget {budget} does not say of what; for fold give parameters={budget}, "
-                f"bytes=20MB, macs={budget}, kv-cache={budget}, latency={budget} or wql=1%."
+                f"budget {str(budget)!r} is for fold; {method} takes the share of parameters that "
+                "the planned layers keep, such as 0.25."
             )
-        return PlannedSchedule.model_validate(
-            {
-                "budget": parse_budget(str(budget)),
-                "layout": "folded" if layout is None else layout,
-                "multiple": 1 if multiple is None else multiple,
-                "depth": depth,
-                "keep_width": keep_width,
-            }
-        )
-    if share is None:
+        return BudgetSchedule(parameter_ratio=share)
+    if share is not None:
         raise UsageError(
-            f"budget {budget!r} is for fold; {method} takes the share of parameters that the "
-            "planned layers keep, such as 0.25."
+            f"budget {budget} does not say of what; for fold give parameters={budget}, "
+            f"bytes=20MB, macs={budget}, kv-cache={budget}, latency={budget} or wql=1%."
         )
-    return BudgetSchedule(parameter_ratio=share)
+    read = budget if isinstance(budget, Budget) else parse_budget(str(budget))
+    return PlannedSchedule.model_validate({"budget": read, **how})
+
+
+def _share(budget: float | str) -> float | None:
+    try:
+        return float(budget)
+    except ValueError:
+        return None
+
+
+def _sizes_of_plan(method: Method) -> dict[str, Any]:
+    """Fields of a recipe whose sizes a plan made by hand gives; these are placeholders."""
+    if method == "fold":
+        return {"method": method, "schedule": None, "ff_ratio": 1.0}
+    return {"method": method, "schedule": BudgetSchedule(parameter_ratio=1.0).model_dump()}

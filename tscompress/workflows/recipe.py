@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from tscompress.benchmark.bench import Workload
+from tscompress.benchmark.workload import Workload
+from tscompress.checkpoints.locate import model_name
 from tscompress.compression.calibration import OWN_SOURCES, CalibrationConfig
-from tscompress.compression.fold import FoldConfig
-from tscompress.compression.fold_plans import (
-    BudgetSchedule,
-    EnergySchedule,
-    EpsilonSchedule,
-    FitSchedule,
-    Method,
-    PowerLawSchedule,
-    RankSchedule,
-)
-from tscompress.data.suites import (
-    FREQUENCIES_SUITE,
-    OFFLINE_SUITE,
-    Fingerprints,
-    LongFormat,
-    find_suite,
-    label_fingerprints,
-    load_suite,
-)
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.fingerprints import Fingerprints, label_fingerprints
+from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
-from tscompress.plan.schedules import PlannedSchedule
+from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
+from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
-from tscompress.training.pretraining import PretrainRecipe
+from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -69,18 +58,6 @@ class ProfileConfig(BaseModel):
     epsilons: tuple[float, ...] = Field(default=(0.3, 0.1, 0.03, 0.01), min_length=1)
 
 
-AnySchedule = Annotated[
-    EpsilonSchedule
-    | RankSchedule
-    | EnergySchedule
-    | PowerLawSchedule
-    | BudgetSchedule
-    | FitSchedule
-    | PlannedSchedule,
-    Field(discriminator="kind"),
-]
-
-
 #: What fold makes smaller besides heads: with one of these a schedule is not needed.
 SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "width", "layers")
 
@@ -95,7 +72,8 @@ class Recipe(BaseModel):
     output: str
     method: Method = "fold"
     schedule: AnySchedule | None = Field(
-        default=RankSchedule(rank=16), description="null, with fold: heads keep their size"
+        default=RankSchedule(rank=16),
+        description="also as text: rank=16, epsilon=0.1, or 5,0.35; null, with fold: heads stay",
     )
     ff_ratio: float | None = Field(
         default=None, gt=0, le=1, description="hidden units that fold keeps; null: all"
@@ -103,8 +81,9 @@ class Recipe(BaseModel):
     latent: int | None = Field(
         default=None, ge=1, description="with fold: size of what all cross-attention reads"
     )
-    width: int | None = Field(
-        default=None, ge=1, description="with fold: numbers of the residual stream, d_model"
+    width: Width | None = Field(
+        default=None,
+        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share of it",
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
@@ -130,52 +109,9 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _options_belong_to_the_method(self) -> Recipe:
-        kind = None if self.schedule is None else self.schedule.kind
-        if self.method == "fold":
-            if kind is None and all(getattr(self, name) is None for name in SIZES_BESIDE_HEADS):
-                raise ValueError(
-                    "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"
-                )
-            if kind == "budget":
-                raise ValueError(
-                    "a budget for fold says of what, such as "
-                    "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
-                )
-            if kind == "planned" and self.ff_ratio is not None:
-                raise ValueError("a budget chooses the hidden units; give no ff_ratio with it")
-            if kind == "planned" and self.latent is not None:
-                raise ValueError("a budget plans folded heads; give no latent with it")
-            if kind == "planned" and self.width is not None:
-                raise ValueError("a budget chooses the width; give no width with it")
-            if kind == "planned" and self.layers is not None:
-                raise ValueError("a budget chooses the layers by depth: true; give no layers too")
-            if kind == "planned" and self.exclude:
-                raise ValueError("a budget considers every layer; give no exclude with it")
-            if isinstance(self.schedule, PlannedSchedule) and (
-                self.schedule.layout == "folded" and self.fold.frequencies == "free"
-            ):
-                raise ValueError(
-                    "free frequencies make a factored checkpoint; give layout: factored with them"
-                )
-            if self.layers is not None and self.exclude:
-                raise ValueError(
-                    "which layers stay is not known to exclude; leave it out, or edit the plan"
-                )
-            if self.feed_forward:
-                raise ValueError("fold sizes feed-forwards by ff_ratio; leave out feed_forward")
-            return self
-        if kind in (None, "fit", "planned"):
-            raise ValueError(
-                f"{self.method} needs a schedule of kind epsilon, rank, energy, power-law or budget"
-            )
-        if self.ff_ratio is not None:
-            raise ValueError(f"ff_ratio is for fold; {self.method} has feed_forward")
-        if self.latent is not None:
-            raise ValueError(f"latent is for fold; {self.method} factors each projection")
-        if self.width is not None:
-            raise ValueError(f"width is for fold; {self.method} factors each projection")
-        if self.layers is not None:
-            raise ValueError(f"layers is for fold; {self.method} keeps all of them")
+        refusals = _fold_refusals(self) if self.method == "fold" else _factoring_refusals(self)
+        for reason in refusals:
+            raise ValueError(reason)
         return self
 
     def to_yaml(self) -> str:
@@ -183,15 +119,88 @@ class Recipe(BaseModel):
         return text
 
 
-def load_recipe(path: str | Path) -> Recipe:
+#: Fields that a budget of fold chooses itself, in the order in which they are refused.
+_CHOSEN_BY_A_BUDGET = {
+    "ff_ratio": "a budget chooses the hidden units; give no ff_ratio with it",
+    "latent": "a budget plans folded heads; give no latent with it",
+    "width": "a budget chooses the width; give no width with it",
+    "layers": "a budget chooses the layers by depth: true; give no layers too",
+    "exclude": "a budget considers every layer; give no exclude with it",
+}
+#: Fields that only fold has.
+_OF_FOLD = {
+    "ff_ratio": "ff_ratio is for fold; {method} has feed_forward",
+    "latent": "latent is for fold; {method} factors each projection",
+    "width": "width is for fold; {method} factors each projection",
+    "layers": "layers is for fold; {method} keeps all of them",
+}
+
+
+def _fold_refusals(recipe: Recipe) -> Iterator[str]:
+    """Why a recipe of fold cannot be followed; nothing if it can."""
+    schedule = recipe.schedule
+    if schedule is None and all(getattr(recipe, name) is None for name in SIZES_BESIDE_HEADS):
+        yield "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"
+    if schedule is not None and schedule.kind == "budget":
+        yield (
+            "a budget for fold says of what, such as "
+            "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
+        )
+    if isinstance(schedule, PlannedSchedule):
+        yield from _given(recipe, _CHOSEN_BY_A_BUDGET)
+        if schedule.layout == "folded" and recipe.fold.frequencies == "free":
+            yield "free frequencies make a factored checkpoint; give layout: factored with them"
+    if recipe.layers is not None and recipe.exclude:
+        yield "which layers stay is not known to exclude; leave it out, or edit the plan"
+    if recipe.feed_forward:
+        yield "fold sizes feed-forwards by ff_ratio; leave out feed_forward"
+
+
+def _factoring_refusals(recipe: Recipe) -> Iterator[str]:
+    """Why a recipe of svd or activation-svd cannot be followed; nothing if it can."""
+    if recipe.schedule is None or recipe.schedule.kind in ("fit", "planned"):
+        yield (
+            f"{recipe.method} needs a schedule of kind epsilon, rank, energy, power-law or budget"
+        )
+    yield from _given(recipe, _OF_FOLD)
+
+
+def _given(recipe: Recipe, reasons: Mapping[str, str]) -> Iterator[str]:
+    """The reasons that belong to fields which the recipe has."""
+    for name, reason in reasons.items():
+        if getattr(recipe, name) not in (None, ()):
+            yield reason.format(method=recipe.method)
+
+
+def load_recipe(
+    path: str | Path, *, model: str | None = None, output: str | Path | None = None
+) -> Recipe:
     """Read a compression recipe.
+
+    Parameters
+    ----------
+    model, output
+        Replace those of the file. The file may then lack ``model``; its ``revision`` is one of its
+        own model and is dropped for another. With ``model`` and no ``output`` the results go below
+        the file's output, in a directory named after the model: one recipe serves many models.
 
     Raises
     ------
     RecipeError
         The file is missing, is not YAML, or has an unknown key or a value out of range.
     """
-    return parse_recipe(Recipe, path)
+    content = read_recipe(path)
+    if model is not None:
+        if content.get("model") != model:
+            content.pop("revision", None)
+        content["model"] = model
+    if output is not None:
+        content["output"] = str(output)
+    recipe = validate(Recipe, content, source=repr(str(path)))
+    if model is not None and output is None:
+        below = Path(recipe.output) / Path(model_name(model)).name
+        recipe = recipe.model_copy(update={"output": str(below)})
+    return recipe
 
 
 def load_pretrain_recipe(path: str | Path) -> PretrainRecipe:
@@ -206,6 +215,17 @@ def load_recovery_config(path: str | Path) -> RecoveryConfig:
 
 def parse_recipe(model: type[M], path: str | Path) -> M:
     """A YAML file as ``model``; RecipeError as in :func:`load_recipe`."""
+    return validate(model, read_recipe(path), source=repr(str(path)))
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, not validated yet.
+
+    Raises
+    ------
+    RecipeError
+        The file is missing, is not YAML, or holds no mapping.
+    """
     path = Path(path)
     try:
         content: Any = read_yaml(path)
@@ -215,7 +235,7 @@ def parse_recipe(model: type[M], path: str | Path) -> M:
         raise RecipeError(f"{str(path)!r} cannot be read as YAML: {error}.") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{str(path)!r} holds no mapping; see recipes/ for examples.")
-    return validate(model, content, source=repr(str(path)))
+    return content
 
 
 def validate(model: type[M], content: dict[str, Any], source: str) -> M:

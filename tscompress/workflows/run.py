@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
-from tscompress.benchmark import bench as latency
-from tscompress.checkpoints.load import LoadedModel, load, model_name
-from tscompress.data.series import guarded
-from tscompress.data.suites import EvaluationDataset
-from tscompress.evaluation.evaluate import SEASONAL_NAIVE, EvaluationResult, Quantiles
-from tscompress.evaluation.fidelity import DatasetFidelity, Fidelity, dataset_fidelity, summarize
+from tscompress.benchmark.bench import bench
+from tscompress.benchmark.results import BenchResult
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
+from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.leakage import guarded
+from tscompress.evaluation.fidelity import Fidelity
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
 from tscompress.io.files import check_output, user_path
 from tscompress.plan.plan import Plan
@@ -24,7 +27,7 @@ from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import compress_loaded_, finish_recovery
-from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.evaluate_models import evaluate_models
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
 from tscompress.workflows.save import save
 
@@ -45,6 +48,8 @@ class RunResult:
         Forecasts of both models, for one series of each dataset.
     probes
         Skill of the original and of the compressed model.
+    note
+        What the calibration series lack, if anything; not in the files.
     """
 
     directory: Path
@@ -57,7 +62,8 @@ class RunResult:
     fidelity: Fidelity | None = None
     examples: tuple[ForecastExample, ...] = ()
     probes: tuple[ProbeResult, ProbeResult] | None = None
-    bench: latency.BenchResult | None = None
+    bench: BenchResult | None = None
+    note: str | None = None
 
 
 def run(
@@ -105,7 +111,7 @@ def run(
     original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
     again = load(target, device=device, dtype=torch.float32)
     assert compressed.plan is not None
-    result = RunResult(output, target, compressed.plan, measured)
+    result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
     if recipe.evaluation is not None:
         _evaluate_(result, original, again, recipe.evaluation, on_progress)
     if recipe.probe is not None:
@@ -115,7 +121,7 @@ def run(
         )
     if recipe.bench is not None:
         workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
-        result.bench = latency.bench(
+        result.bench = bench(
             [(original.name, original.forecaster), (again.name, again.forecaster)],
             workload,
             measure_memory=True,
@@ -140,27 +146,21 @@ def _evaluate_(
     on_progress: OnProgress,
 ) -> None:
     """Put the scores of both models and of seasonal naive into ``result``, and how both differ."""
-    before: dict[str, Quantiles] = {}
-    parts: list[DatasetFidelity] = []
     examples: list[ForecastExample] = []
 
-    def keep(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
-        before[dataset.name] = quantiles
+    def keep_example(dense: Quantiles, folded: Quantiles, dataset: EvaluationDataset) -> None:
+        examples.append(typical_example(dense, folded, dataset))
 
-    def hold_against(dataset: EvaluationDataset, quantiles: Quantiles) -> None:
-        dense = before.pop(dataset.name)
-        parts.append(dataset_fidelity(dense, quantiles, dataset))
-        examples.append(typical_example(dense, quantiles, dataset))
-
-    result.baseline = score(SEASONAL_NAIVE, SEASONAL_NAIVE, config, on_progress)
-    result.original = score(
-        original.forecaster, original.name, config, on_progress, on_forecasts=keep
+    scores = evaluate_models(
+        config,
+        lambda: compressed,
+        lambda: original,
+        fidelity=True,
+        on_pair=keep_example,
+        on_progress=on_progress,
     )
-    result.compressed = score(
-        compressed.forecaster, compressed.name, config, on_progress, on_forecasts=hold_against
-    )
-    result.fidelity = summarize(parts)
-    result.examples = tuple(examples)
+    result.baseline, result.original, result.compressed = scores.naive, scores.against, scores.model
+    result.fidelity, result.examples = scores.fidelity, tuple(examples)
 
 
 def _last_two(step: Sequence[Any]) -> tuple[int, int]:

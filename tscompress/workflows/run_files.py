@@ -16,20 +16,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tscompress.benchmark.bench import BenchResult
-from tscompress.checkpoints.format import PLAN_FILE
-from tscompress.checkpoints.load import PROVENANCE_FILE
+from tscompress.benchmark.results import BenchResult
+from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.errors import DataError, PlanError, RecipeError, UsageError
-from tscompress.evaluation.evaluate import (
-    SCORES_FILE,
-    EvaluationResult,
-    load_results,
-    relative,
-    results_json,
-)
 from tscompress.evaluation.fidelity import Fidelity
+from tscompress.evaluation.results import SCORES_FILE, EvaluationResult, load_results, relative
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
+from tscompress.io.results import results_json
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeResult, load_probes, probe_content

@@ -12,20 +12,16 @@ import torch
 
 from tscompress.checkpoints.format import (
     MAX_SHARD_SIZE,
-    PLAN_FILE,
     unique_tensors,
     write_factored,
     write_folded,
 )
-from tscompress.checkpoints.load import (
-    GENERATION_FILE,
-    PROVENANCE_FILE,
-    LoadedModel,
-    load,
-    source_files,
-)
+from tscompress.checkpoints.integrity import source_files
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.names import GENERATION_FILE, PLAN_FILE, PROVENANCE_FILE
 from tscompress.checkpoints.provenance import hashes, write_provenance
-from tscompress.compression.calibration import CalibrationBatch, run_teacher_forced
+from tscompress.compression.calibration import run_teacher_forced
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.seasonality import season_note
 from tscompress.errors import PlanError, VerificationError
 from tscompress.io.files import new_directory, user_path, write_text_atomically
@@ -33,7 +29,7 @@ from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plotting import DPI, loss_figure
-from tscompress.training.recovery import RecoveryResult
+from tscompress.training.recovery_state import RecoveryResult
 from tscompress.workflows.recipe import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"
@@ -149,7 +145,7 @@ def verify(compressed: LoadedModel, directory: Path) -> None:
         for parameter in model.parameters():
             # Memory that is aligned otherwise, as in a loaded file, rounds products otherwise.
             parameter.data = parameter.data.clone()
-    probe = CalibrationBatch(_probe(2, 48), _probe(2, 8))
+    probe = ForecastBatch(_probe(2, 48), _probe(2, 8))
     ours_out, theirs_out = _output(compressed, probe), _output(reloaded, probe)
     if not torch.allclose(ours_out, theirs_out, rtol=0, atol=0, equal_nan=True):
         raise VerificationError("the saved model predicts differently; nothing was kept.")
@@ -160,7 +156,7 @@ def _probe(rows: int, steps: int) -> torch.Tensor:
     return torch.stack([torch.sin(time / (2 + row)) + 0.01 * time for row in range(rows)])
 
 
-def _output(loaded: LoadedModel, probe: CalibrationBatch) -> torch.Tensor:
+def _output(loaded: LoadedModel, probe: ForecastBatch) -> torch.Tensor:
     output = run_teacher_forced(loaded, probe)
     result: torch.Tensor = output.logits if "logits" in output else output.quantile_preds
     return result

@@ -1,0 +1,146 @@
+"""Options to a recipe: objects, their texts, and old keywords give the same one."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import tscompress
+from tscompress import (
+    Budget,
+    BudgetSchedule,
+    EnergySchedule,
+    EpsilonSchedule,
+    FitSchedule,
+    PlannedSchedule,
+    PowerLawSchedule,
+    RankSchedule,
+)
+from tscompress.cli.app import app
+from tscompress.errors import RecipeError, UsageError
+from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import parse_schedule
+from tscompress.workflows.options import SIZE_OPTIONS, recipe_of
+from tscompress.workflows.recipe import Recipe, validate
+from tscompress.workflows.sweep_points import Grid
+
+POWER_LAW = PowerLawSchedule(d_0=5, alpha=0.35)
+HALF = Budget(measure="parameters", ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("5,0.35", POWER_LAW),
+        ("power-law=5,0.35", POWER_LAW),
+        (" 5, 0.35 ", POWER_LAW),
+        ("rank=16", RankSchedule(rank=16)),
+        ("epsilon=0.1", EpsilonSchedule(epsilon=0.1)),
+        ("energy=0.9", EnergySchedule(energy=0.9)),
+        ("fit=0.1", FitSchedule(epsilon=0.1)),
+    ],
+)
+def test_a_schedule_has_a_text(text: str, schedule: Any) -> None:
+    assert parse_schedule(text) == schedule
+    assert recipe_of({"schedule": text}).schedule == schedule
+    assert recipe_of({"schedule": schedule}).schedule == schedule
+    assert (
+        validate(Recipe, {"model": "m", "output": "o", "schedule": text}, "").schedule == schedule
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "=5", "rank", "rank=", "rank=1,2", "rank=1.5", "rank=0", "epsilon=1", "0,1",
+             "energy=nan", "5,inf", "size=3", "a,b"],
+)  # fmt: skip
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="schedule"):
+        parse_schedule(text)
+    with pytest.raises(RecipeError, match="schedule"):
+        validate(Recipe, {"model": "m", "output": "o", "schedule": text}, "here")
+
+
+def test_forms_of_one_option_give_one_recipe() -> None:
+    planned = PlannedSchedule(budget=HALF, layout="factored", multiple=8)
+    how = {"layout": "factored", "multiple": 8}
+    for same in (
+        {"budget": planned},
+        {"schedule": planned},
+        {"budget": "parameters=0.5", **how},
+        {"budget": HALF, **how},
+        {"budget": PlannedSchedule(budget=HALF), **how},
+    ):
+        assert recipe_of(same).schedule == planned
+    svd = {"method": "svd", "budget": 0.25}
+    assert recipe_of(svd).schedule == BudgetSchedule(parameter_ratio=0.25)
+    assert recipe_of(svd | {"budget": "0.25"}) == recipe_of(svd)
+    rounded = POWER_LAW.model_copy(update={"powers_of_two": True})
+    for schedule in ((5, 0.35), "5,0.35", POWER_LAW):
+        assert recipe_of({"schedule": schedule, "powers_of_two": True}).schedule == rounded
+    assert recipe_of({"ff_ratio": 0.5, "layers": 2}).layers == (2,)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({}, "none was given; give exactly one of"),
+        ({"rank": 0}, "rank: "),
+        ({"rank": 3, "schedule": "rank=3"}, "rank and schedule were given"),
+        ({"schedule": "rank=3", "powers_of_two": True}, "rounds a power law"),
+        ({"schedule": "rank=3", "multiple": 8}, "go with a budget of fold"),
+        ({"method": "svd", "budget": HALF}, "'parameters=0.5' is for fold"),
+        ({"method": "svd", "budget": PlannedSchedule(budget=HALF)}, "svd needs a schedule of kind"),
+        ({"budget": 0.5}, "does not say of what"),
+        ({"budget": HALF, "layout": "loose"}, "budget: "),
+    ],
+)
+def test_refused_options(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        recipe_of(options)
+
+
+@pytest.mark.parametrize("name", SIZE_OPTIONS)
+def test_a_plan_goes_without_sizes(name: str) -> None:
+    plan = Plan(family="chronos-bolt", method="fold")
+    with pytest.raises(UsageError, match="no schedule or selection"):
+        recipe_of({name: True}, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"epsilon": 0.3}, {"schedule": "epsilon=0.3"}),
+        ({"energy": 0.9}, {"schedule": EnergySchedule(energy=0.9)}),
+        (
+            {"schedule": (3, 0.3), "powers_of_two": True},
+            {"schedule": PowerLawSchedule(d_0=3, alpha=0.3, powers_of_two=True)},
+        ),
+    ],
+    ids=str,
+)
+def test_keywords_that_moved_still_work(
+    checkpoints: dict[str, Path], old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    source = checkpoints["chronos-bolt"]
+    with pytest.warns(DeprecationWarning, match="moved; give schedule="):
+        before = tscompress.compress(source, method="svd", **old)
+    after = tscompress.compress(source, method="svd", **new)
+    assert before.plan == after.plan
+    assert before.recipe == after.recipe
+
+
+def test_public_functions_have_few_parameters() -> None:
+    for function in (tscompress.compress, tscompress.recover, tscompress.run):
+        assert len(inspect.signature(function).parameters) <= 19
+
+
+def test_command_and_sweep_have_the_same_sizes() -> None:
+    command = get_command(app).commands["compress"]  # type: ignore[attr-defined]
+    names = {parameter.name for parameter in command.params}
+    assert {"method", *SIZE_OPTIONS} <= names
+    known = {"method", *SIZE_OPTIONS}
+    assert set(Grid.model_fields) - {"recover_steps"} <= known

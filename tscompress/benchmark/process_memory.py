@@ -1,0 +1,155 @@
+"""Memory that a model takes: on the CPU in a process of its own, on CUDA in this one.
+
+``python -m tscompress.benchmark.process_memory DIRECTORY DTYPE WORKLOAD_JSON [shared]`` prints the
+memory that one checkpoint takes; :func:`process_memory` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from chronos import BaseChronosPipeline
+
+from tscompress.benchmark.sizes import model_dtype, parameter_bytes
+from tscompress.benchmark.workload import (
+    Workload,
+    forecast,
+    make_workload,
+    settings,
+    synthetic_batch,
+)
+from tscompress.checkpoints.load import load
+from tscompress.errors import TscompressError
+from tscompress.layers.shared_cross_attention import share_cross_attention, shares_cross_attention
+
+_SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory around loading a model and forecasting with it, in bytes.
+
+    On the CPU these are resident set sizes of a fresh process, the first one being the
+    interpreter and its libraries. On CUDA they are what the allocator handed out, from 0.
+    """
+
+    before_load_bytes: int
+    after_load_bytes: int
+    peak_bytes: int
+
+
+def process_memory(
+    directory: Path, dtype: torch.dtype, workload: Workload, *, shared: bool = False
+) -> MemoryUse:
+    """Memory that the checkpoint in ``directory``, loaded as ``dtype``, takes on the CPU.
+
+    Measured in a process of its own, because the peak of a resident set never falls: a second
+    model in the same process would inherit the first one's. With ``shared`` its sample paths
+    share cross-attention.
+
+    Raises
+    ------
+    TscompressError
+        The process failed; the message ends with the last line that it wrote.
+    """
+    arguments = [str(directory), str(dtype).removeprefix("torch."), workload.model_dump_json()]
+    arguments += [_SHARED] if shared else []
+    done = subprocess.run(
+        [sys.executable, "-m", "tscompress.benchmark.process_memory", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise TscompressError(
+            f"measuring the memory of {directory} ended with status {done.returncode}: {reason}"
+        )
+    # Libraries may print on loading; the figures are the last line.
+    return MemoryUse(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _measure_this_process(
+    directory: Path, dtype: str, workload: Workload, *, shared: bool
+) -> MemoryUse:
+    """Load the checkpoint and forecast twice (the second call runs with warm pools)."""
+    forget_peak()
+    before = psutil.Process().memory_info().rss
+    pipeline = load(directory, dtype=dtype).forecaster
+    if shared:
+        pipeline = share_cross_attention(pipeline)
+    after = psutil.Process().memory_info().rss
+    series = synthetic_batch(workload)
+    with settings(workload):
+        for _ in range(2):
+            forecast(pipeline, series, workload)
+    return MemoryUse(before, after, peak_rss_bytes())
+
+
+def forget_peak() -> None:
+    """On Linux, so that what importing libraries took for a moment is not the model's."""
+    with suppress(OSError):  # no such file elsewhere, and some containers refuse it
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    if sys.platform == "linux":
+        # Not ru_maxrss: Linux hands the parent's peak down to a spawned child.
+        status = Path("/proc/self/status").read_text()
+        return next(
+            1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
+        )
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _cuda_memory(
+    pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Workload
+) -> MemoryUse:
+    """The model's own weights, and on top what the allocator handed out during one forecast."""
+    weights = parameter_bytes(pipeline.inner_model)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    resident = torch.cuda.memory_allocated()  # includes the other models of the comparison
+    forecast(pipeline, series, workload)
+    torch.cuda.synchronize()
+    return MemoryUse(0, weights, weights + torch.cuda.max_memory_allocated() - resident)
+
+
+def memory_of(
+    pipeline: BaseChronosPipeline, directory: Path | None, workload: Workload
+) -> MemoryUse | None:
+    """On CUDA here, on the CPU of the checkpoint in ``directory``; None without one."""
+    if workload.device == "cuda":
+        with settings(workload):
+            return _cuda_memory(pipeline, synthetic_batch(workload), workload)
+    if directory is None:
+        return None
+    shared = shares_cross_attention(pipeline)
+    return process_memory(directory, model_dtype(pipeline.inner_model), workload, shared=shared)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the :class:`MemoryUse` of a directory, dtype and workload, as JSON."""
+    directory, dtype, workload, *shared = arguments
+    memory = _measure_this_process(
+        Path(directory), dtype, make_workload(json.loads(workload)), shared=shared == [_SHARED]
+    )
+    print(json.dumps(asdict(memory)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

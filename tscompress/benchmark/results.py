@@ -1,0 +1,188 @@
+"""Measurements of models under one workload, and their ratios to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tscompress.benchmark.process_memory import MemoryUse
+from tscompress.benchmark.workload import Workload
+from tscompress.errors import UsageError
+
+_MEBI = 2**20
+
+# Fewer rounds than this carry no information about the tails of a 95 % interval.
+_MIN_ROUNDS_FOR_INTERVAL = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed ``predict`` call."""
+
+    model: str
+    round: int
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class ModelBench:
+    """What was measured of one model; ``None`` where it was not."""
+
+    name: str
+    latencies_ms: tuple[float, ...]
+    batch_size: int
+    parameters: int
+    parameter_bytes: int
+    kv_cache_bytes: int
+    bytes_on_disk: int | None = None
+    macs: int | None = None
+    memory: MemoryUse | None = None
+
+    @property
+    def latency_ms(self) -> float:
+        """Median of the runs."""
+        return float(np.median(self.latencies_ms))
+
+    @property
+    def latency_p95_ms(self) -> float:
+        return float(np.percentile(self.latencies_ms, 95))
+
+    @property
+    def latency_iqr_ms(self) -> float:
+        """Distance between the quartiles."""
+        lower, upper = np.percentile(self.latencies_ms, [25, 75])
+        return float(upper - lower)
+
+    @property
+    def series_per_second(self) -> float:
+        return 1000 * self.batch_size / self.latency_ms
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """What the model adds: weights and the working memory of one forecast."""
+        if self.memory is None:
+            return None
+        return self.memory.peak_bytes - self.memory.before_load_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in types that JSON knows."""
+        derived = {measure.name: getattr(self, measure.name) for measure in MEASURES}
+        return {**asdict(self), "latencies_ms": list(self.latencies_ms), **derived}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row of the table: a figure of :class:`ModelBench` in display units."""
+
+    name: str
+    label: str
+    unit_size: float = 1
+    has_ratio: bool = True
+
+
+MEASURES = (
+    Measure("latency_ms", "latency, median (ms)"),
+    Measure("latency_p95_ms", "latency, p95 (ms)"),
+    # A spread of two noisy samples of different size says nothing as a ratio.
+    Measure("latency_iqr_ms", "latency, IQR (ms)", has_ratio=False),
+    Measure("series_per_second", "throughput (series/s)"),
+    Measure("macs", "compute (GMAC)", 1e9),
+    Measure("parameters", "parameters (M)", 1e6),
+    Measure("parameter_bytes", "weights (MiB)", _MEBI),
+    Measure("bytes_on_disk", "on disk (MiB)", _MEBI),
+    Measure("kv_cache_bytes", "KV cache (MiB)", _MEBI),
+    Measure("peak_memory_bytes", "peak memory (MiB)", _MEBI),
+)
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Measurements of all models under one workload; ratios are against the first."""
+
+    workload: Workload
+    models: tuple[ModelBench, ...]
+    threads: int
+    device_name: str
+    torch_version: str
+
+    def ratios(self, name: str) -> dict[str, float]:
+        """``name`` / first model, for every measure that both have and where it means something.
+
+        Raises
+        ------
+        UsageError
+            No model of that name was measured.
+        """
+        model, first = self._model(name), self.models[0]
+        pairs = {
+            measure.name: (getattr(model, measure.name), getattr(first, measure.name))
+            for measure in MEASURES
+            if measure.has_ratio
+        }
+        return {
+            measure: value / base
+            for measure, (value, base) in pairs.items()
+            if value is not None and base
+        }
+
+    def latency_ratio_interval(self, name: str) -> tuple[float, float] | None:
+        """95 % interval of the latency ratio; ``None`` with fewer than five rounds.
+
+        Raises
+        ------
+        UsageError
+            No model of that name was measured.
+        """
+        model = self._model(name)
+        if self.workload.repeats < _MIN_ROUNDS_FOR_INTERVAL:
+            return None
+        return ratio_interval(self.models[0].latencies_ms, model.latencies_ms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in types that JSON knows."""
+        return {
+            "workload": self.workload.model_dump(),
+            "threads": self.threads,
+            "device_name": self.device_name,
+            "torch_version": self.torch_version,
+            "models": [
+                {
+                    **model.to_dict(),
+                    "ratios": self.ratios(model.name),
+                    "latency_ratio_interval": self.latency_ratio_interval(model.name),
+                }
+                for model in self.models
+            ],
+        }
+
+    def _model(self, name: str) -> ModelBench:
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise UsageError(
+            f"no measurements of {name!r}; measured: {[model.name for model in self.models]}."
+        )
+
+
+def ratio_interval(
+    baseline_ms: Sequence[float],
+    candidate_ms: Sequence[float],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of median(candidate) / median(baseline).
+
+    Entry ``i`` of both, ``[rounds]``, was timed in the same round; rounds are resampled whole, so
+    that what slowed both models down at once cancels.
+    """
+    rounds = np.array([baseline_ms, candidate_ms])  # [2, R]
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(rounds.shape[1], size=(resamples, rounds.shape[1]))
+    medians = np.median(rounds[:, drawn], axis=-1)  # [2, resamples]
+    tail = 50 * (1 - confidence)
+    lower, upper = np.percentile(medians[1] / medians[0], [tail, 100 - tail])
+    return float(lower), float(upper)

@@ -1,0 +1,103 @@
+"""One ``predict`` call: what is asked for, the series, and the settings that it runs under."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from chronos import BaseChronosPipeline
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tscompress.errors import RecipeError, UsageError
+from tscompress.families.registry import adapter_of_pipeline
+
+
+class Workload(BaseModel):
+    """What one ``predict`` call is asked for, and how often it is timed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch_size: int = Field(default=32, ge=1, description="series")
+    context_length: int = Field(default=512, ge=1, description="time steps of each series")
+    horizon: int = Field(default=64, ge=1, description="time steps forecast")
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int | None = Field(default=None, ge=1, description="None: as PyTorch is set")
+    repeats: int = Field(default=20, ge=1, description="timed rounds; each model runs once in each")
+    warmup: int = Field(default=3, ge=0, description="untimed runs of each model")
+    num_samples: int | None = Field(
+        default=None, ge=1, description="sample paths, Chronos-T5 only; None: the model's own"
+    )
+    seed: int = Field(default=0, ge=0, description="of the series and of the sampling")
+
+
+def make_workload(fields: Mapping[str, Any]) -> Workload:
+    """Validate ``fields`` into a workload.
+
+    Raises
+    ------
+    RecipeError
+        A key, type or value is wrong. The message is one line and names each of them.
+    """
+    try:
+        return Workload.model_validate(dict(fields))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}, got {problem['input']!r}"
+            for problem in error.errors()
+        )
+        raise RecipeError(
+            f"invalid workload: {problems}; allowed keys: {sorted(Workload.model_fields)}."
+        ) from error
+
+
+def synthetic_batch(workload: Workload) -> torch.Tensor:
+    """Noisy daily cycles without missing values, float32 ``[batch_size, context_length]``."""
+    generator = torch.Generator().manual_seed(workload.seed)
+    shape = (workload.batch_size, workload.context_length)
+    phase = 2 * math.pi * torch.rand(shape[0], 1, generator=generator)
+    angle = 2 * math.pi / 24 * torch.arange(shape[1])[None, :]
+    noise = torch.randn(shape, generator=generator)
+    return 10 + torch.sin(angle + phase) + 0.3 * noise
+
+
+def forecast(pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Workload) -> None:
+    """One ``predict`` call on ``series`` ``[B, T]``, from a fixed seed."""
+    torch.manual_seed(workload.seed)
+    family = adapter_of_pipeline(pipeline)
+    family.predict(pipeline, series, workload.horizon, workload.num_samples)
+
+
+def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) -> None:
+    """Refuse what would be measured wrongly without anyone noticing."""
+    if workload.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device is 'cuda' but PyTorch finds no CUDA device; use device 'cpu'.")
+    model = pipeline.inner_model
+    device = next(model.parameters()).device.type
+    if device != workload.device:
+        raise UsageError(
+            f"{label} is on {device!r} but the workload says {workload.device!r}; "
+            f"load it with device={workload.device!r}."
+        )
+    if model.training:
+        raise UsageError(f"{label} is in training mode, dropout included; call .eval() first.")
+    if workload.context_length > pipeline.model_context_length:
+        raise UsageError(
+            f"context_length is {workload.context_length} but {label} reads only the last "
+            f"{pipeline.model_context_length} steps; ask for that or less."
+        )
+
+
+@contextmanager
+def settings(workload: Workload) -> Iterator[None]:
+    """The workload's threads and a random state of its own; both restored on leaving."""
+    threads = torch.get_num_threads()
+    devices = [torch.cuda.current_device()] if workload.device == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            torch.set_num_threads(workload.threads or threads)
+            yield
+        finally:
+            torch.set_num_threads(threads)

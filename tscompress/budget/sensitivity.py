@@ -1,0 +1,149 @@
+"""What each part of a model costs in forecast loss: the result, and its file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tscompress.errors import PlanError
+from tscompress.io.files import write_text_atomically
+from tscompress.plan.plan import read_json
+
+SENSITIVITY_VERSION: Literal[1] = 1
+PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
+#: The part whose size is ``d_model``.
+STREAM = "stream"
+
+
+class Part(BaseModel):
+    """One thing that can be made smaller, and what that costs.
+
+    Attributes
+    ----------
+    name
+        Attention block, feed-forward or patch embedding; of kind ``layer``: ``encoder.block.3``;
+        of kind ``width``: ``stream``.
+    size
+        Of the original: head size, hidden units or ``d_model``; 1 for a layer.
+    sizes
+        Measured sizes, descending, below ``size``; of a layer ``(0,)``.
+    losses
+        Forecast loss of the model with only this part at that size, less the original's; without a
+        layer, with the feed-forward before it fitted; of a narrower stream, with nothing fitted.
+        Raw: noise may make it slightly negative.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    kind: PartKind
+    size: int = Field(ge=1)
+    sizes: tuple[int, ...]
+    losses: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _is_measured(self) -> Part:
+        if len(self.sizes) != len(self.losses):
+            raise ValueError(
+                f"{self.name} has {len(self.sizes)} sizes and {len(self.losses)} losses"
+            )
+        smallest = 0 if self.kind == "layer" else 1
+        descends = all(a > b for a, b in itertools.pairwise((self.size, *self.sizes)))
+        if not descends or min(self.sizes, default=smallest) < smallest:
+            raise ValueError(f"sizes of {self.name} must descend from below {self.size}")
+        if not all(map(math.isfinite, self.losses)):
+            raise ValueError(f"{self.name} has losses that are not finite")
+        return self
+
+    @cached_property
+    def costs(self) -> tuple[float, ...]:
+        """``losses`` made monotone: smaller sizes never cost less, nothing costs less than 0."""
+        return tuple(max(0.0, value) for value in rising(self.losses))
+
+
+class Sensitivity(BaseModel):
+    """The parts of a model, measured.
+
+    Attributes
+    ----------
+    base_loss
+        Forecast loss of the original on the same windows.
+    settings
+        How it was measured, for the record.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = SENSITIVITY_VERSION
+    family: str
+    base_loss: float
+    parts: tuple[Part, ...]
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    def cost(self, name: str, kind: PartKind, size: int) -> float:
+        """Predicted rise of the loss with this part alone at ``size``, at least 0.
+
+        Measured losses are made monotone and interpolated linearly in log(size); at the full size
+        the cost is 0.
+
+        Raises
+        ------
+        PlanError
+            Nothing was measured of that part, or ``size`` is outside the measured sizes.
+        """
+        matching = (part for part in self.parts if part.name == name and part.kind == kind)
+        part = next(matching, None)
+        if part is None:
+            raise PlanError(f"the sensitivity holds no {kind} of {name!r}.")
+        sizes, costs = (part.size, *part.sizes), (0.0, *part.costs)
+        if not sizes[-1] <= size <= sizes[0]:
+            raise PlanError(
+                f"{kind} of {name} was measured at sizes {sizes[0]} to {sizes[-1]}, not {size}."
+            )
+        at = next(i for i, known in enumerate(sizes) if known <= size)
+        if sizes[at] == size:
+            return costs[at]
+        larger, smaller = math.log(sizes[at - 1]), math.log(sizes[at])
+        share = (larger - math.log(size)) / (larger - smaller)
+        return costs[at - 1] + share * (costs[at] - costs[at - 1])
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, replacing the file in one step."""
+        write_text_atomically(Path(path), self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Sensitivity:
+        """Read a sensitivity file.
+
+        Raises
+        ------
+        PlanError
+            The file is missing, is not JSON, or is not a sensitivity; names the first offending
+            key.
+        """
+        content = read_json(path, "sensitivity")
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "sensitivity"
+            raise PlanError(f"{str(path)!r}: {where}: {first['msg']}.") from None
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """Nearest non-decreasing sequence in least squares, by pooling adjacent violators."""
+    pools: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        mean, length = value, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean = (before * count + mean * length) / (count + length)
+            length += count
+        pools.append((mean, length))
+    return [mean for mean, length in pools for _ in range(length)]

@@ -1,0 +1,99 @@
+"""Sensitivities kept in files named by the content of everything they depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tscompress.budget.sensitivity import SENSITIVITY_VERSION, PartKind, Sensitivity
+from tscompress.checkpoints.digests import code_digest, versions
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.batch import ForecastBatch
+from tscompress.errors import UsageError
+from tscompress.io.files import write_text_atomically
+
+#: What folds and measures; in a development version it changes without a number.
+_CODE = ("compression", "families", "layers", "linalg", "budget")
+
+
+class WantedPart(NamedTuple):
+    name: str
+    kind: PartKind
+    size: int
+    sizes: tuple[int, ...]
+
+
+class SensitivityStore:
+    """One result's file. Until it is complete it says so, and cannot be loaded as a result."""
+
+    def __init__(self, directory: Path, key: str) -> None:
+        self.path = directory / "sensitivity" / f"{key}.json"
+
+    def read(self, wanted: Sequence[WantedPart]) -> Sensitivity | None:
+        """What was measured so far; None if there is nothing that can be used."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            incomplete = isinstance(content, dict) and "incomplete" in content
+            found = Sensitivity.model_validate(content["incomplete"] if incomplete else content)
+        except (OSError, ValueError, RecursionError):
+            return None
+        parts = [WantedPart(part.name, part.kind, part.size, part.sizes) for part in found.parts]
+        enough = len(parts) < len(wanted) if incomplete else len(parts) == len(wanted)
+        fits = enough and len(set(parts)) == len(parts) and set(parts) <= set(wanted)
+        return found if fits else None
+
+    def write(self, result: Sensitivity, *, complete: bool) -> None:
+        text = result.model_dump_json(indent=2)
+        try:
+            write_text_atomically(
+                self.path, f"{text}\n" if complete else f'{{"incomplete": {text}}}\n'
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{str(self.path)!r} cannot be written ({error}); set TSCOMPRESS_CACHE to a "
+                "directory that can, or do without a cache."
+            ) from None
+
+
+def content_key(
+    loaded: LoadedModel,
+    batches: Sequence[ForecastBatch],
+    holdout: Sequence[ForecastBatch],
+    config: FoldConfig,
+    wanted: Sequence[WantedPart],
+) -> str:
+    """SHA-256 of everything a result depends on: the model in memory, windows and settings."""
+    digest = hashlib.sha256()
+
+    def add(label: str, value: object) -> None:
+        digest.update(f"{label} {json.dumps(value, sort_keys=True, default=str)}\n".encode())
+
+    def add_tensor(label: str, tensor: Tensor) -> None:
+        add(label, [str(tensor.dtype), list(tensor.shape)])
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+
+    add("version", SENSITIVITY_VERSION)
+    add("code", code_digest(_CODE))
+    add("versions", versions())
+    add("family", loaded.family)
+    add("config", dict(loaded.config))
+    add("fold", config.model_dump(mode="json"))
+    add("wanted", wanted)
+    # Of what is in memory, not of its files: it may have been cast, or have lost layers since.
+    for name, tensor in [*loaded.model.named_parameters(), *loaded.model.named_buffers()]:
+        add_tensor(name, tensor)
+    for label, windows in (("calibration", batches), ("holdout", holdout)):
+        for batch, field in itertools.product(windows, dataclasses.fields(ForecastBatch)):
+            tensor = getattr(batch, field.name)
+            add(f"{label} {field.name}", None) if tensor is None else add_tensor(label, tensor)
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""SHA-256 of what results depend on: models in memory, datasets and source code."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from chronos import BaseChronosPipeline
+from torch import nn
+
+from tscompress._version import __version__
+from tscompress.data.evaluation_sets import EvaluationDataset
+
+LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
+PACKAGE = Path(__file__).resolve().parents[1]
+
+#: Where a model was read from or written by, not what it says.
+_NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
+_PLAIN = (int, float, str, bool, list, tuple, type(None))
+
+
+def model_digest(model: BaseChronosPipeline | str) -> str:
+    """SHA-256 of a pipeline as it is in memory: config, structure, dtypes and weights.
+
+    Not of its files: it may have been cast or changed since. Of a baseline, its name.
+    """
+    digest = _ContentHash()
+    if isinstance(model, str):
+        digest.add("baseline", model)
+        return digest.hexdigest()
+    inner: Any = model.inner_model
+    digest.add("classes", [type(part).__qualname__ for part in (model, inner)])
+    for holder in (inner, model.model):
+        for name in ("config", "generation_config", "chronos_config"):
+            digest.add(name, _settings(getattr(holder, name, None)))
+    for name, module in inner.named_modules():
+        digest.add(f"module {name}", [type(module).__qualname__, _plain_attributes(module)])
+    for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
+        digest.add_tensor(name, tensor)
+    return digest.hexdigest()
+
+
+def dataset_digest(dataset: EvaluationDataset) -> str:
+    """SHA-256 of the series and all that is known of them, the season's length included."""
+    digest = _ContentHash()
+    digest.add("season", [dataset.freq, dataset.seasonality])
+    for known in dataclasses.fields(dataset):
+        digest.add_value(known.name, getattr(dataset, known.name))
+    return digest.hexdigest()
+
+
+def code_digest(parts: Sequence[str]) -> str:
+    """SHA-256 of the source of modules and folders of the package, given by name."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for path in sorted([*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")]):
+            digest.update(f"{path.relative_to(PACKAGE).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of tscompress and the libraries that a forecast or a score comes from."""
+    found = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"tscompress": __version__, **found}
+
+
+def hardware(device: torch.device) -> list[str]:
+    """The kind of device, and what decides how it rounds."""
+    kind = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
+    return [device.type, kind, torch.get_float32_matmul_precision()]
+
+
+class _ContentHash:
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, label: str, value: object) -> None:
+        text = json.dumps(value, sort_keys=True, default=str)
+        self._digest.update(f"{label} {text}\n".encode())
+
+    def add_tensor(self, label: str, tensor: torch.Tensor) -> None:
+        self.add(label, [str(tensor.dtype), list(tensor.shape)])
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        self._digest.update(flat.view(torch.uint8).numpy().data)
+
+    def add_value(self, label: str, value: object) -> None:
+        """Plain data or arrays, or a sequence of either."""
+        if isinstance(value, np.ndarray):
+            self.add_tensor(label, torch.from_numpy(np.ascontiguousarray(value)))
+        elif isinstance(value, tuple | list):
+            self.add(label, len(value))
+            for item in value:
+                self.add_value(label, item)
+        else:
+            self.add(label, value)
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _settings(config: Any) -> Any:
+    """A config of transformers or chronos as plain data."""
+    if hasattr(config, "to_dict"):
+        content = config.to_dict() | {"attention": getattr(config, "_attn_implementation", None)}
+        return {key: value for key, value in content.items() if key not in _NOT_CONTENT}
+    is_record = dataclasses.is_dataclass(config) and not isinstance(config, type)
+    return dataclasses.asdict(config) if is_record else None
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Sizes and switches, such as the number of heads, which no weight tells."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name not in _NOT_CONTENT and isinstance(value, _PLAIN)
+    }

@@ -1,0 +1,166 @@
+"""From a Hub id, a directory or a shipped reference to a directory of files."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from tscompress.checkpoints.integrity import source_files
+from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
+from tscompress.errors import (
+    CorruptCheckpointError,
+    ModelNotFoundError,
+    OfflineError,
+    UsageError,
+)
+from tscompress.io.files import git_hash_of, sha256_of, user_path
+from tscompress.io.hub_errors import reading_errors_in_words
+from tscompress.io.network import (
+    bounded_requests,
+    is_network,
+    is_passing,
+    network_errors,
+    status_of,
+    with_retries,
+)
+from tscompress.io.untrusted import UnreadableFileError, read_json
+
+
+def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
+    """The directory of a checkpoint and, of a Hub id, the commit."""
+    if not source.strip():  # Path("") is the current directory
+        raise ModelNotFoundError(f"there is no directory {source!r}.")
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:  # ~somebody
+        raise ModelNotFoundError(f"there is no directory {source!r}: no such user.") from None
+    if path.is_dir():
+        if revision is not None:
+            raise UsageError(f"{source!r} is a directory; a revision goes with a Hub id only.")
+        return path, None
+    if revision is not None and not revision.strip():
+        raise UsageError(f"{revision!r} is no revision; give a branch, tag or commit, or none.")
+    if path.is_file():
+        raise ModelNotFoundError(f"{source!r} is a file; give the directory that holds it.")
+    if source.startswith(REFERENCE_PREFIX):
+        return _reference_directory(source), None
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ModelNotFoundError(f"there is no directory {source!r}.")
+    return _download(source, revision)
+
+
+def _reference_directory(source: str) -> Path:
+    root = Path(str(files("tscompress").joinpath("reference")))
+    available = sorted(p.parent.name for p in root.glob("*/config.json"))
+    name = source.removeprefix(REFERENCE_PREFIX)
+    if name not in available:
+        shipped = ", ".join(REFERENCE_PREFIX + item for item in available)
+        raise ModelNotFoundError(f"there is no {source!r}; shipped: {shipped}.")
+    return root / name
+
+
+def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
+    from huggingface_hub import constants, snapshot_download
+
+    def fetch() -> Path:
+        patterns = ["*.json", "*.safetensors"]
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+
+    with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), reading_errors_in_words(source, revision):
+        directory = with_retries(fetch, retry_on=_worth_another_look)
+        if damaged := _remove_damaged_files(directory, source):
+            try:
+                directory = fetch()
+            except network_errors() as error:
+                if not (is_network(error) or isinstance(error, FileNotFoundError)):
+                    raise
+                raise OfflineError(
+                    f"{source!r}: {damaged[0]} in the local cache was damaged and is removed, and "
+                    "the Hub cannot be reached for another one; connect, or give a directory."
+                ) from None
+            if damaged := _remove_damaged_files(directory, source):
+                raise CorruptCheckpointError(
+                    f"{source!r}: {damaged[0]} arrived twice with another hash than the Hub "
+                    "announced; nothing of it was kept: try again."
+                )
+    _check_recorded_files(directory, source)
+    # snapshots are cached under their commit: .../snapshots/<commit>
+    return directory, directory.name
+
+
+def _worth_another_look(error: BaseException) -> bool:
+    """What passes and huggingface_hub has not retried: it does with 429, but for the first look."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return is_passing(error) and not (isinstance(error, HfHubHTTPError) and status_of(error) == 429)
+
+
+def _remove_damaged_files(directory: Path, source: str) -> list[str]:
+    """Remove from the cache what has another hash than the Hub announced, and name it.
+
+    huggingface_hub compares only sizes.
+    """
+    hash_by_length = {64: sha256_of, 40: git_hash_of}  # of large files, of others
+    announced = _announced_hashes(directory, source)
+    damaged = []
+    for path in sorted(directory.iterdir()):
+        expected = announced.get(path.name, "")
+        hash_of = hash_by_length.get(len(expected))
+        if hash_of is None or not path.is_file() or hash_of(path) == expected:
+            continue
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        damaged.append(path.name)
+    return damaged
+
+
+def _announced_hashes(directory: Path, source: str) -> dict[str, str]:
+    """File name to the hash that the Hub announced: SHA-256 of large files, git's of others.
+
+    A cache of links has them as the names of what they lead to. One without, where the system has
+    none, does not keep them, and the Hub is asked again; without a network nothing is known there.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    paths = list(directory.iterdir())
+    known = {path.name: path.resolve().name for path in paths if path.is_symlink()}
+    if len(known) < len(paths):
+        try:
+            listed = list(HfApi().list_repo_tree(source, revision=directory.name))
+        except network_errors() as error:
+            if not is_network(error):
+                raise
+            return known
+        for entry in listed:
+            if isinstance(entry, RepoFile):
+                known[entry.path] = entry.lfs.sha256 if entry.lfs else entry.blob_id
+    return {name: value for name, value in known.items() if re.fullmatch("[0-9a-f]+", value)}
+
+
+def _check_recorded_files(directory: Path, source: str) -> None:
+    """Compare what was downloaded with what provenance.json, if there is one, says was written.
+
+    Raises
+    ------
+    CorruptCheckpointError
+    """
+    try:
+        record = read_json(directory / PROVENANCE_FILE)["sha256"]
+        recorded = {str(name): str(value) for name, value in record.items()}
+    except (FileNotFoundError, UnreadableFileError, KeyError, TypeError, AttributeError):
+        return
+    for path in [*source_files(directory), directory / PLAN_FILE]:
+        expected = recorded.get(path.name)
+        if expected is not None and path.is_file() and sha256_of(path) != expected:
+            raise CorruptCheckpointError(
+                f"{source!r}: {path.name} is not what tscompress wrote (sha256 in "
+                f"{PROVENANCE_FILE}); it was changed or damaged: ask its author."
+            )
+
+
+def model_name(source: str) -> str:
+    """The Hub id, ``reference/...``, or the name of the directory."""
+    path = user_path(source)
+    return path.resolve().name if path.is_dir() else source

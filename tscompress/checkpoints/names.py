@@ -1,0 +1,12 @@
+"""Names of the files in a checkpoint directory, and of the shipped references."""
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PLAN_FILE = "plan.json"
+PROVENANCE_FILE = "provenance.json"
+REFERENCE_PREFIX = "reference/"
+#: In the config.json of a factored checkpoint, so that stock software does not open it by accident.
+MODEL_TYPE = "tscompress"
+PIPELINE_CLASS = "FactoredChronosPipeline"

@@ -1,0 +1,292 @@
+"""``tscompress evaluate`` and ``compare``: scores of models, and ratios of scores."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tscompress.cli.console import integers, path, progress_bars, refuse, show
+from tscompress.cli.options import (
+    AsJson,
+    BatchSize,
+    Device,
+    Dtype,
+    Force,
+    Margin,
+    Revision,
+    Samples,
+    load_model,
+)
+from tscompress.errors import UsageError
+
+if TYPE_CHECKING:
+    from tscompress.workflows.evaluate_models import EvaluatedModels, Scored
+    from tscompress.workflows.recipe import EvaluationConfig
+
+_LONG_FORMAT_OPTIONS = (
+    "windows", "seasonality", "frequency", "id_column", "time_column", "target_column",
+)  # fmt: skip
+_NOT_FOR_FEV = (
+    "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
+    "fidelity", "gift_eval", "no_cache",
+)  # fmt: skip
+
+
+def evaluate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Like every MODEL, or seasonal-naive.")],
+    against: Annotated[str | None, typer.Option(help="Compare with it; or seasonal-naive.")] = None,
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, a CSV, Parquet "
+            "or Arrow file of series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
+        ),
+    ] = "offline",
+    horizon: Annotated[
+        int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(help="Of a file of series: forecast so often, up to its end.", min=1)
+    ] = 1,
+    seasonality: Annotated[
+        int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
+    ] = None,
+    frequency: Annotated[
+        str | None, typer.Option(help="Of a file of series, such as 30min; or from its times.")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
+    time_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
+    target_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Only this dataset; repeatable.")
+    ] = None,
+    max_series: Annotated[
+        int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.", parser=path)
+    ] = None,
+    batch_size: BatchSize = "32",
+    seed: Annotated[int, typer.Option(help="Of the sample paths of Chronos-T5.")] = 0,
+    seeds: Annotated[
+        str | None, typer.Option(help="0,1,2: average over several, so that less is chance.")
+    ] = None,
+    num_samples: Samples = None,
+    margin: Margin = 0.005,
+    fidelity: Annotated[
+        bool,
+        typer.Option("--fidelity", help="With --against: how forecasts changed, and the worst."),
+    ] = False,
+    gift_eval: Annotated[
+        bool, typer.Option("--gift-eval", help="Into the output also all_results.csv, its layout.")
+    ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Forecast anew what an earlier run has scored.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.", parser=path),
+    ] = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """WQL and MASE on real series, next to seasonal naive and, if given, another model.
+
+    Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
+    processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
+    """
+    from tscompress.data.suites import find_suite
+    from tscompress.evaluation.batching import Processes
+    from tscompress.evaluation.gift_eval import GiftEvalResults
+    from tscompress.evaluation.score_cache import ScoreCache
+    from tscompress.io.files import check_output
+    from tscompress.workflows.evaluate_models import evaluate_models, save_evaluation
+
+    if suite.startswith("fev:"):
+        refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
+        _evaluate_fev(context)
+        return
+    processes = Processes()
+    if processes.is_main and processes.count > 1:
+        typer.echo(f"{processes.count} processes share the batches", err=True)
+    inputs = model, against, suite, root
+    if output is not None:
+        check_output(output, force=force, inputs=inputs, keep=True)
+    if fidelity and against is None:
+        raise UsageError("--fidelity compares with another model; give --against.")
+    if gift_eval and (output is None or output.suffix == ".json"):
+        raise UsageError("--gift-eval writes files; give a directory with --output.")
+    if seeds is not None:
+        refuse(context, "--seeds says every seed", ("seed",))
+    config = _evaluation_config(context)
+    find_suite(suite, config.long_format)  # refused before a model is loaded
+    cache = None if no_cache else ScoreCache()
+    layout = GiftEvalResults() if gift_eval else None
+    scored = partial(_scored, device=processes.device(device), dtype=dtype)
+    with progress_bars() as advance:
+        evaluated = evaluate_models(
+            config,
+            scored(model, revision),
+            None if against is None else scored(against, None),
+            fidelity=fidelity,
+            seeds=None if seeds is None else integers(seeds, "--seeds"),
+            num_samples=num_samples,
+            cache=cache,
+            on_forecasts=layout,
+            on_progress=advance,
+        )
+    processes.leave()
+    if not processes.is_main:
+        return
+    if cache is not None and cache.trouble:
+        typer.echo(f"note: scores are not kept: {cache.trouble}", err=True)
+    if output is not None:
+        also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
+        save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
+    content = evaluated.to_dict(margin)
+    for key in ("result", "against"):  # every series is for files
+        for row in content.get(key, {}).get("rows", ()):
+            row.pop("series", None)
+    show(as_json, content, *_tables(evaluated, margin))
+
+
+def _evaluation_config(context: typer.Context) -> EvaluationConfig:
+    """What the options of ``evaluate`` say is scored."""
+    from tscompress.data.evaluation_sets import LongFormat
+    from tscompress.evaluation.batching import parse_batch_size
+    from tscompress.workflows.recipe import EvaluationConfig
+
+    given = context.params
+    long_format = None
+    if given["horizon"] is None:
+        reason = "without --horizon there is no file of series"
+        refuse(context, reason, _LONG_FORMAT_OPTIONS)
+    else:
+        names = ("horizon", *_LONG_FORMAT_OPTIONS)
+        long_format = LongFormat(**{name: given[name] for name in names})
+    return EvaluationConfig(
+        suite=given["suite"],
+        long_format=long_format,
+        datasets=tuple(given["dataset"]) if given["dataset"] else None,
+        max_series=given["max_series"],
+        batch_size=parse_batch_size(given["batch_size"]),
+        seed=given["seed"],
+        root=None if given["root"] is None else str(given["root"]),
+    )
+
+
+def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
+    return (
+        "seasonal-naive"
+        if name == "seasonal-naive"
+        else partial(load_model, name, device, dtype, revision)
+    )
+
+
+def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
+    """Scores, the comparison with the other model, and how forecasts changed."""
+    from tscompress.evaluation.tables import comparison_tables, evaluation_table, fidelity_tables
+
+    model, naive, against = evaluated.model, evaluated.naive, evaluated.against
+    table = evaluation_table(
+        model,
+        against=None if against is naive else against,
+        baseline=None if model is naive else naive,
+    )
+    shown: list[object] = [table]
+    comparison = evaluated.comparison(margin)
+    if comparison is not None:
+        shown += [*comparison_tables(comparison), "\n".join(comparison.lines())]
+    if evaluated.fidelity is not None:
+        shown += fidelity_tables(evaluated.fidelity)
+    return shown
+
+
+def _evaluate_fev(context: typer.Context) -> None:
+    """The same options, where the suite is a file of fev's tasks."""
+    from tscompress.evaluation.batching import parse_batch_size
+    from tscompress.evaluation.fev_tasks import summaries_table
+    from tscompress.io.files import check_output
+    from tscompress.workflows.evaluate_fev import evaluate_fev, save_summaries
+
+    given = context.params
+    tasks = given["suite"].removeprefix("fev:")
+    against = [] if given["against"] is None else [(given["against"], None)]
+    models = dict.fromkeys([(given["model"], given["revision"]), *against])
+    batch_size = parse_batch_size(given["batch_size"])
+    output, force = given["output"], given["force"]
+    inputs = tasks, *(name for name, _ in models)
+    if output is not None:
+        check_output(output, force=force, inputs=inputs, keep=True)
+    with progress_bars() as advance:
+        summaries = evaluate_fev(
+            tasks,
+            [_scored(name, at, given["device"], given["dtype"]) for name, at in models],
+            batch_size=batch_size,
+            seed=given["seed"],
+            num_samples=given["num_samples"],
+            on_progress=advance,
+        )
+    table = summaries_table(summaries)
+    if output is not None:
+        save_summaries(output, summaries, force=force, inputs=inputs)
+    show(given["as_json"], {"summaries": summaries}, table)
+
+
+def compare(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What evaluate --output wrote; the first is the reference.", parser=path
+        ),
+    ],
+    margin: Margin = 0.005,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(help="Of the series, for the intervals.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for ratios.csv and series.csv.", parser=path)
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ratios of WQL and MASE to the first result, with confidence intervals and a verdict.
+
+    A single result is compared with the one of --against in the same file.
+    """
+    from tscompress.evaluation.comparison import compare as compare_results
+    from tscompress.evaluation.comparison import series_frame
+    from tscompress.evaluation.results import SCORES_FILE, load_results
+    from tscompress.evaluation.tables import comparison_tables
+    from tscompress.io.files import check_output, new_directory, write_text_atomically
+
+    inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
+    if output is not None:
+        check_output(output, force=force, inputs=inputs, keep=True)
+    if len(results) == 1:
+        found = list(reversed(load_results(results[0])))
+    else:
+        found = [load_results(path)[0] for path in results]
+    comparison = compare_results(
+        found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
+    )
+    if output is not None:
+        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
+            for name, frame in (
+                ("ratios.csv", comparison.frame()),
+                ("series.csv", series_frame(found)),
+            ):
+                write_text_atomically(directory / name, frame.to_csv(index=False))
+    show(
+        as_json,
+        comparison.to_dict(),
+        *comparison_tables(comparison),
+        "\n".join(comparison.lines()),
+    )

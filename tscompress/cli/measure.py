@@ -1,0 +1,250 @@
+"""``tscompress profile``, ``sensitivity``, ``probe`` and ``bench``: what a model is and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tscompress.cli.console import path, progress_bars, show
+from tscompress.cli.options import (
+    Against,
+    AsJson,
+    BatchSize,
+    Device,
+    Dtype,
+    Epsilons,
+    Force,
+    Model,
+    Revision,
+    Samples,
+    SeriesFile,
+    Threads,
+    distinct,
+    load_model,
+)
+
+
+def profile(
+    model: Model,
+    epsilon: Epsilons = None,
+    series: SeriesFile = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write profile.json, CSV and figures here.", parser=path)
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Do not run the model on series.")
+    ] = False,
+    revision: Revision = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
+    from tscompress.compression.calibration import CalibrationConfig
+    from tscompress.data.series import read_series
+    from tscompress.io.files import check_output, new_directory
+    from tscompress.profiling.figures import save_profile_figures
+    from tscompress.profiling.measure import DEFAULT_EPSILONS
+    from tscompress.profiling.measure import profile as measure
+    from tscompress.profiling.tables import profile_table
+
+    if output is not None:
+        check_output(output, force=force, inputs=(model, series), keep=True)
+    given = None if series is None else read_series(series)
+    loaded = load_model(model, device, "float32", revision)
+    with progress_bars() as advance:
+        result = measure(
+            loaded,
+            epsilons=tuple(epsilon or DEFAULT_EPSILONS),
+            series=given,
+            calibration=None if weights_only else CalibrationConfig(),
+            on_progress=advance,
+        )
+    if output is not None:
+        inputs = model, series
+        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
+            result.save(directory)
+            save_profile_figures(result, directory)
+    findings = "\n".join(result.findings())
+    show(as_json, result.to_dict(), *profile_table(result), findings)
+
+
+def sensitivity(
+    model: Model,
+    series: SeriesFile = None,
+    calibration_series: Annotated[
+        int | None, typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1)
+    ] = None,
+    depth: Annotated[
+        bool, typer.Option("--depth", help="Experimental: also what leaving out each layer costs.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write all sizes to FILE.json.", parser=path)
+    ] = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what each block costs in forecast loss when it alone is made smaller.
+
+    What --budget plans with: measured once for a model and its series, then read from a cache.
+    """
+    from tscompress.budget.plan_within_budget import sensitivities, sensitivity_tables
+    from tscompress.compression.calibration import MIXED, CalibrationConfig
+    from tscompress.data.series import read_series
+    from tscompress.io.files import check_output
+
+    if output is not None:
+        check_output(output, force=force, inputs=(model, series))
+    given = None if series is None else read_series(series)
+    calibration = CalibrationConfig(
+        num_series=calibration_series, source=MIXED if series is None else str(series)
+    )
+    loaded = load_model(model, device, "float32", revision)
+    with progress_bars() as advance:
+        found = sensitivities(
+            loaded, series=given, calibration=calibration, depth=depth, on_progress=advance
+        )
+    if output is not None:
+        found.save(output)
+    what = f"rise of the forecast loss, {found.base_loss:.4f}, with one part alone at a size:"
+    show(as_json, found.model_dump(mode="json"), what, *sensitivity_tables(found))
+
+
+def probe(
+    model: Model,
+    against: Annotated[
+        str | None, typer.Option(help="The original: what of its skill is kept.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Names, groups or patterns: seasons,'period-7*'; all without."),
+    ] = None,
+    tasks_file: Annotated[
+        Path | None, typer.Option(help="YAML with tasks of your own, instead.", parser=path)
+    ] = None,
+    num_series: Annotated[int | None, typer.Option(help="Of each task.", min=1)] = None,
+    num_samples: Samples = None,
+    batch_size: BatchSize = "32",
+    seed: Annotated[int, typer.Option(help="Of the series.", min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="FILE.json, with the loss of every series.", parser=path)
+    ] = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Skill at tasks whose best possible forecast is known: seasons, trends, noise, gaps, ...
+
+    1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
+    """
+    from tscompress.evaluation.batching import parse_batch_size
+    from tscompress.io.files import check_output, write_text_atomically
+    from tscompress.io.results import results_json
+    from tscompress.probing.measure import ProbeConfig
+    from tscompress.probing.measure import probe as measure
+    from tscompress.probing.results import probe_content
+    from tscompress.probing.tables import probe_tables
+
+    if output is not None:
+        check_output(output, force=force, inputs=(model, against, tasks_file))
+    config = ProbeConfig(
+        tasks=None if tasks is None else tuple(tasks.split(",")),
+        tasks_file=None if tasks_file is None else str(tasks_file),
+        num_series=num_series,
+        num_samples=num_samples,
+        batch_size=parse_batch_size(batch_size),
+        seed=seed,
+    )
+    config.chosen()  # what is wrong with it is said before a model is loaded
+    names = [(model, revision)] if against is None else [(model, revision), (against, None)]
+    loaded = [load_model(name, device, dtype, at) for name, at in names]
+    labels = [one.name for one in loaded]
+    labels[0] = labels[0] if against is None else distinct(*labels)
+    results = []
+    with progress_bars() as advance:
+        for one, label in zip(loaded, labels, strict=True):
+            tell = partial(_tell_task, partial(advance, f"probe {label}"))
+            results.append(measure(one, **dict(config), name=label, on_task=tell))
+    if output is not None:
+        write_text_atomically(output, results_json(probe_content(*results)))
+    lines = [] if against is None else results[0].against(results[1]).lines()
+    tables = probe_tables(*results)
+    show(as_json, probe_content(*results, series=False), *tables, *lines)
+
+
+def _tell_task(advance: Callable[[int, int], None], _: object, done: int, total: int) -> None:
+    advance(done, total)
+
+
+def bench(
+    model: Model,
+    against: Against = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    context_length: Annotated[int, typer.Option(min=1)] = 512,
+    horizon: Annotated[int, typer.Option(min=1)] = 64,
+    num_samples: Samples = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each model.", min=1)] = 20,
+    warmup: Annotated[int, typer.Option(min=0)] = 3,
+    threads: Threads = None,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Peak memory, in a process of its own.")
+    ] = True,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share-cross-attention",
+            help="Chronos-T5: measure each model once more, with sample paths that share the "
+            "cross-attention keys and values of their series.",
+        ),
+    ] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Latency, memory, MACs and size; two models take turns in one process."""
+    from tscompress.benchmark.bench import bench as bench_models
+    from tscompress.benchmark.tables import bench_table
+    from tscompress.benchmark.workload import make_workload
+    from tscompress.layers.shared_cross_attention import share_cross_attention
+
+    workload = make_workload(
+        {
+            "batch_size": batch_size,
+            "context_length": context_length,
+            "horizon": horizon,
+            "num_samples": num_samples,
+            "repeats": repeats,
+            "warmup": warmup,
+            "threads": threads,
+            "device": device.partition(":")[0],
+        }
+    )
+    # The original comes first: ratios are to it.
+    names = [model] if against is None else [against, model]
+    loaded = [load_model(name, device, dtype) for name in names]
+    labels = [one.name for one in loaded]
+    if len(labels) == 2:
+        labels[1] = distinct(labels[1], labels[0])
+    pipelines = {label: one.forecaster for label, one in zip(labels, loaded, strict=True)}
+    directories = {label: one.directory for label, one in zip(labels, loaded, strict=True)}
+    if share:
+        for label in labels:
+            pipelines[f"{label}, shared"] = share_cross_attention(pipelines[label])
+            directories[f"{label}, shared"] = directories[label]
+    with progress_bars() as advance:
+        result = bench_models(
+            pipelines,
+            workload,
+            directories=directories,
+            measure_memory=memory,
+            on_run=lambda run: advance("bench", run.round + 1, repeats),
+        )
+    show(as_json, result.to_dict(), bench_table(result))

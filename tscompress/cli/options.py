@@ -1,0 +1,84 @@
+"""Options that several commands share, each with its help, and how models are opened by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tscompress.cli.console import path
+
+if TYPE_CHECKING:
+    from tscompress.checkpoints.load import LoadedModel
+
+Model = Annotated[str, typer.Argument(help="Hub id, directory, or reference/bolt, reference/t5.")]
+Against = Annotated[str | None, typer.Option(help="Compare with this model.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, or 'stored' for the checkpoint's own.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Epsilons = Annotated[
+    list[float] | None,
+    typer.Option("--epsilon", "-e", help="Threshold of the ε-rank; repeat for several."),
+]
+Margin = Annotated[
+    float, typer.Option(help="Loss that is still acceptable, as a share, for the verdict.")
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads of torch.", min=1)]
+Samples = Annotated[int | None, typer.Option(help="Sample paths of Chronos-T5.", min=1)]
+BatchSize = Annotated[
+    str, typer.Option(help="Series at a time; auto: as many as fit into free memory.")
+]
+CalibrationSeries = Annotated[
+    int | None, typer.Option(help="Series to calibrate on; 256 or 1024 by default.", min=1)
+]
+OutputInstead = Annotated[
+    Path | None, typer.Option("--output", help="Instead of the recipe's.", parser=path)
+]
+MaxSeries = Annotated[
+    int | None, typer.Option(help="Evaluate on the first N series of each dataset.", min=1)
+]
+SeriesFile = Annotated[
+    Path | None, typer.Option(help="Series in CSV, Parquet, Arrow or JSON lines.", parser=path)
+]
+
+
+def load_model(model: str, device: str, dtype: str, revision: str | None = None) -> LoadedModel:
+    """The model of an argument; ``dtype`` is a name of torch's, or ``stored``."""
+    from tscompress.checkpoints.load import load
+
+    return load(model, device=device, dtype=None if dtype == "stored" else dtype, revision=revision)
+
+
+def distinct(name: str, other: str) -> str:
+    """``name``, told apart from another model of the same name."""
+    return name if name != other else f"{name} (2)"
+
+
+class StoppedAndSaved(Exception):
+    """Ctrl-C ended a training; what resumes it was saved, and the user was told how."""
+
+
+@contextmanager
+def keeping_recovery(work: Path | None) -> Iterator[None]:
+    """Where Ctrl-C stops the recovery within a command: say that ``work`` resumes it.
+
+    Raises
+    ------
+    StoppedAndSaved
+    """
+    from tscompress.training.recovery_state import has_checkpoint
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if work is None or not has_checkpoint(work):
+            raise
+        typer.echo(f"stopped; the recovery is kept in {work}. Run the same again", err=True)
+        raise StoppedAndSaved from None

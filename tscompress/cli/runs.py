@@ -1,0 +1,145 @@
+"""``tscompress run``, ``sweep`` and ``report``: a recipe from its model to a page of results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tscompress.cli.console import path, progress_bars, say, say_note, show
+from tscompress.cli.options import (
+    AsJson,
+    Device,
+    Force,
+    MaxSeries,
+    OutputInstead,
+    keeping_recovery,
+)
+from tscompress.errors import TscompressError
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/.", parser=path)],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the recipe's; without --output the results go below the recipe's "
+            "output, in a directory named after the model."
+        ),
+    ] = None,
+    output: OutputInstead = None,
+    max_series: MaxSeries = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
+    from tscompress.io.files import check_output, user_path
+    from tscompress.reports.write import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
+    from tscompress.workflows.recipe import inputs_of, load_recipe
+    from tscompress.workflows.run import WORK
+    from tscompress.workflows.run import run as run_recipe
+    from tscompress.workflows.run_files import FILES, RUN_FILE
+
+    chosen = load_recipe(recipe, model=model, output=output)
+    if max_series is not None and chosen.evaluation is not None:
+        evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
+        chosen = chosen.model_copy(update={"evaluation": evaluation})
+    for name in (RUN_FILE, *FILES, PAGE_FILE, MARKDOWN_FILE):
+        inputs = recipe, *inputs_of(chosen)
+        check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
+    with keeping_recovery(user_path(chosen.output) / WORK), progress_bars() as advance:
+        result = run_recipe(chosen, force=force, device=device, on_progress=advance)
+    written = write_report(result, chosen)
+    say_note(result.note)
+    show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
+    if not as_json:
+        say(f"report: {written.with_suffix('.html')} (to read in a terminal: {written.name})")
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file as in recipes/sweep/.", parser=path)],
+    output: OutputInstead = None,
+    processes: Annotated[
+        int, typer.Option(help="Points measured at the same time, with one thread each.", min=1)
+    ] = 1,
+    max_series: MaxSeries = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Many compressions of one model, and which of them nothing else beats: the Pareto fronts.
+
+    A sweep that was stopped goes on with the same command.
+    """
+    from tscompress.io.files import check_output, user_path
+    from tscompress.workflows.measure_point import Measured
+    from tscompress.workflows.sweep import FIGURE_FILE, LATENCY_FILE, RECIPE_FILE, TABLE_FILE
+    from tscompress.workflows.sweep import sweep as measure
+    from tscompress.workflows.sweep_points import load_sweep_recipe
+    from tscompress.workflows.sweep_results import sweep_table
+
+    chosen = load_sweep_recipe(recipe)
+    if output is not None:
+        chosen = chosen.model_copy(update={"output": str(output)})
+    if max_series is not None:
+        evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
+        chosen = chosen.model_copy(update={"evaluation": evaluation})
+
+    # Without --force a recipe there is only ever written over by the same one.
+    for name in (FIGURE_FILE, LATENCY_FILE, TABLE_FILE, *([RECIPE_FILE] if force else [])):
+        inputs = recipe, chosen.model, chosen.evaluation.suite
+        check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
+
+    def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
+        state = "failed: " if measured is None else ""
+        typer.echo(f"{done}/{total}  {state}{text}", err=True)
+
+    with progress_bars() as advance:
+        result = measure(
+            chosen,
+            processes=processes,
+            device=device,
+            force=force,
+            on_point=tell,
+            on_progress=advance,
+        )
+    content = {
+        "output": str(result.directory),
+        "points": json.loads(result.frame.to_json(orient="records")),
+        "failures": result.failures,
+    }
+    show(as_json, content, sweep_table(result), f"figure: {result.directory / FIGURE_FILE}")
+    if result.failures:
+        label, reason = next(iter(result.failures.items()))
+        raise TscompressError(
+            f"{len(result.failures)} of {len(result.frame) - 1 + len(result.failures)} points "
+            f"could not be measured; {label}: {reason}"
+        )
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="What run wrote.", parser=path)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page alone, here; by default report.html in DIRECTORY.", parser=path
+        ),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Another run of the same original, or a CSV of sweep, for the figure; repeatable.",
+            parser=path,
+        ),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """One page of HTML about a run, from its measurements; it needs no model and no network."""
+    from tscompress.reports.write import rewrite_report
+
+    page = rewrite_report(directory, output, compare=compare or (), force=force)
+    show(as_json, {"page": str(page), "bytes": page.stat().st_size}, f"report: {page}")

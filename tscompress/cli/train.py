@@ -1,0 +1,187 @@
+"""``tscompress recover`` and ``pretrain``: training with a checkpoint to resume from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tscompress.cli.console import (
+    duration,
+    path,
+    refuse,
+    say,
+    say_memory,
+    show,
+    training_progress,
+)
+from tscompress.cli.options import AsJson, Device, Force, StoppedAndSaved, Threads
+from tscompress.errors import OutputError, UsageError
+
+
+def recover(
+    context: typer.Context,
+    student: Annotated[str, typer.Argument(help="What compress wrote.")],
+    teacher: Annotated[str, typer.Option(help="The original it was made from.")],
+    output: Annotated[
+        Path, typer.Option(help="Directory of the recovered checkpoint.", parser=path)
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML, what a recipe has below recover; for all options.", parser=path),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of wall time; 5 without steps.")] = None,
+    series: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Series to train on too: a file (CSV, Parquet, Arrow, JSON lines), a directory of "
+            "such, or a Hub dataset owner/name[:config]; repeatable, of any size. The rows of one "
+            "series follow one another, in one file."
+        ),
+    ] = None,
+    synthetic_share: Annotated[
+        float | None,
+        typer.Option(help="Part of each batch that is none of yours, where there are series."),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="adamw or muon, which is the default."),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Without it: by family, optimizer and what was cut.")
+    ] = None,
+    hidden_weight: Annotated[float | None, typer.Option(hidden=True)] = None,  # removed
+    freeze_embeddings: Annotated[
+        bool, typer.Option("--freeze-embeddings", help="Leave the embeddings as they are.")
+    ] = False,
+    precision: Annotated[str | None, typer.Option(help="bf16 or no.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts to run a batch in.", min=1)] = None,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many evaluations without improvement.", min=1)
+    ] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1)] = None,
+    checkpoint_minutes: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")
+    ] = False,
+    threads: Threads = None,
+    device: Device = "cpu",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Distil from the original what compression lost: minutes, not a training.
+
+    Several processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) recover ..., on
+    GPUs also accelerate launch --multi_gpu.
+    """
+    from tscompress.evaluation.batching import Processes
+    from tscompress.training.recovery_config import RecoveryConfig
+    from tscompress.workflows.recipe import load_recovery_config, validate
+    from tscompress.workflows.recover import recover_checkpoint
+
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name in (*RecoveryConfig.model_fields, *RecoveryConfig.removed)
+        if (value := context.params.get(name)) is not None and value is not False
+    }
+    if config is not None:
+        refuse(context, "--config says everything", tuple(given))
+        chosen = load_recovery_config(config)
+    else:
+        chosen = validate(RecoveryConfig, given, source="the options")
+    if synthetic_share is not None and not series:
+        raise UsageError("--synthetic-share says how much is not of --series; give series with it.")
+    main = Processes().is_main
+    with training_progress(main) as report:
+        result = recover_checkpoint(
+            student,
+            teacher,
+            output,
+            chosen,
+            resume=resume,
+            force=force,
+            threads=threads,
+            device=device,
+            inputs=(config,),
+            on_memory=say_memory,
+            report=report,
+        )
+    if main and result.finished:
+        show(
+            as_json,
+            {"output": str(output), **result.record()},
+            f"loss on held-out series: {result.before:.4f} -> {result.after:.4f} "
+            f"(weights of step {result.best_step} of {result.steps})",
+            f"saved and loaded back bit-equal: {output}",
+        )
+    elif main:
+        show(
+            as_json,
+            {"output": None, "step": result.steps},
+            f"stopped at step {result.steps}; everything is saved. Run again with --resume",
+        )
+    if not result.finished:
+        raise StoppedAndSaved
+
+
+def pretrain(
+    recipe: Annotated[
+        Path, typer.Argument(help="A YAML file as in recipes/pretrain/.", parser=path)
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Directory for model, checkpoint and log.", parser=path)
+    ],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in the output.")
+    ] = False,
+    threads: Threads = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a Chronos-Bolt or Chronos-T5 from scratch on synthetic series.
+
+    With a schedule in the recipe it is compressed by design: a head size of its own for each layer.
+    """
+    import torch
+
+    from tscompress.io.files import check_output
+    from tscompress.training.pretraining import Progress as Trained
+    from tscompress.training.pretraining import pretrain as train
+    from tscompress.workflows.recipe import load_pretrain_recipe
+
+    chosen = load_pretrain_recipe(recipe)
+    inputs = recipe, chosen.embedding_from
+    if not resume:
+        check_output(output, force=force, inputs=inputs, keep=True, in_place=True)
+    check_output(output / "model", force=True, inputs=inputs)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+    def tell(progress: Trained) -> None:
+        if not as_json:
+            with suppress(typer.Exit, OutputError):  # a training goes on though nobody reads
+                say(
+                    f"step {progress.step}/{progress.total_steps}  loss {progress.loss:.4f}  "
+                    f"lr {progress.learning_rate:.2e}  {progress.series_per_second:.0f} series/s  "
+                    f"left {duration(progress.eta_seconds)}"
+                )
+
+    final = train(chosen, output, resume=resume, report=tell)
+    show(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
+    if final is None:
+        raise StoppedAndSaved
+
+
+def _trained(final: Path | None, output: Path) -> str:
+    if final is None:
+        return f"stopped; everything is saved. Go on with --resume --output {output}"
+    if (final / "plan.json").exists():
+        return f"saved {final}; stock chronos opens it after `import tscompress.pipelines`"
+    return f"saved {final}"

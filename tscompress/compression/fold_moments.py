@@ -1,0 +1,277 @@
+"""Statistics that the fold of one layer is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import run_teacher_forced
+from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
+from tscompress.compression.layer_walk import Step, runs_of
+from tscompress.compression.recording import (
+    PassEnded,
+    run_embedding,
+)
+from tscompress.data.batch import ForecastBatch
+from tscompress.families.registry import adapter_of
+from tscompress.linalg import even_picks
+from tscompress.plan.architecture import AttentionBlock
+from tscompress.plan.plan import HiddenPlan
+
+#: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
+#: same, and the product of all of them would take longer than everything else.
+ROWS_PER_COLUMN = 8
+_ENOUGH_POSITIONS = 16384
+_ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 8192
+#: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
+#: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
+WIDE = torch.float32
+#: Symmetric products of at least so many columns are computed in strips from the diagonal to the
+#: right, which saves a third of the time; narrower ones take little of it.
+_STRIPS_FROM, _STRIP = 2048, 512
+
+
+@dataclass
+class AttentionMoments:
+    """What an attention block sees.
+
+    Attributes
+    ----------
+    queries, keys
+        Second moments of what feeds them, ``[d, d]``; keys centred where scores do not see it.
+    values
+        Second moment of what the heads read, side by side, ``[H k, H k]``.
+    distances
+        How often two positions are that many steps apart, ``[T]``.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    distances: Tensor
+
+
+@dataclass
+class HiddenMoments:
+    """Second moment of hidden units, ``[n, n]``; with more, see :func:`patch_moments`."""
+
+    hidden: Tensor
+
+
+def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
+    """What the attention block of ``step`` sees on the step's inputs."""
+    assert isinstance(step.block, AttentionBlock)
+    linears: dict[str, Any] = {
+        role: loaded.model.get_submodule(step.block.projections[role]) for role in "qkvo"
+    }
+    device = linears["q"].weight.device
+    queries = Products(linears["q"].in_features, device)
+    keys = Products(linears["k"].in_features, device)
+    values = Products(linears["o"].in_features, device)
+    # A constant added to all keys of a sequence shifts all scores of a query alike, unless they
+    # turn with the position.
+    centre = not step.block.rotary
+    longest = max(stream.shape[1] for stream in step.inputs)
+    distances = torch.zeros(longest, dtype=torch.float64)
+    # Of many positions every second or third batch says enough. Not so for group attention: only
+    # every second batch has groups at all.
+    positions = sum(stream.shape[:2].numel() for stream in step.inputs)
+    stride = 1 if is_group(step) else max(1, positions // _ENOUGH_POSITIONS)
+    chosen = range(0, len(step.inputs), stride)
+    rows = ROWS_PER_COLUMN * linears["q"].in_features
+    limits = row_shares(rows, [step.inputs[index] for index in chosen])
+    reads = {"x": linears["q"], "y": linears["k"], "c": linears["o"]}
+    with inputs_of(reads, until="c") as seen:
+        for index, limit in zip(chosen, limits, strict=True):
+            stream = step.inputs[index]
+            with suppress(PassEnded):
+                step.run(index)
+            x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
+            valid, key_valid = step.valid[index], step.key_valid[index]
+            if is_group(step):
+                valid = key_valid = None if valid is None else valid.T
+                y = y - _group_means(y, step, index) if centre else y
+            elif centre:
+                y = y - _means(y, key_valid)
+            queries.add(thinned(valid_rows(x, valid), limit))
+            keys.add(thinned(valid_rows(y, key_valid), limit))
+            values.add(thinned(valid_rows(c, valid), limit))
+            distances += _distances(valid, stream, longest)
+    shares = distances / distances.sum()
+    return AttentionMoments(queries.second, keys.second, values.second, shares)
+
+
+def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
+    """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
+    last: Any = loaded.model.get_submodule(step.block.projections["wo"])
+    products = Products(last.in_features, last.weight.device, precision=WIDE)
+    with inputs_of({"h": last}, until="h") as seen:
+        for rows, _ in chosen_rows(step, rows_for_units(last.in_features)):
+            with suppress(PassEnded):
+                step.run(0, rows[None])
+            products.add(seen["h"][0])
+    return HiddenMoments(products.second)
+
+
+def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
+    """How many pairs of valid positions are 0, 1, ... steps apart, ``[longest]``."""
+    lengths = torch.full((len(stream),), stream.shape[1])
+    if valid is not None and valid.shape == stream.shape[:2]:
+        lengths = valid.sum(1).cpu()
+    apart = torch.arange(longest, dtype=torch.float64)
+    return (lengths[:, None] - apart).clamp_min(0).sum(0)
+
+
+class Products:
+    """Running means of u u^T, ``second``, and, with ``outputs``, of t u^T, ``cross``."""
+
+    def __init__(
+        self,
+        width: int,
+        device: torch.device,
+        outputs: int | None = None,
+        precision: torch.dtype = torch.float64,
+    ) -> None:
+        self.precision = precision
+        self.strip = _STRIP if width >= _STRIPS_FROM else width
+        self._second = torch.zeros(width, width, dtype=precision, device=device)
+        self.cross = torch.zeros(outputs or 0, width, dtype=precision, device=device)
+        self.count = 0
+
+    def add(self, rows: Tensor, targets: Tensor | None = None) -> None:
+        if not len(rows):
+            return
+        self.count += len(rows)
+        share = len(rows) / self.count
+        rows = rows.to(self.precision)
+        weights = {"beta": 1 - share, "alpha": share / len(rows)}
+        for start in range(0, len(self._second), self.strip):
+            strip = slice(start, start + self.strip)
+            self._second[strip, start:].addmm_(rows[:, strip].T, rows[:, start:], **weights)
+        if targets is not None:
+            self.cross.addmm_(targets.to(self.precision).T, rows, **weights)
+
+    @property
+    def second(self) -> Tensor:
+        """``[width, width]``, whose part left of the diagonal strips is filled in here."""
+        for start in range(self.strip, len(self._second), self.strip):
+            strip = slice(start, start + self.strip)
+            self._second[strip, :start] = self._second[:start, strip].T
+        return self._second
+
+
+@contextmanager
+def inputs_of(
+    modules: Mapping[str, nn.Module], until: str | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """The latest input of each module, by name; that of ``until`` ends the pass."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            seen[name] = args[0].detach()
+            if name == until:
+                raise PassEnded
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def valid_rows(states: Tensor, valid: Tensor | None) -> Tensor:
+    """``[N, d]`` of the valid positions of ``[B, S, d]``."""
+    return states.flatten(0, -2) if valid is None else states[valid]
+
+
+def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some of the positions that reach ``step``, and the reference there, ``[N, d]`` each.
+
+    Where positions do not see each other, only those that count need to be run, and those of small
+    batches side by side. Without a reference it is what reaches the step once more.
+    """
+    limits = row_shares(limit, step.inputs)
+
+    def chosen(index: int, states: Tensor) -> Tensor:
+        return thinned(valid_rows(states, step.valid[index]), limits[index])
+
+    for group in runs_of(limits, step.positions_at_once):
+        streams = step.inputs, step.reference or step.inputs
+        rows, reference = (torch.cat([chosen(i, states[i]) for i in group]) for states in streams)
+        yield rows, reference
+
+
+def row_shares(limit: int, batches: Sequence[Tensor]) -> list[int]:
+    """How many of ``limit`` rows each batch may give: the same for every series."""
+    series = sum(len(batch) for batch in batches)
+    return [limit * len(batch) // series + 1 for batch in batches]
+
+
+def rows_for_units(units: int) -> int:
+    return max(_ROWS_PER_HIDDEN_UNIT * units, _FEWEST_ROWS)
+
+
+def thinned(rows: Tensor, limit: int) -> Tensor:
+    return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
+
+
+def _means(y: Tensor, valid: Tensor | None) -> Tensor:
+    """Mean over the valid positions of each sequence, ``[B, 1, d]``."""
+    if valid is None:
+        return y.mean(1, keepdim=True)
+    weight = valid.to(y.dtype)[..., None]
+    return (y * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
+
+
+def is_group(step: Step) -> bool:
+    return isinstance(step.block, AttentionBlock) and step.block.across_series
+
+
+def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
+    """Mean over the keys that share a query's group and time step, ``[S, B, d]``."""
+    mask: Tensor = step.call(index)[1]["attention_mask"]  # additive, [S, 1, B, B]
+    seen = (mask[:, 0] > -1).to(y.dtype)
+    means: Tensor = seen @ y / seen.sum(-1, keepdim=True).clamp_min(1)
+    return means
+
+
+def patch_moments(
+    loaded: LoadedModel, batches: Sequence[ForecastBatch], plan: HiddenPlan
+) -> HiddenMoments:
+    """What the hidden units of a patch embedding say, and after them its inputs and a constant 1.
+
+    The residual layer and the bias read the latter, and are fitted along.
+    """
+    module: Any = loaded.model.get_submodule(plan.name)
+    products = Products(plan.d_ff + plan.in_features + 1, module.output_layer.weight.device)
+    limits = row_shares(rows_for_units(plan.d_ff), [b.context for b in batches])
+    limit = 0
+
+    def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+        x = args[0].detach().flatten(0, -2)
+        if plan.name == PATCH_EMBEDDINGS[0]:
+            x = x[adapter_of(loaded.family).attended_patches(x)]
+        x = thinned(x, limit)
+        with torch.no_grad():
+            h = module.act(module.hidden_layer(x))
+        products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))
+
+    run = run_embedding if plan.name == PATCH_EMBEDDINGS[0] else run_teacher_forced
+    handle = module.register_forward_hook(see)
+    try:
+        for index, batch in enumerate(batches):
+            limit = limits[index]
+            run(loaded, batch)
+    finally:
+        handle.remove()
+    return HiddenMoments(products.second)

@@ -1,0 +1,334 @@
+"""How every sublayer is called in one forward pass of each batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import fed_positions, run_teacher_forced
+from tscompress.data.batch import ForecastBatch
+from tscompress.families.stacks import Block, Sublayer, stack_layers, sublayer_of, sublayers
+from tscompress.layers.latent_cross_attention import CACHE_NAMES
+
+
+@dataclass
+class Recording:
+    """Calls of every sublayer in one forward pass of each batch.
+
+    Attributes
+    ----------
+    arguments
+        Sublayer to ``(args, kwargs)`` of each batch, without the residual stream; see
+        :meth:`Step.call`.
+    entries
+        Stack to the residual stream that enters it, of each batch; see :meth:`entered`.
+    encoder_valid, decoder_valid
+        Positions of each batch that are real, bool ``[B, S]``; None: all are.
+    """
+
+    arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
+    entries: dict[str, list[Tensor] | _Lookup] = field(default_factory=dict)
+    encoder_valid: list[Tensor | None] = field(default_factory=list)
+    decoder_valid: list[Tensor | None] = field(default_factory=list)
+
+    def entered(self, stack: str) -> list[Tensor]:
+        """``[B, S, d_model]`` of each batch; handed over, and freed here."""
+        entry = self.entries.pop(stack)
+        return entry.batches() if isinstance(entry, _Lookup) else entry
+
+
+class _Lookup:
+    """Streams of batches whose positions are rows of one table, as embedded tokens are."""
+
+    def __init__(self, table: Tensor, places: list[Tensor]) -> None:
+        self.table, self.places = table, places
+
+    def batches(self) -> list[Tensor]:
+        return [self.table[place] for place in self.places]
+
+    @classmethod
+    def of(cls, batches: list[Tensor]) -> _Lookup | list[Tensor]:
+        """``batches`` ``[B, S, d]`` as a table, where many positions are alike to the last bit."""
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(batches[0].shape[-1], generator=generator, dtype=torch.float64)
+        marks = torch.cat([(b.to("cpu", torch.float64) @ direction).flatten() for b in batches])
+        _, place = torch.unique(marks, return_inverse=True)
+        count = int(place.max()) + 1
+        if 2 * count > len(place):
+            return batches
+        table = batches[0].new_empty(count, len(direction))
+        places = [
+            part.view(batch.shape[:2]).to(batch.device)
+            for part, batch in zip(
+                place.split([b.shape[:2].numel() for b in batches]), batches, strict=True
+            )
+        ]
+        for batch, own in zip(batches, places, strict=True):
+            table[own.flatten()] = batch.flatten(0, 1)
+        same = all(torch.equal(table[own], b) for own, b in zip(places, batches, strict=True))
+        return cls(table, places) if same else batches
+
+
+class TensorSum:
+    """A mask or position bias ``[B, H, T, S]``, held as terms that may be far smaller.
+
+    T5 adds the mask of each batch to the position bias of all.
+    """
+
+    def __init__(self, shape: torch.Size, *terms: Tensor) -> None:
+        self.shape, self.terms = shape, terms
+
+    def tensor(self) -> Tensor:
+        return sum(self.terms[1:], start=self.terms[0]).expand(self.shape)
+
+
+def _narrowed(value: Tensor) -> Tensor:
+    """``value`` with size 1 along rows, heads and queries where it is the same for all."""
+    for dim in range(3):
+        first = value.narrow(dim, 0, 1)
+        if value.shape[dim] > 1 and torch.equal(value, first.expand_as(value)):
+            value = first
+    return value.clone()
+
+
+class PassEnded(Exception):
+    """Ends a forward pass once what was wanted of it is known; for hooks to raise."""
+
+
+@torch.no_grad()
+def record(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Recording:
+    """Note how every sublayer is called, for each batch."""
+    recording = Recording()
+    entries: dict[str, list[Tensor]] = {}
+    with _recorders(loaded, recording, entries), _attention_of_first_blocks_only(loaded):
+        for batch in batches:
+            recording.decoder_valid.append(fed_positions(loaded, batch))
+            with suppress(PassEnded):
+                run_teacher_forced(loaded, batch)
+    recording.entries = {name: _Lookup.of(entry) for name, entry in entries.items()}
+    return recording
+
+
+@contextmanager
+def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
+    """All other sublayers pass the stream on, and the last stack ends the pass.
+
+    How sublayers are called is alike in all blocks. The rest of what an attention returns, the
+    position bias for one, is taken from its counterpart in the first block.
+    """
+    model: Any = loaded.model
+    feed_forwards = {sublayer_of(block) for block in loaded.architecture.feed_forward}
+    first: dict[tuple[str, int], Any] = {}  # by stack and index in the layer
+    restored: list[nn.Module] = []
+    handles = []
+
+    def pass_on(key: tuple[str, int]) -> Callable[..., Any]:
+        def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+            returned = first[key]
+            if isinstance(returned, tuple):
+                return (hidden_states, *returned[1:])
+            return type(returned)(hidden_states, *list(returned.values())[1:])
+
+        return forward
+
+    def keep(key: tuple[str, int]) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            first[key] = output
+
+        return hook
+
+    def end(*_: object) -> None:
+        raise PassEnded
+
+    handles.append(getattr(model, "decoder", model.encoder).register_forward_hook(end))
+    for sublayer in sublayers(model):
+        module: Any = sublayer.module
+        place = sublayer.stack, sublayer.index
+        if sublayer.name in feed_forwards:
+            module.forward = lambda hidden_states, *_, **__: hidden_states
+            restored.append(module)
+        elif sublayer.layer == 0:
+            handles.append(module.register_forward_hook(keep(place)))
+        else:
+            module.forward = pass_on(place)
+            restored.append(module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in restored:
+            del module.forward
+
+
+@torch.no_grad()
+def record_entry(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> list[Tensor]:
+    """The residual stream that enters the encoder, after a change to what embeds the input."""
+    entries: dict[str, list[Tensor]] = {}
+    with _recorders(loaded, Recording(), entries, entries_only=True):
+        for batch in batches:
+            with suppress(PassEnded):
+                run_teacher_forced(loaded, batch)
+    return entries["encoder"]
+
+
+def run_embedding(loaded: LoadedModel, batch: ForecastBatch) -> None:
+    """As much of a forward pass as embeds the input."""
+
+    def stop(*_: object) -> None:
+        raise PassEnded
+
+    model: Any = loaded.model
+    handle = model.encoder.register_forward_pre_hook(stop)
+    try:
+        with suppress(PassEnded):
+            run_teacher_forced(loaded, batch)
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _recorders(
+    loaded: LoadedModel,
+    recording: Recording,
+    entries: dict[str, list[Tensor]],
+    *,
+    entries_only: bool = False,
+) -> Iterator[None]:
+    """Hooks that fill ``recording`` and, by stack, ``entries``; of these alone if asked."""
+    model: Any = loaded.model
+    recorder = _Recorder(recording, entries, entries_only)
+    hooks: list[tuple[nn.Module, _Hook]] = [(model.encoder, recorder.see_mask)]
+    hooks += [(sublayer.module, recorder.see_call(sublayer)) for sublayer in sublayers(model)]
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+@dataclass
+class _Recorder:
+    """Notes what sublayers are called with; equal masks and biases are held once.
+
+    Attributes
+    ----------
+    known
+        Tensors ``[B, H, T, S]`` of the batches so far.
+    """
+
+    recording: Recording
+    entries: dict[str, list[Tensor]]
+    entries_only: bool
+    known: list[Tensor] = field(default_factory=list)
+
+    def see_mask(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Of the encoder: which positions are real."""
+        mask = kwargs.get("attention_mask")
+        valid = None if mask is None else mask.detach() > 0
+        # One batch of full rows needs no masking at all.
+        full = valid is None or bool(valid.all())
+        self.recording.encoder_valid.append(None if full else valid)
+
+    def see_call(self, sublayer: Sublayer) -> _Hook:
+        """The hook of a sublayer; that of the first in a stack notes what enters the stack."""
+        calls = self.recording.arguments.setdefault(sublayer.name, [])
+        first = (sublayer.layer, sublayer.index) == (0, 0)
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # Without a cache every pass starts afresh. The encoder's output comes from the walk.
+            kept = {
+                key: None if key == "key_value_states" else self._held(key, kwargs)
+                for key in kwargs
+                if key not in CACHE_NAMES
+            }
+            calls.append((args[1:], kept))
+            if first:
+                self.entries.setdefault(sublayer.stack, []).append(args[0].detach())
+                if self.entries_only:
+                    raise PassEnded
+
+        return hook
+
+    def _held(self, key: str, kwargs: dict[str, Any]) -> Any:
+        value, mask = kwargs[key], kwargs.get("attention_mask")
+        if not isinstance(value, Tensor) or value.ndim != 4:
+            return value
+        if (
+            key == "position_bias"
+            and isinstance(mask, Tensor)
+            and mask.is_floating_point()
+            and len(mask) == len(value) > 1
+        ):
+            fullest = int(mask.flatten(1).sum(1).argmax())
+            row = slice(fullest, fullest + 1)
+            parts = value[row], mask - mask[row]
+            if torch.equal(parts[0] + parts[1], value):
+                return TensorSum(value.shape, *(self._shared(part) for part in parts))
+        return TensorSum(value.shape, self._shared(value))
+
+    def _shared(self, value: Tensor) -> Tensor:
+        """The same as in another batch, or the corner of it, so that it is held once."""
+        value = _narrowed(value)
+        rows, heads, queries, keys = value.shape
+        for other in self.known:
+            corner = other[:rows, :heads, :queries, :keys]
+            if corner.shape == value.shape and torch.equal(corner, value):
+                return corner
+        self.known.append(value)
+        return value
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A sublayer that the original has, and the model that is changed has not."""
+
+    block: Block
+    module: nn.Module
+    arguments: list[Any]
+
+
+def leave_layers_out_(
+    recording: Recording, original: LoadedModel, kept: Mapping[str, Sequence[int]]
+) -> dict[str, list[LeftOut]]:
+    """Make a recording of ``original`` one of the model with the layers ``kept`` alone.
+
+    Returns
+    -------
+    The sublayers of the others, by the sublayer that they follow, under the name it has in that
+    model; those before all that stay by the name of the stack.
+    """
+    blocks = blocks_of(original)
+    calls, left_out = {}, defaultdict(list)
+    after: dict[str, str] = {}  # of each stack, the last sublayer that stays
+    for sublayer in sublayers(original.model):
+        stack = sublayer.stack
+        stay = list(kept.get(stack, range(len(stack_layers(original.model)[stack]))))
+        arguments = recording.arguments[sublayer.name]
+        if sublayer.layer in stay:
+            moved = replace(sublayer, layer=stay.index(sublayer.layer))
+            after[stack] = moved.name
+            calls[moved.name] = arguments
+        else:
+            found = LeftOut(blocks[sublayer.name], sublayer.module, arguments)
+            left_out[after.get(stack, stack)].append(found)
+    recording.arguments = calls
+    return left_out
+
+
+def blocks_of(loaded: LoadedModel) -> dict[str, Block]:
+    """What each sublayer holds, by its name."""
+    architecture = loaded.architecture
+    held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
+    return {sublayer_of(block): block for block in held}

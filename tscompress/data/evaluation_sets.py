@@ -1,0 +1,130 @@
+"""One evaluation dataset: how it is asked for, and its series with the steps to forecast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from gluonts.time_feature.seasonality import get_seasonality
+from pydantic import BaseModel, ConfigDict, Field
+
+from tscompress.errors import DataError
+
+SeriesArray = npt.NDArray[np.float64]
+
+#: Levels at which forecasts are asked for and scored.
+QUANTILE_LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+
+class LongFormat(BaseModel):
+    """How a file of series in long format, one row an observation, is evaluated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    horizon: int = Field(ge=1, description="steps to forecast")
+    windows: int = Field(default=1, ge=1, description="consecutive ones, the last ends each series")
+    seasonality: int | None = Field(default=None, ge=1, description="null: as the frequency says")
+    frequency: str | None = Field(default=None, description="of pandas; null: from the times")
+    id_column: str | None = Field(default=None, description="null: one of the usual names")
+    time_column: str | None = Field(default=None, description="null: one of the usual names")
+    target_column: str | None = Field(default=None, description="null: one of the usual names")
+
+
+class DatasetConfig(BaseModel):
+    """One backtest, with the keys of the official Chronos benchmark configs.
+
+    ``offset`` counts steps from the end of a series to the first forecast origin:
+    −``prediction_length`` · ``num_rolls`` forecasts the last windows, one after another; a smaller
+    number leaves the steps behind the last window unused.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    hf_repo: str
+    offset: int = Field(lt=0)
+    prediction_length: int = Field(ge=1)
+    num_rolls: int = Field(default=1, ge=1)
+
+    @property
+    def unused_steps(self) -> int:
+        """Steps after the last forecast window, which neither context nor label contains."""
+        return -self.offset - self.prediction_length * self.num_rolls
+
+
+class FileConfig(DatasetConfig):
+    """A backtest on a file of series in long format."""
+
+    hf_repo: str = ""
+    path: Path
+    table: LongFormat
+
+
+@dataclass(frozen=True)
+class EvaluationDataset:
+    """Univariate series of one frequency, each ending with the ``horizon`` steps to forecast.
+
+    With several ``windows`` each measured series is here so many times, one after another, cut
+    where each window ends.
+
+    Attributes
+    ----------
+    name
+        As in the published result tables, e.g. ``monash_m1_monthly``.
+    horizon
+        Steps to forecast.
+    series
+        Each ``[T_i]`` float64 with ``T_i > horizon``; missing values are NaN.
+    starts
+        Period of the first value of each series; all have the same frequency.
+    season_length
+        Steps in a season where the frequency does not tell; None: see :attr:`seasonality`.
+    windows
+        How many of ``series`` are cut from the same measurements.
+    """
+
+    name: str
+    horizon: int
+    series: tuple[SeriesArray, ...]
+    starts: tuple[pd.Period, ...]
+    season_length: int | None = None
+    windows: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.series:
+            raise DataError(f"dataset {self.name!r} has no series.")
+        for index, values in enumerate(self.series):
+            if values.ndim != 1 or len(values) <= self.horizon:
+                raise DataError(
+                    f"series {index} of {self.name!r} has shape {values.shape}; expected one "
+                    f"dimension and more than the horizon of {self.horizon} steps."
+                )
+
+    @property
+    def freq(self) -> str:
+        """The pandas offset alias, e.g. ``ME``."""
+        return str(self.starts[0].freq.freqstr)
+
+    @property
+    def seasonality(self) -> int:
+        """``season_length``, or by gluonts' table: 24 for hours, 12 for months, 1 for days."""
+        return self.season_length or int(get_seasonality(self.freq))
+
+    @property
+    def contexts(self) -> list[SeriesArray]:
+        """What a model may see of each series, ``[T_i - horizon]``."""
+        return [values[: -self.horizon] for values in self.series]
+
+    @property
+    def labels(self) -> SeriesArray:
+        """What it has to forecast, ``[N, horizon]``."""
+        return np.stack([values[-self.horizon :] for values in self.series])
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The series as a gluonts dataset."""
+        pairs = zip(self.starts, self.series, strict=True)
+        return [{"start": start, "target": values} for start, values in pairs]

@@ -1,0 +1,217 @@
+"""Forecasts of a Chronos pipeline or of seasonal naive for the series of a dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from chronos import BaseChronosPipeline
+
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.errors import UsageError
+from tscompress.evaluation.batching import (
+    DEFAULT_BATCH_SIZE,
+    BatchSize,
+    DrawsOfPart,
+    Parts,
+    Processes,
+    batch_sizes,
+    batches_by_length,
+    check_batch_size,
+    common_random_numbers,
+    part_of_batch,
+)
+from tscompress.evaluation.metrics import backtest
+from tscompress.families.registry import adapter_of_pipeline
+
+with warnings.catch_warnings():
+    # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
+    warnings.filterwarnings("ignore", message="Using `json`-module")
+    from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
+    from gluonts.model.seasonal_naive import SeasonalNaivePredictor
+
+
+class SeasonalNaive:
+    """Repeats the last observed season; every quantile is that one value.
+
+    This is the baseline of the published tables: gluonts' predictor, which carries the last value
+    forward over missing ones and falls back to the mean of a context shorter than a season.
+    """
+
+    def forecast(self, dataset: EvaluationDataset) -> list[Forecast]:
+        """One forecast for each series."""
+        predictor = SeasonalNaivePredictor(
+            prediction_length=dataset.horizon, season_length=dataset.seasonality
+        )
+        return list(predictor.predict(backtest(dataset).input))
+
+
+def forecast(
+    pipeline: BaseChronosPipeline,
+    contexts: Sequence[npt.ArrayLike],
+    horizon: int,
+    seed: int = 0,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    *,
+    num_samples: int | None = None,
+    stream: str = "",
+    starts: Sequence[pd.Period] | None = None,
+) -> list[Forecast]:
+    """Forecast series with a Chronos pipeline.
+
+    Batches hold series of similar length and depend on nothing but the lengths and ``batch_size``.
+    The random numbers of a batch depend on nothing but ``seed``, ``stream`` and its position, so
+    that two models are compared on common random numbers; the global generator is left as it was.
+    A batch that does not fit into memory is computed in parts, which draw the same numbers, and
+    the processes of ``torchrun`` share the batches: neither changes a forecast by more
+    than rounding.
+
+    Parameters
+    ----------
+    pipeline
+        Chronos-T5, Chronos-Bolt or Chronos-2.
+    contexts
+        Each ``[T_i]``; missing values are NaN.
+    horizon
+        Steps to forecast.
+    seed, stream
+        Select the random numbers; ``stream`` is the name of the dataset.
+    batch_size
+        Series in a batch. ``auto``: as many as fit into free memory, by an estimate; Chronos-T5
+        keeps the draws of batches of 32.
+    num_samples
+        Sample paths of a Chronos-T5; by default its own number. Quantile models have none.
+    starts
+        Period of the first value of each context, for the dates of the forecasts.
+
+    Returns
+    -------
+    list of Forecast
+        In the order of ``contexts``: raw samples for Chronos-T5, the quantiles 0.1 … 0.9 for the
+        others. Quantiles of Chronos-T5 are not forecast directly: gluonts would take nine of them
+        for nine samples and shift every level.
+
+    Raises
+    ------
+    UsageError
+        ``num_samples`` for a model that does not sample, or a number below 1.
+    NotEnoughMemoryError
+        A single series does not fit.
+    """
+    values = predict(
+        pipeline, contexts, horizon, seed, batch_size, num_samples=num_samples, stream=stream
+    )
+    if starts is None:
+        starts = [pd.Period("1970-01-01", freq="D")] * len(contexts)
+    return [
+        _to_gluonts(pipeline, of_series, start + np.size(context))
+        for of_series, start, context in zip(values, starts, contexts, strict=True)
+    ]
+
+
+def predict(
+    pipeline: BaseChronosPipeline,
+    contexts: Sequence[npt.ArrayLike],
+    horizon: int,
+    seed: int = 0,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    *,
+    num_samples: int | None = None,
+    stream: str = "",
+) -> npt.NDArray[np.float32]:
+    """What :func:`forecast` puts into gluonts' objects, as one array.
+
+    Returns
+    -------
+    ndarray
+        Samples ``[N, num_samples, horizon]`` of Chronos-T5, quantiles 0.1 … 0.9
+        ``[N, 9, horizon]`` of the others.
+    """
+    _check_forecast_options(pipeline, batch_size, num_samples)
+    tensors = [torch.as_tensor(np.asarray(values, dtype=np.float32)) for values in contexts]
+    lengths = [len(values) for values in tensors]
+    processes = Processes()
+    size, at_once = processes.agree(
+        lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples)
+    )
+    parts = Parts(at_once)
+    found: dict[int, npt.NDArray[np.float32]] = {}
+    for position, indices in enumerate(batches_by_length(lengths, size)):
+        if not processes.has(position):
+            continue
+        batch = [tensors[index] for index in indices]
+        key = f"{seed}/{stream}/{position}"
+        output = parts.compute(
+            len(batch), partial(_predict_part, pipeline, batch, horizon, num_samples, key)
+        )
+        found |= dict(zip(indices, output, strict=True))
+    found = processes.gather(found)
+    return np.stack([found[index] for index in range(len(tensors))])
+
+
+def _check_forecast_options(
+    pipeline: BaseChronosPipeline, batch_size: BatchSize, num_samples: int | None
+) -> None:
+    check_batch_size(batch_size)
+    if num_samples is None:
+        return
+    if not draws_samples(pipeline):
+        raise UsageError(
+            f"{type(pipeline).__name__} forecasts quantiles and draws no samples; "
+            "leave num_samples out."
+        )
+    if num_samples < 1:
+        raise UsageError(f"num_samples is {num_samples}; it must be at least 1.")
+
+
+def _predict_part(
+    pipeline: BaseChronosPipeline,
+    batch: Sequence[torch.Tensor],
+    horizon: int,
+    num_samples: int | None,
+    key: str,
+    rows: slice,
+) -> npt.NDArray[np.float32]:
+    """Forecasts of some rows of a batch, as :func:`_predict_batch` gives them for all of it."""
+    whole = rows.stop - rows.start == len(batch)
+    draws = contextlib.nullcontext() if whole else DrawsOfPart(rows, len(batch))
+    with common_random_numbers(pipeline, key), draws:
+        return _predict_batch(pipeline, part_of_batch(batch, rows), horizon, num_samples)
+
+
+def _predict_batch(
+    pipeline: BaseChronosPipeline,
+    contexts: list[torch.Tensor],
+    horizon: int,
+    num_samples: int | None,
+) -> npt.NDArray[np.float32]:
+    """Samples ``[B, num_samples, horizon]`` or quantiles ``[B, 9, horizon]`` of one batch."""
+    with warnings.catch_warnings():
+        # Models warn about horizons longer than their own; here the suite sets the horizon.
+        warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+        family = adapter_of_pipeline(pipeline)
+        if family.draws_samples:
+            samples = family.predict(pipeline, contexts, horizon, num_samples)
+            return np.asarray(samples, dtype=np.float32)
+        quantiles = family.quantiles(pipeline, contexts, horizon, QUANTILE_LEVELS)
+    return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
+
+
+def _to_gluonts(
+    pipeline: BaseChronosPipeline, values: npt.NDArray[np.float32], start: pd.Period
+) -> Forecast:
+    if draws_samples(pipeline):
+        return SampleForecast(samples=values, start_date=start)
+    keys = [str(level) for level in QUANTILE_LEVELS]
+    return QuantileForecast(forecast_arrays=values, start_date=start, forecast_keys=keys)
+
+
+def draws_samples(pipeline: BaseChronosPipeline) -> bool:
+    """Whether forecasts are sample paths, of which two runs differ; otherwise quantiles."""
+    return adapter_of_pipeline(pipeline).draws_samples

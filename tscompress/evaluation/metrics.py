@@ -1,0 +1,166 @@
+"""MASE and the weighted quantile loss (WQL) of a dataset, and what each series adds to them.
+
+Definitions and values are gluonts'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.errors import DataError
+from tscompress.evaluation.results import SeriesContributions
+
+with warnings.catch_warnings():
+    # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
+    warnings.filterwarnings("ignore", message="Using `json`-module")
+    from gluonts.dataset.split import split
+    from gluonts.ev.metrics import MASE, MeanWeightedSumQuantileLoss
+    from gluonts.ev.ts_stats import seasonal_error
+    from gluonts.model.evaluation import evaluate_forecasts
+    from gluonts.model.forecast import Forecast
+
+Quantiles = npt.NDArray[np.floating[Any]]
+"""``[N, 9, horizon]``: series, levels 0.1 … 0.9, steps."""
+
+
+def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -> dict[str, float]:
+    """MASE and WQL of forecasts of gluonts; see :func:`score_quantiles`."""
+    return score_quantiles(quantile_array(forecasts), dataset)
+
+
+def score_quantiles(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[str, float]:
+    """MASE and WQL of quantiles ``[N, 9, horizon]``, over all series and steps of a dataset.
+
+    MASE is the mean absolute error of the median in units of the context's seasonal error
+    (steps whose seasonal error is zero are left out); WQL is the mean over the levels of the
+    quantile loss, summed over series and steps, relative to the sum of absolute labels. Missing
+    labels are left out of both.
+    """
+    # All that gluonts asks a forecast for is a level by its name; its own objects look each one up
+    # anew, which takes longer than a small model's forecast.
+    levels = [str(level) for level in QUANTILE_LEVELS]
+    # gluonts opens a progress bar that cannot be switched off.
+    with contextlib.redirect_stderr(io.StringIO()):
+        scores = evaluate_forecasts(
+            [dict(zip(levels, of_series, strict=True)) for of_series in quantiles],
+            test_data=backtest(dataset),
+            metrics=[MASE(), MeanWeightedSumQuantileLoss(QUANTILE_LEVELS)],
+            seasonality=dataset.seasonality,
+            batch_size=5000,
+        ).iloc[0]
+    return {
+        "MASE": float(scores["MASE[0.5]"]),
+        "WQL": float(scores["mean_weighted_sum_quantile_loss"]),
+    }
+
+
+def quantile_array(forecasts: Iterable[Forecast]) -> Quantiles:
+    """The quantiles 0.1 … 0.9 of forecasts, ``[N, 9, horizon]``; of samples, gluonts' way."""
+    levels = [str(level) for level in QUANTILE_LEVELS]
+    return np.stack([[item.quantile(level) for level in levels] for item in forecasts])
+
+
+def sample_quantiles(samples: npt.NDArray[np.float32]) -> Quantiles:
+    """The quantiles 0.1 … 0.9 of samples ``[N, num_samples, horizon]``, gluonts' way: no mean."""
+    places = np.round((samples.shape[1] - 1) * np.array(QUANTILE_LEVELS)).astype(int)
+    ordered: Quantiles = np.sort(samples, axis=1)[:, places]
+    return ordered
+
+
+def quantile_losses(quantiles: Quantiles, dataset: EvaluationDataset) -> Any:
+    """Twice the pinball loss, as gluonts' metrics have it.
+
+    Parameters
+    ----------
+    quantiles
+        ``[N, 9, horizon]``.
+
+    Returns
+    -------
+    numpy.ma.MaskedArray
+        ``[N, 9, horizon]``, masked where the label is missing.
+    """
+    labels = np.ma.masked_invalid(dataset.labels)[:, None, :]  # [N, 1, H]
+    levels = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
+    return 2 * np.abs((labels - quantiles) * ((quantiles >= labels) - levels))
+
+
+def seasonal_errors(dataset: EvaluationDataset) -> npt.NDArray[np.float64]:
+    """Mean absolute difference of each context to the season before, ``[N]``; 0 where undefined.
+
+    gluonts' definition: steps that miss either value are left out, and a context shorter than a
+    season is compared with the step before.
+    """
+    season = dataset.seasonality
+    errors = []
+    for context in dataset.contexts:
+        # Masks take longer than all the rest; gaps need them, and contexts of a season or less.
+        whole = len(context) > season and bool(np.isfinite(context).all())
+        values = context if whole else np.ma.masked_invalid(context)
+        errors.append(np.ma.filled(seasonal_error(values, season, time_axis=-1), 0.0))
+    return np.array(errors, dtype=np.float64).ravel()
+
+
+def series_contributions(
+    quantiles: Quantiles, dataset: EvaluationDataset, *, name: str = "the model"
+) -> SeriesContributions:
+    """What each series adds to WQL and MASE of its dataset.
+
+    Parameters
+    ----------
+    quantiles
+        ``[N, 9, horizon]``, see :func:`quantile_array`.
+    name
+        Of the model, for messages.
+
+    Raises
+    ------
+    DataError
+        A forecast is not finite: gluonts would leave it out of MASE without a word.
+    """
+    bad = np.flatnonzero(~np.isfinite(quantiles).all(axis=(1, 2)))
+    if bad.size:
+        raise DataError(
+            f"{name!r} forecasts NaN or infinity for {bad.size} of {len(quantiles)} series of "
+            f"{dataset.name!r}, first series {bad[0]}; check the checkpoint, or its dtype."
+        )
+    labels = np.ma.masked_invalid(dataset.labels)  # [N, H]
+    losses = quantile_losses(quantiles, dataset).mean(axis=1)  # [N, H]
+    median = quantiles[:, QUANTILE_LEVELS.index(0.5)]
+    # Masked arrays leave out what is divided by zero, as gluonts does.
+    scaled = np.abs(labels - median) / seasonal_errors(dataset)[:, None]  # [N, H]
+    return SeriesContributions(
+        quantile_loss=_sums(losses),
+        absolute_label=_sums(np.abs(labels)),
+        scaled_error=_sums(scaled),
+        scaled_steps=tuple(np.ma.count(scaled, axis=1).tolist()),
+    )
+
+
+def _sums(values: Any) -> tuple[float, ...]:
+    """Of the present values of each row, ``[N, H]``; 0 where there are none."""
+    return tuple(np.ma.filled(values.sum(axis=1), 0.0).tolist())
+
+
+def mean_contributions(runs: Sequence[SeriesContributions]) -> SeriesContributions:
+    """Of several runs on the same series; what the labels alone decide is the same in all."""
+    return runs[0].model_copy(
+        update={
+            name: tuple(np.mean([getattr(run, name) for run in runs], axis=0).tolist())
+            for name in ("quantile_loss", "scaled_error")
+        }
+    )
+
+
+def backtest(dataset: EvaluationDataset) -> Any:
+    """The dataset as gluonts' pairs of input and label."""
+    _, template = split(dataset.entries(), offset=-dataset.horizon)
+    return template.generate_instances(dataset.horizon)

@@ -1,0 +1,243 @@
+"""Results of an evaluation: scores by dataset and by series, and ratios to a baseline.
+
+A model is summed up by the geometric mean over datasets of its scores relative to a baseline
+(Ansari et al. 2024, "Chronos: Learning the Language of Time Series", section 5.3).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from tscompress.errors import DataError, UsageError
+from tscompress.io.files import write_text_atomically
+from tscompress.io.results import Result, results_json
+
+with warnings.catch_warnings():
+    # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
+    warnings.filterwarnings("ignore", message="Using `json`-module")
+
+SEASONAL_NAIVE = "seasonal-naive"
+METRICS = ("MASE", "WQL")
+SCORES_FILE = "scores.json"
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class SeriesContributions(BaseModel):
+    """What each series adds to the scores of its dataset, as columns of ``[N]`` numbers.
+
+    WQL and MASE are ratios of sums over the series, so that these columns give them for any
+    selection of series, or resample: that is what paired statistics are computed from.
+    """
+
+    model_config = _STRICT
+
+    quantile_loss: tuple[float, ...]
+    """Sum over the steps of the quantile loss, averaged over the levels 0.1 … 0.9."""
+    absolute_label: tuple[float, ...]
+    """Sum over the steps of |label|; the same for every model."""
+    scaled_error: tuple[float, ...]
+    """Sum over the steps of the median's absolute error in units of the seasonal error."""
+    scaled_steps: tuple[int, ...]
+    """Steps in ``scaled_error``: 0 where the seasonal error is zero; the same for every model."""
+
+    @model_validator(mode="after")
+    def _same_lengths(self) -> SeriesContributions:
+        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns differ in length: {lengths}")
+        return self
+
+    def parts(self, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Numerator and denominator of ``"WQL"`` or ``"MASE"``, each ``[N]``."""
+        columns = {
+            "WQL": (self.quantile_loss, self.absolute_label),
+            "MASE": (self.scaled_error, self.scaled_steps),
+        }
+        over, under = columns[metric]
+        return np.array(over, dtype=np.float64), np.array(under, dtype=np.float64)
+
+    def score(self, metric: str) -> float:
+        """``"WQL"`` or ``"MASE"`` of all the series; NaN or infinite where nothing counts."""
+        over, under = self.parts(metric)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(over.sum() / under.sum())
+
+
+class Sampling(BaseModel):
+    """How sample paths were drawn; two models share random numbers where all three agree."""
+
+    model_config = _STRICT
+
+    seeds: tuple[int, ...]
+    num_samples: int
+    batch_size: int
+
+
+class DatasetScore(BaseModel):
+    """Scores of one model on one dataset."""
+
+    model_config = _STRICT
+
+    dataset: str
+    model: str
+    MASE: float
+    WQL: float
+    series_count: int
+    seconds: float
+    """Wall time of forecasting, without reading data and computing metrics."""
+    series: SeriesContributions | None = None
+    """None in results of versions that did not keep it."""
+    windows: int | None = None
+    """Windows of each measured series, which ``series_count`` counts as so many; None: one."""
+    cached: Literal[True] | None = None
+    """True if an earlier run measured it: ``seconds`` are of that run."""
+
+    @model_validator(mode="after")
+    def _every_series(self) -> DatasetScore:
+        if self.series is not None and len(self.series.quantile_loss) != self.series_count:
+            raise ValueError(
+                f"{len(self.series.quantile_loss)} series contribute, series_count is "
+                f"{self.series_count}"
+            )
+        return self
+
+
+class EvaluationResult(Result):
+    """Scores of one model on a suite, in the suite's order."""
+
+    kind: ClassVar[str] = "an evaluation result"
+    command: ClassVar[str] = "tscompress evaluate --output"
+
+    suite: str
+    model: str
+    rows: tuple[DatasetScore, ...]
+    sampling: Sampling | None = None
+    """None for models that draw nothing, and in results of versions that did not keep it."""
+
+    def frame(self) -> pd.DataFrame:
+        """The columns ``dataset, model, MASE, WQL`` of the published tables, sorted by dataset."""
+        columns = ["dataset", "model", *METRICS]
+        frame = pd.DataFrame([row.model_dump(include=set(columns)) for row in self.rows])
+        return frame.reindex(columns=columns).sort_values("dataset", ignore_index=True)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write :meth:`frame`; the file is replaced in one step or not at all."""
+        write_text_atomically(Path(path), self.frame().to_csv(index=False, lineterminator="\n"))
+
+    def to_dict(self, *, series: bool = True) -> dict[str, Any]:
+        """Plain data, for JSON; :meth:`from_dict` reads it back.
+
+        Parameters
+        ----------
+        series
+            With what each series contributes, which is most of the data.
+        """
+        left_out = None if series else {"rows": {"__all__": {"series"}}}
+        return self.model_dump(mode="json", exclude=left_out, exclude_none=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON with every series; the file is replaced in one step or not at all."""
+        write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> EvaluationResult:
+        """Read what :meth:`save` or ``tscompress evaluate --output`` wrote.
+
+        Parameters
+        ----------
+        path
+            The JSON file, or the directory with ``scores.json`` in it.
+
+        Raises
+        ------
+        DataError
+            There is no such file, or it holds something else.
+        """
+        return load_results(path)[0]
+
+
+def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
+    """The result in a file and, where the file has one, the one it was compared with.
+
+    Parameters
+    ----------
+    path
+        See :meth:`EvaluationResult.load`. Files of versions that kept no series are read too.
+
+    Raises
+    ------
+    DataError
+        There is no such file, or it holds something else.
+    """
+    file = Path(path) / SCORES_FILE if Path(path).is_dir() else Path(path)
+    return EvaluationResult.read_file(file)
+
+
+def relative(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, Any]:
+    """Scores divided by those of a baseline; below 1 is better than it.
+
+    Returns
+    -------
+    dict
+        ``MASE`` and ``WQL``: geometric means over the datasets. ``datasets``: the two ratios of
+        each dataset, in the order of ``result``.
+
+    Raises
+    ------
+    UsageError
+        The two do not cover the same series of the same datasets.
+    DataError
+        A ratio is not finite and positive.
+    """
+    reference = {row.dataset: row for row in baseline.rows}
+    _check_same_series(result, baseline)
+    ratios = {
+        row.dataset: {metric: _ratio(row, reference[row.dataset], metric) for metric in METRICS}
+        for row in result.rows
+    }
+    means = {metric: geometric_mean([r[metric] for r in ratios.values()]) for metric in METRICS}
+    return {**means, "datasets": ratios}
+
+
+def _check_same_series(result: EvaluationResult, baseline: EvaluationResult) -> None:
+    ours = {row.dataset: row.series_count for row in result.rows}
+    theirs = {row.dataset: row.series_count for row in baseline.rows}
+    if ours != theirs or not ours:
+        differing = sorted(d for d in {*ours, *theirs} if ours.get(d) != theirs.get(d))
+        raise UsageError(
+            f"{result.model!r} and {baseline.model!r} were not evaluated on the same series: "
+            f"{differing or 'no dataset'}; evaluate both with the same suite, datasets and "
+            "max_series."
+        )
+
+
+def _ratio(row: DatasetScore, reference: DatasetScore, metric: str) -> float:
+    ours, theirs = getattr(row, metric), getattr(reference, metric)
+    if not (math.isfinite(ours) and math.isfinite(theirs) and ours > 0 and theirs > 0):
+        raise DataError(
+            f"{metric} of {row.dataset!r} is {ours:g} for {row.model!r} and {theirs:g} for "
+            f"{reference.model!r}; a ratio needs two finite positive scores."
+        )
+    return float(ours / theirs)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of one or more positive values."""
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def aggregate(result: EvaluationResult, seasonal_naive: EvaluationResult) -> pd.DataFrame:
+    """Scores relative to seasonal naive as ``benchmark, metric, value``, as published."""
+    scores = relative(result, seasonal_naive)
+    rows = [(result.suite, metric, scores[metric]) for metric in METRICS]
+    return pd.DataFrame(rows, columns=["benchmark", "metric", "value"])

@@ -1,0 +1,163 @@
+"""Scores, comparisons and changes of forecasts for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
+from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
+from tscompress.evaluation.fidelity import Calibration, Fidelity
+from tscompress.evaluation.results import METRICS, EvaluationResult, relative
+from tscompress.io.text import ratio_text
+
+
+def evaluation_table(
+    result: EvaluationResult,
+    against: EvaluationResult | None = None,
+    baseline: EvaluationResult | None = None,
+) -> Table:
+    """The scores of each dataset, and their ratios to those of up to two other results.
+
+    Parameters
+    ----------
+    against
+        The model that ``result`` replaces, usually the original.
+    baseline
+        What both are measured by, usually seasonal naive.
+    """
+    references = [reference for reference in (against, baseline) if reference is not None]
+    notes = [f"({i}) = {r.model}" for i, r in enumerate(references, start=1)]
+    if cached := sum(row.cached is True for row in result.rows):
+        notes.append(f"{cached} of {len(result.rows)} from an earlier run")
+    table = Table(
+        title=f"{result.model} on {result.suite}",
+        caption=", ".join(notes) or None,
+        show_footer=bool(references),
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("dataset", footer="geometric mean", no_wrap=True)
+    table.add_column("series", justify="right")
+    for metric in METRICS:
+        table.add_column(metric, justify="right")
+    comparisons = [relative(result, reference) for reference in references]
+    for index, comparison in enumerate(comparisons, start=1):
+        for metric in METRICS:
+            header = f"{metric}\n/ ({index})"
+            table.add_column(header, justify="right", footer=f"{comparison[metric]:.3f}")
+    for row in result.rows:
+        ratios = [
+            f"{comparison['datasets'][row.dataset][metric]:.3f}"
+            for comparison in comparisons
+            for metric in METRICS
+        ]
+        scores = [f"{row.MASE:.3f}", f"{row.WQL:.4f}"]
+        count = row.series_count
+        counted = str(count) if row.windows is None else f"{count // row.windows} × {row.windows}"
+        table.add_row(row.dataset, counted, *scores, *ratios)
+    return table
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Ratios with their intervals: all models, where there are several, and each by dataset."""
+    tables = []
+    if len(comparison.models) > 1:
+        table = _ratio_table(f"relative to {comparison.reference}", "model", comparison)
+        for model in comparison.models:
+            table.add_row(escape(model.model), *(_cell(getattr(model, m)) for m in METRICS))
+        tables.append(table)
+    for model in comparison.models:
+        title = f"{model.model} relative to {comparison.reference}"
+        table = _ratio_table(title, "dataset", comparison, model)
+        for part in model.datasets:
+            cells = (_cell(getattr(part, metric)) for metric in METRICS)
+            table.add_row(part.dataset, str(part.series_count), *cells)
+        tables.append(table)
+    return tables
+
+
+def _ratio_table(
+    title: str, first: str, comparison: Comparison, total: ModelComparison | None = None
+) -> Table:
+    table = Table(title=escape(title), box=box.SIMPLE_HEAD, show_footer=total is not None)
+    table.add_column(first, footer="geometric mean", no_wrap=True)
+    if total is not None:
+        table.add_column("series", justify="right")
+    for metric in METRICS:
+        footer = "" if total is None else _cell(getattr(total, metric))
+        header = f"{metric} ({100 * comparison.confidence:g} %)"
+        table.add_column(header, justify="right", footer=footer, no_wrap=True)
+    return table
+
+
+def _cell(ratio: Ratio) -> str:
+    return ratio_text(ratio.ratio, ratio.low, ratio.high, 4)
+
+
+def fidelity_tables(fidelity: Fidelity) -> list[Table]:
+    """Calibration by dataset; ratios by step, frequency and context; the worst series."""
+    return [_calibration_table(fidelity), _group_table(fidelity), _worst_table(fidelity)]
+
+
+def _calibration_table(fidelity: Fidelity) -> Table:
+    measures: list[tuple[str, Callable[[Calibration], float]]] = [
+        ("80 % interval\ncovers", lambda one: one.coverage),
+        ("calibration\nerror", lambda one: one.error),
+        ("crossing\nquantiles", lambda one: one.crossing_rate),
+    ]
+    table = Table(
+        title="forecasts, original → compressed",
+        caption="shift of the median in seasonal errors",
+        box=box.SIMPLE_HEAD,
+        show_footer=True,
+    )
+    table.add_column("dataset", footer="mean", no_wrap=True)
+    middle = QUANTILE_LEVELS.index(0.5)
+    table.add_column("shift", justify="right", footer=f"{fidelity.shift[middle]:.4f}")
+    for header, value in measures:
+        both = [
+            np.mean([value(getattr(part, side)) for part in fidelity.datasets])
+            for side in ("original", "compressed")
+        ]
+        footer = f"{both[0]:.1%} → {both[1]:.1%}"
+        table.add_column(header, justify="right", footer=footer, no_wrap=True)
+    for part in fidelity.datasets:
+        cells = [
+            f"{value(part.original):.1%} → {value(part.compressed):.1%}" for _, value in measures
+        ]
+        table.add_row(part.dataset, f"{part.shift[middle]:.4f}", *cells)
+    return table
+
+
+def _group_table(fidelity: Fidelity) -> Table:
+    table = Table(title="loss, compressed / original", box=box.SIMPLE_HEAD)
+    table.add_column("series")
+    table.add_column("count", justify="right")
+    table.add_column("ratio", justify="right")
+    for kind, groups in (("freq", fidelity.frequencies), ("context", fidelity.contexts)):
+        for group in groups:
+            table.add_row(f"{kind} {group.group}", str(group.series_count), f"{group.ratio:.4f}")
+        table.add_section()
+    last = len(fidelity.drift)
+    for step in sorted({1, (1 + last) // 2, last}):
+        reach = [part.series_count for part in fidelity.datasets if len(part.drift) >= step]
+        ratio = fidelity.drift[step - 1]
+        shown = "–" if math.isnan(ratio) else f"{ratio:.4f}"
+        table.add_row(f"step {step}", str(sum(reach)), shown)
+    return table
+
+
+def _worst_table(fidelity: Fidelity) -> Table:
+    table = Table(title="series that got worst", box=box.SIMPLE_HEAD)
+    for header in ("dataset", "series", "loss", "ratio"):
+        table.add_column(header, justify="left" if header == "dataset" else "right")
+    for one in fidelity.worst:
+        ratio = "–" if one.ratio is None else f"{one.ratio:.2f}"
+        loss = f"{one.original_loss:.4g} → {one.compressed_loss:.4g}"
+        table.add_row(one.dataset, str(one.series), loss, ratio)
+    return table

@@ -1,0 +1,421 @@
+"""All that the package asks of a model family.
+
+:class:`Family` is what profiling needs; :class:`ForecastFamily` adds what forecasting, compressing
+and recovering need. Adapters have no state: there is one of each, in
+:mod:`tscompress.families.registry`, and models and pipelines are arguments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from chronos import BaseChronosPipeline
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # transformers 4
+    from transformers.modeling_utils import no_init_weights
+
+from tscompress.plan.architecture import Architecture
+
+# --------------------------------------------------------------------------------------------------
+# What adapters take and return
+# --------------------------------------------------------------------------------------------------
+
+
+class Windows(Protocol):
+    """Contexts and what came after them, as calibration and recovery have them."""
+
+    @property
+    def context(self) -> Tensor:
+        """``[B, T]``, NaN where missing."""
+
+    @property
+    def target(self) -> Tensor:
+        """``[B, H]``, NaN where missing."""
+
+    @property
+    def group_ids(self) -> Tensor | None:
+        """``[B]``; series of one group attend to each other. None: each is alone."""
+
+    @property
+    def future(self) -> Tensor | None:
+        """``[B, H]``, what is known of the steps ahead; None: nothing."""
+
+
+class PredictCall(Protocol):
+    """The size of one ``predict`` call."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def horizon(self) -> int: ...
+
+    @property
+    def num_samples(self) -> int | None:
+        """Sample paths; None: the model's own number."""
+
+
+class ModelShape(Protocol):
+    """Sizes of a model to pretrain."""
+
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_layers: int
+    num_decoder_layers: int
+    num_heads: int
+    context_length: int
+    prediction_length: int
+    vocab_size: int
+    patch_size: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Tokens of one pass through encoder and decoder.
+
+    Attributes
+    ----------
+    series
+        Rows of the encoder.
+    encoder_tokens
+        Of each series.
+    input_patches
+        Of each series, through the input patch embedding; 0 without one.
+    paths
+        Rows of the decoder for each series. Everything in the decoder, cross-attention keys
+        included, is done for every path.
+    outputs
+        Tokens decoded one after the other in each path; Chronos-2: patches put out at once.
+    """
+
+    series: int
+    encoder_tokens: int
+    input_patches: int
+    paths: int
+    outputs: int
+
+
+class BatchShape(NamedTuple):
+    """Steps of context and target, series in a batch, and the share of batches of this shape."""
+
+    context_length: int
+    horizon: int
+    batch_size: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class FamilyDefaults:
+    """Settings of calibration and recovery where the user gives none.
+
+    Attributes
+    ----------
+    calibration_windows
+        Series, or windows of long ones. With fewer, fits of wide layers to what a decoder sees
+        follow the noise.
+    collection_steps
+        Longest window of the collections of real series; None: as long as the model reads.
+    batch_shapes
+        Of recovery.
+    target_weight
+        Of the loss on the targets, in recovery.
+    held_out_series
+        Series that decide which weights a recovery keeps.
+    real_weight
+        Weight of windows of the collections in the corpus of recovery; None: no collections.
+    learning_rates
+        Of recovery, by optimizer.
+    learning_rate_when_small
+        Of Muon, for a model of less than half of its teacher's parameters; None: as above.
+    """
+
+    calibration_windows: int
+    collection_steps: int | None
+    batch_shapes: tuple[BatchShape, ...]
+    target_weight: float
+    held_out_series: int
+    real_weight: float | None
+    learning_rates: Mapping[str, float]
+    learning_rate_when_small: float | None = None
+
+
+class EmbeddingTable(NamedTuple):
+    """What is looked up, or weighted, to embed an input.
+
+    Attributes
+    ----------
+    rows
+        ``[V, d_model]``.
+    name, order
+        Of the rows, and of what their order means, for figures.
+    """
+
+    rows: Tensor
+    name: str
+    order: str
+
+
+# --------------------------------------------------------------------------------------------------
+# The adapters
+# --------------------------------------------------------------------------------------------------
+
+
+def projections_of(
+    layer: nn.Module, name: str, children: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Role to dotted name of a projection, for :meth:`Family.describe`.
+
+    Parameters
+    ----------
+    layer, name
+        A layer and its dotted name.
+    children
+        Role to what the child may be called, from version to version. The first that ``layer`` has
+        counts; roles without one are left out.
+    """
+    there = {child for child, _ in layer.named_modules()}
+    found = {role: [one for one in names if one in there] for role, names in children.items()}
+    return {role: f"{name}.{names[0]}" for role, names in found.items() if names}
+
+
+class Family(ABC):
+    """A model family that can be profiled.
+
+    Attributes
+    ----------
+    names_kept
+        Checkpoints name their weights as the modules of the installed transformers do.
+    """
+
+    name: ClassVar[str]
+    names_kept: ClassVar[bool] = True
+
+    @abstractmethod
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether the ``config.json`` is one of this family."""
+
+    @abstractmethod
+    def describe(self, model: nn.Module) -> Architecture:
+        """The attention blocks and feed-forwards of a model.
+
+        Raises
+        ------
+        UnsupportedModelError
+            It has parts that cannot be described.
+        """
+
+    def model_class(self, config: Mapping[str, Any]) -> Any:
+        """The class that wrote the checkpoint: an encoder alone must not gain a random decoder."""
+        name = (config.get("architectures") or [""])[0]
+        found = getattr(transformers, str(name), None)
+        is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+        return found if is_model else transformers.AutoModel
+
+    def empty_model(self, config: Mapping[str, Any]) -> nn.Module:
+        """A model of ``config`` on the meta device: no memory, no initialisation."""
+        settings = {key: value for key, value in config.items() if key != "model_type"}
+        own_config = AutoConfig.for_model(config["model_type"], **settings)
+        found = self.model_class(config)
+        with _without_weights():
+            automatic = found is transformers.AutoModel
+            model: nn.Module = found.from_config(own_config) if automatic else found(own_config)
+        return model
+
+    def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> EmbeddingTable | None:
+        """The token table without special tokens; None: patches of a series are embedded."""
+        rows: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
+        return EmbeddingTable(rows.detach(), "tokens", "token id")
+
+    def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """What the input patch embedding reads of ``contexts`` ``[B, T]``.
+
+        Returns
+        -------
+        Features ``[B, S, n]`` and which patches hold data, bool ``[B, S]``.
+        """
+        raise NotImplementedError(f"{self.name} models embed no patches of series.")
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Models built in the block are on the meta device, and no weights are drawn for them.
+
+    Drawing weights that have no memory took longer than the rest of a load.
+    """
+    with init_empty_weights(include_buffers=False), no_init_weights():
+        yield
+
+
+class ForecastFamily(Family):
+    """A family that forecasts: it can be calibrated, compressed, recovered and scored.
+
+    Attributes
+    ----------
+    stock_class, pipeline_class
+        Of transformers or chronos: the model, and the pipeline around it.
+    draws_samples
+        Forecasts are sample paths of tokens, decoded one after the other; otherwise quantiles.
+    group_size
+        Series of a calibration group, which attend to each other; 1: none do.
+    """
+
+    stock_class: ClassVar[Any]
+    pipeline_class: ClassVar[type[BaseChronosPipeline]]
+    draws_samples: ClassVar[bool] = False
+    group_size: ClassVar[int] = 1
+    defaults: ClassVar[FamilyDefaults]
+
+    # Building
+
+    def model_class(self, config: Mapping[str, Any]) -> Any:
+        return self.stock_class
+
+    def empty_model(self, config: Mapping[str, Any]) -> nn.Module:
+        settings = {key: value for key, value in config.items() if key != "model_type"}
+        own_config = self.stock_class.config_class(**settings)
+        with _without_weights():
+            model: nn.Module = self.stock_class(own_config)
+        return model
+
+    def pipeline(self, model: nn.Module) -> BaseChronosPipeline:
+        """The stock pipeline around a model in memory."""
+        return self.pipeline_class(model=model)
+
+    def complete_config(
+        self, model: nn.Module, config: Mapping[str, Any], stored: Collection[str]
+    ) -> Mapping[str, Any]:
+        """``config`` of a loaded model as every version of transformers has to read it.
+
+        Parameters
+        ----------
+        stored
+            Names of the tensors on disk.
+
+        Raises
+        ------
+        UnsupportedModelError
+            The installed transformers does not load the model as it was saved.
+        """
+        return config
+
+    # Running
+
+    @abstractmethod
+    def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
+        """Arguments of the model's ``forward`` on a batch, with the targets fed where any are.
+
+        Tensors are on the device of the batch.
+        """
+
+    @abstractmethod
+    def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
+        """The target as the model is trained to put it out, and which steps are observed.
+
+        Returns
+        -------
+        Tokens or scaled values ``[B, H]``, and bool ``[B, H]``, on the device of the batch.
+        """
+
+    @abstractmethod
+    def forecast_loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows
+    ) -> tuple[float, int]:
+        """Loss of the model's ``output`` on a batch, summed, and the steps it is summed over."""
+
+    def predict(
+        self,
+        pipeline: BaseChronosPipeline,
+        contexts: Tensor | Sequence[Tensor],
+        horizon: int,
+        num_samples: int | None = None,
+    ) -> Any:
+        """One stock ``predict`` call.
+
+        Parameters
+        ----------
+        contexts
+            ``[B, T]``, or B series ``[T_i]``.
+        num_samples
+            Of a family that draws them; None: the model's own number.
+
+        Returns
+        -------
+        Sample paths ``[B, num_samples, horizon]``, or the model's own quantiles.
+        """
+        return pipeline.predict(contexts, prediction_length=horizon)
+
+    def quantiles(
+        self,
+        pipeline: BaseChronosPipeline,
+        contexts: Tensor | Sequence[Tensor],
+        horizon: int,
+        levels: Sequence[float],
+        group_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Forecast quantiles ``[B, horizon, Q]`` at ``levels``, as stock ``predict_quantiles``.
+
+        Parameters
+        ----------
+        contexts
+            ``[B, T]``, or B series ``[T_i]``.
+        group_ids
+            ``[B]``; series of one group are forecast as variates of one task.
+        """
+        found: Tensor
+        found, _ = pipeline.predict_quantiles(
+            contexts, prediction_length=horizon, quantile_levels=list(levels)
+        )
+        return found
+
+    # Compressing
+
+    def allows_head_size(self, head_size: int, size: int) -> bool:
+        """Whether a stock config of heads of ``size`` keeps what queries of ``head_size`` need."""
+        return True
+
+    def layers_refused(self, counts: Mapping[str, int]) -> str | None:
+        """Why a stock model cannot have these many layers in each stack; None: it can."""
+        return None
+
+    def untie_(self, model: nn.Module) -> dict[str, Any]:
+        """Undo what a rotation of the residual stream would break; the config keys that changed."""
+        return {}
+
+    #: Config keys of a model whose residual stream was rotated.
+    rotated_config: ClassVar[Mapping[str, Any]] = {}
+
+    def one_embedding(self, config: Any) -> bool:
+        """Whether encoder and decoder read the same rows of the token table."""
+        return True
+
+    def attended_patches(self, features: Tensor) -> Tensor:
+        """Which rows ``[N, n]`` of the input patch embedding are attended to, bool ``[N]``."""
+        return torch.ones(len(features), dtype=torch.bool, device=features.device)
+
+    # Counting
+
+    @abstractmethod
+    def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
+        """Passes of one ``predict`` call; ``settings`` is the model's ``chronos_config``."""
+
+    # Pretraining
+
+    def stock_config(self, shape: ModelShape) -> Any:
+        """The stock config of a fresh model."""
+        raise NotImplementedError(f"{self.name} models are not pretrained here.")

@@ -1,0 +1,135 @@
+"""Chronos-2: an encoder that attends over time, with rotary embeddings, and across series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from chronos import BaseChronosPipeline, Chronos2Pipeline
+from chronos.chronos2 import Chronos2Model
+from torch import Tensor, nn
+
+from tscompress.families.base import Pass, PredictCall, Windows
+from tscompress.families.patches import PatchFamily, patch_count
+from tscompress.families.stacks import stack_layers, sublayer_name
+from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
+from tscompress.plan.plan import stock_frequencies
+
+_KINDS: tuple[BlockKind, ...] = ("time", "group")
+
+
+class Chronos2(PatchFamily):
+    """Adapter of Chronos-2."""
+
+    name = "chronos-2"
+    stock_class = Chronos2Model
+    pipeline_class = Chronos2Pipeline
+    group_size = 4
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        return bool(config.get("chronos_pipeline_class") == "Chronos2Pipeline")
+
+    def describe(self, model: nn.Module) -> Architecture:
+        attention: list[AttentionBlock] = []
+        feed_forward: list[FeedForward] = []
+        for depth, layer in enumerate(stack_layers(model)["encoder"]):
+            parts: Any = layer.layer
+            for index, kind in enumerate(_KINDS):
+                name = f"{sublayer_name('encoder', depth, index)}.self_attention"
+                block = AttentionBlock(
+                    name=name,
+                    stack="encoder",
+                    layer=depth,
+                    sublayer=index,
+                    kind=kind,
+                    depth=depth,
+                    num_heads=parts[index].self_attention.n_heads,
+                    projections={role: f"{name}.{role}" for role in "qkvo"},
+                )
+                attention.append(block)
+            index = len(_KINDS)
+            name = f"{sublayer_name('encoder', depth, index)}.mlp"
+            projections = {role: f"{name}.{role}" for role in ("wi", "wo")}
+            feed_forward.append(
+                FeedForward(
+                    name=name,
+                    stack="encoder",
+                    layer=depth,
+                    sublayer=index,
+                    projections=projections,
+                )
+            )
+        return Architecture(self.name, tuple(attention), tuple(feed_forward))
+
+    def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """Time, normalised values and mask ``[B, S, 3 P]``, and which hold data ``[B, S]``."""
+        chronos2: Any = model
+        features, observed, _ = chronos2._prepare_patched_context(contexts)
+        return features, observed
+
+    def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
+        patch = pipeline.inner_model.chronos_config.output_patch_size
+        return {
+            "context": batch.context,
+            "group_ids": batch.group_ids,
+            "future_covariates": batch.future,
+            "num_output_patches": -(-batch.target.shape[1] // patch),
+        }
+
+    def predict(
+        self,
+        pipeline: BaseChronosPipeline,
+        contexts: Tensor | Sequence[Tensor],
+        horizon: int,
+        num_samples: int | None = None,
+    ) -> Any:
+        # The pipeline cuts what it is given into batches of its own size.
+        count = len(contexts)
+        series = contexts[:, None] if isinstance(contexts, Tensor) else contexts  # univariate
+        return pipeline.predict(series, prediction_length=horizon, batch_size=count)
+
+    def quantiles(
+        self,
+        pipeline: BaseChronosPipeline,
+        contexts: Tensor | Sequence[Tensor],
+        horizon: int,
+        levels: Sequence[float],
+        group_ids: Tensor | None = None,
+    ) -> Tensor:
+        rows = torch.arange(len(contexts))
+        tasks, order = list(contexts), rows
+        if group_ids is not None:
+            groups = [rows[group_ids == group] for group in sorted(set(group_ids.tolist()))]
+            tasks = [torch.stack([contexts[row] for row in group]) for group in groups]
+            order = torch.cat(groups).argsort()
+        found, _ = pipeline.predict_quantiles(
+            tasks,
+            prediction_length=horizon,
+            quantile_levels=list(levels),
+            batch_size=len(contexts),
+        )
+        return torch.cat(list(found))[order]
+
+    def allows_head_size(self, head_size: int, size: int) -> bool:
+        return stock_frequencies(head_size, size) is not None
+
+    def attended_patches(self, features: Tensor) -> Tensor:
+        # In front of values and mask there is the time, which is negative in the past. Unknown
+        # patches of the future are embedded on purpose.
+        patch_size = features.shape[1] // 3
+        return (features[:, -patch_size:] > 0).any(1) | (features[:, 0] >= 0)
+
+    def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
+        outputs = math.ceil(call.horizon / settings["output_patch_size"])
+        context = min(call.context_length, settings["context_length"])
+        # The future is embedded too, as patches of unknown values.
+        patches = patch_count(settings, context) + outputs
+        yield Pass(
+            series=call.batch_size,
+            encoder_tokens=patches + settings.get("use_reg_token", False),
+            input_patches=patches,
+            paths=1,
+            outputs=outputs,
+        )

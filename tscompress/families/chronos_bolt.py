@@ -1,0 +1,82 @@
+"""Chronos-Bolt: T5 stacks that read patches and put out all quantiles in one decoder step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from chronos import BaseChronosPipeline, ChronosBoltPipeline
+from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from torch import Tensor, nn
+from transformers import T5Config
+
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
+from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
+from tscompress.families.patches import PatchFamily, patch_count
+from tscompress.families.t5_stack import describe_t5, shape_settings
+from tscompress.plan.architecture import Architecture
+
+
+class ChronosBolt(PatchFamily):
+    """Adapter of Chronos-Bolt."""
+
+    name = "chronos-bolt"
+    stock_class = ChronosBoltModelForForecasting
+    pipeline_class = ChronosBoltPipeline
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        return bool(config.get("chronos_pipeline_class") == "ChronosBoltPipeline")
+
+    def describe(self, model: nn.Module) -> Architecture:
+        return describe_t5(self.name, model)
+
+    def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised values and mask ``[B, S, 2 P]``, and which patches hold data ``[B, S]``."""
+        bolt: Any = model
+        scaled, _ = bolt.instance_norm(contexts)
+        values = bolt.patch(scaled)
+        mask = torch.isfinite(values)
+        features = torch.cat([values.nan_to_num(), mask.to(values.dtype)], dim=-1)
+        return features, mask.any(dim=-1)
+
+    def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
+        return {"context": batch.context}
+
+    def one_embedding(self, config: Any) -> bool:
+        return bool(config.decoder_start_token_id == getattr(config, "reg_token_id", None))
+
+    def attended_patches(self, features: Tensor) -> Tensor:
+        # A patch ends with its mask; where that is all zero, it is padding or a gap.
+        return (features[:, features.shape[1] // 2 :] > 0).any(1)
+
+    def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
+        # From the second pass on each quantile is continued from a path of its own.
+        for done in range(0, call.horizon, settings["prediction_length"]):
+            context = min(call.context_length + done, settings["context_length"])
+            patches = patch_count(settings, context)
+            yield Pass(
+                series=call.batch_size * (len(settings["quantiles"]) if done else 1),
+                encoder_tokens=patches + settings.get("use_reg_token", False),
+                input_patches=patches,
+                paths=1,
+                outputs=1,
+            )
+
+    def stock_config(self, shape: ModelShape) -> T5Config:
+        return T5Config(
+            **shape_settings(shape),
+            initializer_factor=0.05,
+            chronos_config={
+                "context_length": shape.context_length,
+                "prediction_length": shape.prediction_length,
+                "input_patch_size": shape.patch_size,
+                "input_patch_stride": shape.patch_size,
+                "quantiles": list(QUANTILE_LEVELS),
+                "use_reg_token": True,
+            },
+            chronos_pipeline_class="ChronosBoltPipeline",
+            reg_token_id=1,
+            vocab_size=2,
+            architectures=["ChronosBoltModelForForecasting"],
+        )

@@ -1,0 +1,193 @@
+"""Chronos-T5: an encoder-decoder of tokens that draws sample paths."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from chronos import BaseChronosPipeline, ChronosPipeline
+from chronos.chronos import ChronosConfig, ChronosModel
+from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from tscompress.errors import UnsupportedModelError
+from tscompress.families.base import (
+    BatchShape,
+    EmbeddingTable,
+    FamilyDefaults,
+    ForecastFamily,
+    ModelShape,
+    Pass,
+    PredictCall,
+    Windows,
+)
+from tscompress.families.t5_stack import UNTIED, describe_t5, has_own_head, shape_settings
+from tscompress.plan.architecture import Architecture
+
+
+class ChronosT5(ForecastFamily):
+    """Adapter of Chronos-T5."""
+
+    name = "chronos-t5"
+    stock_class = T5ForConditionalGeneration
+    pipeline_class = ChronosPipeline
+    draws_samples = True
+    rotated_config = UNTIED
+    # eval/notes has the measurements.
+    defaults = FamilyDefaults(
+        calibration_windows=256,
+        # Every step is a token, and synthetic series show the long contexts: half the positions of
+        # longer windows teach as much.
+        collection_steps=320,
+        # Long contexts and horizons cost many times what short ones do.
+        batch_shapes=(
+            BatchShape(64, 24, 32, 0.4),
+            BatchShape(128, 24, 32, 0.35),
+            BatchShape(256, 64, 16, 0.15),
+            BatchShape(512, 64, 8, 0.1),
+        ),
+        target_weight=1.0,
+        held_out_series=64,
+        real_weight=1.8,  # half of all weights
+        learning_rates={"adamw": 3e-4, "muon": 6e-4},
+        learning_rate_when_small=1e-3,
+    )
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        # The first checkpoints carry a chronos_config and no pipeline class.
+        without = "ChronosPipeline" if "chronos_config" in config else None
+        if str(config.get("chronos_pipeline_class", without)) != "ChronosPipeline":
+            return False
+        return bool(config.get("chronos_config", {}).get("model_type", "seq2seq") == "seq2seq")
+
+    def describe(self, model: nn.Module) -> Architecture:
+        return describe_t5(self.name, model)
+
+    def pipeline(self, model: nn.Module) -> BaseChronosPipeline:
+        settings: Any = model.config
+        config = ChronosConfig(**settings.chronos_config)
+        return ChronosPipeline(
+            tokenizer=config.create_tokenizer(), model=ChronosModel(config=config, model=model)
+        )
+
+    def complete_config(
+        self, model: nn.Module, config: Mapping[str, Any], stored: Collection[str]
+    ) -> Mapping[str, Any]:
+        loaded: Any = model
+        if not has_own_head(loaded.config):
+            return config
+        if "lm_head.weight" in stored and loaded.lm_head.weight is loaded.shared.weight:
+            raise UnsupportedModelError(
+                "the checkpoint has an output head of its own, which its config.json ties to the "
+                "tokens in this version of transformers; set tie_word_embeddings to false there."
+            )
+        # Saved by transformers 5 it says otherwise, which transformers 4 would believe.
+        return {**config, **UNTIED}
+
+    def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> EmbeddingTable:
+        special = int(config.get("chronos_config", {}).get("n_special_tokens", 0))
+        rows: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]
+        return EmbeddingTable(rows.detach()[special:], "tokens", "value")
+
+    def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
+        input_ids, mask, labels, _ = _tokens(pipeline, batch)
+        start = torch.full_like(labels[:, :1], pipeline.inner_model.config.decoder_start_token_id)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": mask,
+            "decoder_input_ids": torch.cat([start, labels[:, :-1]], dim=1),
+            "use_cache": False,  # one pass reads nothing back
+        }
+
+    def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
+        _, _, labels, observed = _tokens(pipeline, batch)
+        return labels, observed
+
+    def forecast_loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows
+    ) -> tuple[float, int]:
+        """Negative log-likelihood of the target's tokens, in nats."""
+        log_likelihood = output.logits.double().log_softmax(-1)  # [B, H, V]
+        labels, observed = (x.to(log_likelihood.device) for x in self.targets(pipeline, batch))
+        losses = -log_likelihood.gather(-1, labels[..., None])[..., 0]
+        return float(losses[observed].sum()), int(observed.sum())
+
+    def predict(
+        self,
+        pipeline: BaseChronosPipeline,
+        contexts: Tensor | Sequence[Tensor],
+        horizon: int,
+        num_samples: int | None = None,
+    ) -> Any:
+        return pipeline.predict(contexts, prediction_length=horizon, num_samples=num_samples)
+
+    def layers_refused(self, counts: Mapping[str, int]) -> str | None:
+        if counts["encoder"] >= counts["decoder"]:
+            return None
+        return (
+            f"a Chronos-T5 of {counts['encoder']} encoder and {counts['decoder']} decoder layers "
+            "cannot generate with transformers 5, which sizes the decoder's cache by the encoder; "
+            "keep as many in the encoder."
+        )
+
+    def untie_(self, model: nn.Module) -> dict[str, Any]:
+        """Give the model an output head of its own, which no longer needs scaled inputs."""
+        rotated: Any = model
+        config, head = rotated.config, rotated.lm_head
+        if has_own_head(config):
+            return {}
+        scaled = head.weight.detach() * config.d_model**-0.5
+        head.weight = nn.Parameter(scaled, requires_grad=head.weight.requires_grad)
+        for name, value in UNTIED.items():
+            if hasattr(config, name):
+                setattr(config, name, value)
+        return dict(UNTIED)
+
+    def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
+        # A series is encoded once; what comes out is repeated for each sample path.
+        block = settings["prediction_length"]
+        for done in range(0, call.horizon, block):
+            context = min(call.context_length + done, settings["context_length"])
+            yield Pass(
+                series=call.batch_size,
+                encoder_tokens=context + settings["use_eos_token"],
+                input_patches=0,
+                paths=call.num_samples or settings["num_samples"],
+                outputs=min(block, call.horizon - done),
+            )
+
+    def stock_config(self, shape: ModelShape) -> T5Config:
+        return T5Config(
+            **shape_settings(shape),
+            vocab_size=shape.vocab_size,
+            chronos_config={
+                "tokenizer_class": "MeanScaleUniformBins",
+                "tokenizer_kwargs": {"low_limit": -15.0, "high_limit": 15.0},
+                "n_tokens": shape.vocab_size,
+                "n_special_tokens": 2,
+                "pad_token_id": 0,
+                "eos_token_id": 1,
+                "use_eos_token": True,
+                "model_type": "seq2seq",
+                "context_length": shape.context_length,
+                "prediction_length": shape.prediction_length,
+                "num_samples": 20,
+                "temperature": 1.0,
+                "top_k": shape.top_k,
+                "top_p": 1.0,
+            },
+            chronos_pipeline_class="ChronosPipeline",
+            architectures=["T5ForConditionalGeneration"],
+        )
+
+
+def _tokens(pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens of the context and which count ``[B, T]``; those of the target ``[B, H]``."""
+    device = batch.context.device
+    tokenizer = pipeline.tokenizer  # its bin edges are on the CPU
+    input_ids, mask, scale = tokenizer.context_input_transform(batch.context.cpu())
+    labels, observed, _ = tokenizer._input_transform(batch.target.cpu(), scale=scale)
+    found: tuple[Tensor, ...] = (input_ids, mask, labels, observed)
+    input_ids, mask, labels, observed = (tensor.to(device) for tensor in found)
+    return input_ids, mask, labels, observed

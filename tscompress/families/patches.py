@@ -1,0 +1,91 @@
+"""What families that read patches of a series and put out quantiles share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from chronos import BaseChronosPipeline
+from torch import Tensor, nn
+
+from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
+
+#: eval/notes has the measurements. Those of Chronos-2 are Chronos-Bolt's, not measured.
+PATCH_DEFAULTS = FamilyDefaults(
+    calibration_windows=1024,  # the decoder sees one position a series
+    collection_steps=None,
+    batch_shapes=(
+        BatchShape(64, 64, 128, 0.25),
+        BatchShape(128, 64, 128, 0.3),
+        BatchShape(256, 64, 128, 0.2),
+        BatchShape(512, 64, 96, 0.15),
+        BatchShape(2048, 64, 32, 0.1),
+    ),
+    target_weight=0.0,
+    held_out_series=256,
+    real_weight=None,
+    learning_rates={"adamw": 5e-4, "muon": 5e-4},
+)
+
+
+class PatchFamily(ForecastFamily):
+    """A family whose models normalise a context, embed its patches, and put out quantiles."""
+
+    defaults = PATCH_DEFAULTS
+
+    def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> None:
+        return None
+
+    def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
+        model: Any = pipeline.inner_model
+        _, loc_scale = model.instance_norm(_read(model, batch.context))
+        scaled, _ = model.instance_norm(batch.target, loc_scale)
+        return scaled, torch.isfinite(batch.target)
+
+    def forecast_loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows
+    ) -> tuple[float, int]:
+        """Twice the pinball loss, mean over quantile levels.
+
+        In the space in which the model is trained: after its instance normalisation, of Chronos-2
+        with the arcsinh. So every series counts alike. Steps past the model's horizon do not count,
+        nor do series with a constant context, which have no scale to speak of.
+        """
+        model: Any = pipeline.inner_model
+        preds = output.quantile_preds  # [B, Q, H]
+        steps = min(preds.shape[-1], batch.target.shape[1])
+        context = _read(model, batch.context).to(preds.device)
+        target = batch.target[:, :steps].to(preds.device)
+        _, (loc, scale) = model.instance_norm(context)  # [B, 1]
+        scaled, _ = model.instance_norm(target, (loc, scale))
+        scaled_preds, _ = model.instance_norm(preds[..., :steps], (loc[:, None], scale[:, None]))
+        levels = torch.tensor(
+            model.chronos_config.quantiles, dtype=torch.float64, device=preds.device
+        )
+        error = scaled.double()[:, None] - scaled_preds.double()  # [B, Q, h]
+        pinball = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
+        # Where a context is constant but for rounding, its scale is made up, and so is the loss.
+        varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
+        counts = torch.isfinite(target) & varies
+        return float(pinball.mean(1)[counts].sum()), int(counts.sum())
+
+
+def patch_count(settings: Mapping[str, Any], steps: int) -> int:
+    """Patches of a context of that many steps, padded to whole ones."""
+    size, stride = settings["input_patch_size"], settings["input_patch_stride"]
+    padded = math.ceil(steps / size) * size
+    return int((padded - size) // stride + 1)
+
+
+def _read(model: Any, context: Tensor) -> Tensor:
+    """The steps of ``context`` ``[B, T]`` that the model reads."""
+    return context[:, -model.chronos_config.context_length :]
+
+
+def _spread(context: Tensor) -> Tensor:
+    """Largest less smallest observed value, ``[B, 1]``; negative if there is none."""
+    observed = torch.isfinite(context)
+    highest = context.where(observed, -math.inf).amax(1, keepdim=True)
+    return highest - context.where(observed, math.inf).amin(1, keepdim=True)

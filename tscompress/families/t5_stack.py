@@ -1,0 +1,111 @@
+"""What models of T5 stacks share: Chronos-T5, Chronos-Bolt and the encoders of T5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import T5ForConditionalGeneration
+
+from tscompress.errors import UnsupportedModelError
+from tscompress.families.base import ModelShape
+from tscompress.families.stacks import Sublayer, stack_layers, sublayers
+from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
+
+#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
+UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
+
+
+def describe_t5(family: str, model: nn.Module) -> Architecture:
+    """The architecture of a model of T5 stacks.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Its cross-attention reads a latent already.
+    """
+    attention: list[AttentionBlock] = []
+    feed_forward: list[FeedForward] = []
+    encoder_layers = len(stack_layers(model)["encoder"])
+    for sublayer in sublayers(model):
+        if hasattr(sublayer.module, "DenseReluDense"):
+            feed_forward.append(_feed_forward(sublayer))
+        else:
+            attention.append(_attention(sublayer, encoder_layers))
+    return Architecture(family, tuple(attention), tuple(feed_forward))
+
+
+def _attention(sublayer: Sublayer, encoder_layers: int) -> AttentionBlock:
+    cross = hasattr(sublayer.module, "EncDecAttention")
+    child = "EncDecAttention" if cross else "SelfAttention"
+    attention: Any = getattr(sublayer.module, child)
+    name = f"{sublayer.name}.{child}"
+    if not hasattr(attention, "k"):
+        raise UnsupportedModelError(
+            f"{name} reads a latent and has no keys and values to look at; "
+            "profile or compress the original checkpoint."
+        )
+    kind: BlockKind = "encoder" if sublayer.stack == "encoder" else "decoder"
+    return AttentionBlock(
+        name=name,
+        stack=sublayer.stack,
+        layer=sublayer.layer,
+        sublayer=sublayer.index,
+        kind="cross" if cross else kind,
+        depth=sublayer.layer + (encoder_layers if cross else 0),
+        num_heads=attention.n_heads,
+        projections={role: f"{name}.{role}" for role in "qkvo"},
+    )
+
+
+def _feed_forward(sublayer: Sublayer) -> FeedForward:
+    module: Any = sublayer.module
+    name = f"{sublayer.name}.DenseReluDense"
+    roles = ("wi", "wi_0", "wi_1", "wo")
+    return FeedForward(
+        name=name,
+        stack=sublayer.stack,
+        layer=sublayer.layer,
+        sublayer=sublayer.index,
+        projections={
+            role: f"{name}.{role}" for role in roles if hasattr(module.DenseReluDense, role)
+        },
+    )
+
+
+def has_own_head(config: Any) -> bool:
+    """Whether the output head of a T5 is not its table of tokens, as in T5 1.1.
+
+    In transformers 5 ``tie_word_embeddings`` is always true, and this stands elsewhere.
+    """
+    tied = getattr(config, "tie_word_embeddings", True)
+    return not getattr(config, "scale_decoder_outputs", tied)
+
+
+def tie_weights_(model: Any) -> None:
+    """Tie what is one tensor; the head of a T5 that has its own is left alone, as in a stock load.
+
+    ``model.tie_weights()`` of transformers 5 ties it, unless it is told what a file did not hold.
+    """
+    if not (isinstance(model, T5ForConditionalGeneration) and has_own_head(model.config)):
+        model.tie_weights()
+        return
+    for stack in (model.encoder, model.decoder):
+        stack.embed_tokens.weight = model.shared.weight
+
+
+def shape_settings(shape: ModelShape) -> dict[str, Any]:
+    """Arguments of a ``T5Config`` that all fresh models have."""
+    return {
+        "d_model": shape.d_model,
+        "d_kv": shape.d_kv,
+        "d_ff": shape.d_ff,
+        "num_layers": shape.num_layers,
+        "num_decoder_layers": shape.num_decoder_layers,
+        "num_heads": shape.num_heads,
+        "dropout_rate": 0.0,
+        "feed_forward_proj": "relu",
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+    }

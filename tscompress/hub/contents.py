@@ -1,0 +1,217 @@
+"""What may go up from a directory: read once, and compared with what tscompress wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import ModelCard, get_token
+from yaml import YAMLError
+
+from tscompress.checkpoints.integrity import weight_files
+from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    INDEX_FILE,
+    PLAN_FILE,
+    PROVENANCE_FILE,
+    WEIGHTS_FILE,
+)
+from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
+from tscompress.hub.card import CARD_FILE
+from tscompress.hub.origin import Made
+from tscompress.io.files import sha256_of
+from tscompress.io.network import one_line
+from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE
+from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
+
+#: What may go up besides the weights; anything else in the directory stays at home.
+RECORDS = (
+    CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PRETRAIN_FILE, PROVENANCE_FILE,
+    RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE, INDEX_FILE,
+)  # fmt: skip
+_MAX_RECORD_BYTES = 64 * 2**20
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes up besides the card, as it was when it was verified.
+
+    Attributes
+    ----------
+    records
+        Small files, in memory.
+    weights
+        Paths of large ones, with which goes what tells each from another file in its place.
+    """
+
+    records: Mapping[str, bytes]
+    weights: Mapping[str, _Weights]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """In bytes."""
+        small = {name: len(content) for name, content in self.records.items()}
+        return small | {name: found.state[0] for name, found in self.weights.items()}
+
+    def check_state(self) -> None:
+        """Raises VerificationError if weights were replaced or written to since."""
+        for found in self.weights.values():
+            if not found.path.is_file() or _state(found.path) != found.state:
+                raise _changed(found.path)
+
+    def check_hash(self, name: str, sha256: str) -> None:
+        """Raises VerificationError if the weights that were sent have another hash."""
+        if sha256 != self.weights[name].sha256:
+            raise _changed(self.weights[name].path)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """One weight file: its hash, and its size, inode and time, which are looked at sooner."""
+
+    path: Path
+    state: tuple[int, int, int]
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> _Weights:
+        state = _state(path)  # before the hash: what changes while it is taken is noticed later
+        return cls(path, state, sha256_of(path))
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_ino, found.st_mtime_ns
+
+
+def _changed(path: Path) -> VerificationError:
+    return VerificationError(
+        f"{path.name} in {str(path.parent)!r} changed while it was being pushed; nothing was "
+        "committed: run it again when nothing writes there."
+    )
+
+
+def read_records(directory: Path) -> dict[str, bytes]:
+    """The small files that may go up, read once: what is looked at is what is sent.
+
+    Raises
+    ------
+    UsageError
+        One is a link or no file.
+    CorruptCheckpointError
+        One is far too large, or may not be read.
+    """
+    found = {}
+    for path in (directory / name for name in RECORDS):
+        if not path.exists() and not path.is_symlink():
+            continue
+        _check_is_file(path)
+        try:
+            regular_file(path, _MAX_RECORD_BYTES)
+            found[path.name] = path.read_bytes()
+        except (UnreadableFileError, OSError) as error:
+            raise CorruptCheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
+    return found
+
+
+def _check_is_file(path: Path) -> None:
+    """A link may lead to anything on this machine."""
+    if path.is_symlink() or not path.is_file():
+        raise UsageError(f"{str(path)!r} is a link or no file; put the file itself there.")
+
+
+def verified(made: Made, records: Mapping[str, bytes]) -> tuple[Contents, list[str]]:
+    """Compare what is there with what was written; notes about what was not recorded.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        Nothing shows what was written.
+    VerificationError
+        A file differs from what was written, or is gone.
+    UsageError
+        Weights are a link.
+    """
+    directory = made.directory
+    recorded = made.provenance.get("sha256")
+    paths = weight_files(directory)
+    if not isinstance(recorded, dict) or not paths or not {p.name for p in paths} <= {*recorded}:
+        raise CorruptCheckpointError(
+            f"{PROVENANCE_FILE} of {str(directory)!r} has no sha256 of {WEIGHTS_FILE}, so nothing "
+            "shows that these are the weights that were verified; compress again."
+        )
+    for path in paths:
+        _check_is_file(path)
+    weights = {path.name: _Weights.of(path) for path in paths}
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in records.items()}
+    found |= {name: one.sha256 for name, one in weights.items()}
+    for name, expected in recorded.items():
+        if found.get(name) != expected:
+            state = "differs from what tscompress wrote" if name in found else "is gone"
+            raise VerificationError(
+                f"{single_line(name)} in {str(directory)!r} {state} (sha256 in {PROVENANCE_FILE}); "
+                "compress again, or restore it."
+            )
+    checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE, INDEX_FILE, RECIPE_FILE, PRETRAIN_FILE)
+    unknown = [name for name in checked if name in records and name not in recorded]
+    notes = [
+        f"an older tscompress recorded no sha256 of {', '.join(unknown)}: nothing shows that it is "
+        "what was written"
+    ]
+    return Contents(records, weights), notes if unknown else []
+
+
+def about_local_paths(made: Made) -> list[str]:
+    """Paths of this machine that recipe and provenance carry along."""
+    paths = ", ".join(map(single_line, made.local_paths))
+    return [f"a recipe or {PROVENANCE_FILE} names {paths}"] if paths else []
+
+
+def check_forecast(directory: Path) -> None:
+    """Load it as a user will, and look at one forecast.
+
+    Raises
+    ------
+    VerificationError
+        The forecast is not finite.
+    TscompressError
+        It does not load.
+    """
+    forecaster = load(directory).forecaster
+    with torch.random.fork_rng(devices=[]):
+        forecast = forecaster.predict([torch.sin(torch.arange(48.0) / 3)], prediction_length=4)
+    if not all(bool(torch.isfinite(part).all()) for part in forecast):
+        raise VerificationError(f"{str(directory)!r} forecasts values that are not finite.")
+
+
+def check_is_card(text: str, directory: Path) -> None:
+    """Whether the Hub will be able to read its metadata.
+
+    Raises
+    ------
+    UsageError
+    """
+    try:
+        ModelCard(text)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, YAMLError) as error:
+        # What follows is advice for who calls huggingface_hub.
+        reason = one_line(error).partition(". Pass `ignore_metadata_errors")[0]
+        raise UsageError(
+            f"{str(directory / CARD_FILE)!r} is no model card: {reason}; mend it, or pass --force."
+        ) from None
+
+
+def refuse_secrets(texts: Mapping[str, str]) -> None:
+    """A token that was pasted into a recipe, a card or a message must not be published."""
+    token = get_token()
+    for name, text in texts.items():
+        if _TOKEN.search(text) or (token and token in text):
+            raise UsageError(f"{name} holds what looks like a Hub token; take it out first.")

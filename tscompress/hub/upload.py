@@ -1,0 +1,107 @@
+"""One commit to one repository of the Hub, and what to say if it fails."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
+
+from tscompress.errors import HubError
+from tscompress.hub.card import CARD_FILE
+from tscompress.hub.contents import Contents
+from tscompress.io.hub_errors import Push, push_errors_in_words
+from tscompress.io.network import (
+    bounded_requests,
+    is_passing,
+    status_of,
+    with_retries,
+)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One commit to one repository, and what to say if it fails."""
+
+    repo_id: str
+    contents: Contents
+    card: str
+    message: str
+    branch: str | None
+    create_pr: bool
+    private: bool
+    timeout_seconds: float
+
+    def run(self) -> tuple[str, CommitInfo]:
+        """The full id of the repository and the commit.
+
+        Raises
+        ------
+        HubError
+        """
+        if get_token() is None:
+            raise HubError(
+                "there is no token to push with; run `hf auth login`, or set HF_TOKEN to a token "
+                "with write access."
+            )
+        api = HfApi(library_name="tscompress")
+        with bounded_requests(self.timeout_seconds):
+            with self._errors_in_words("creating the repository"):
+                repo_id = with_retries(lambda: self._create_repository(api))
+            if self.branch is not None:
+                branch = self.branch
+                with self._errors_in_words(f"creating the branch {branch!r}"):
+                    with_retries(lambda: api.create_branch(repo_id, branch=branch, exist_ok=True))
+            with self._errors_in_words("the pull request" if self.create_pr else "the commit"):
+                return repo_id, self._commit(api, repo_id)
+
+    def _create_repository(self, api: HfApi) -> str:
+        private = True if self.private else None
+        repo_id: str = api.create_repo(self.repo_id, private=private, exist_ok=True).repo_id
+        if self.private and not api.model_info(repo_id).private:
+            raise HubError(
+                f"{repo_id!r} exists and is public; push without --private, choose another name, "
+                "or make it private on its settings page."
+            )
+        return repo_id
+
+    def _commit(self, api: HfApi, repo_id: str) -> CommitInfo:
+        """Upload and commit; a commit whose answer was lost is found and not made again."""
+        additions: list[CommitOperationAdd] = []
+
+        def send() -> CommitInfo:
+            return api.create_commit(
+                repo_id,
+                additions,
+                commit_message=self.message,
+                revision=self.branch,
+                create_pr=self.create_pr,
+            )
+
+        def upload() -> None:
+            self.contents.check_state()
+            # Anew for each attempt: the Hub then tells which files it has already.
+            records = {CARD_FILE: self.card.encode(), **self.contents.records}
+            additions[:] = [CommitOperationAdd(name, content) for name, content in records.items()]
+            additions.extend(
+                CommitOperationAdd(name, str(found.path))
+                for name, found in self.contents.weights.items()
+            )
+            api.preupload_lfs_files(
+                repo_id, additions, revision=self.branch, create_pr=self.create_pr
+            )
+            # The commit names files by the hash that was taken while they were sent.
+            for addition in additions[len(records) :]:
+                self.contents.check_hash(addition.path_in_repo, addition.upload_info.sha256.hex())
+
+        return with_retries(send, before=upload, retry_on=self._may_repeat)
+
+    def _may_repeat(self, error: BaseException) -> bool:
+        # A pull request whose answer was lost may be open already; a second one helps nobody.
+        if self.create_pr:
+            return status_of(error) in (429, 503)
+        return is_passing(error)
+
+    def _errors_in_words(self, doing: str) -> AbstractContextManager[None]:
+        push = Push(self.repo_id, self.create_pr, self.timeout_seconds)
+        return push_errors_in_words(doing, push)

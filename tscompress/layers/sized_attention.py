@@ -1,0 +1,184 @@
+"""Attention of T5 and Chronos-2 in which values may have another size than queries and keys.
+
+No config of the stock software can say so: the classes take the place of stock modules, under the
+same names.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from chronos.chronos2.layers import MHA, AttentionOutput
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+from transformers.models.t5.modeling_t5 import T5Attention
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+class _Values(Tensor):
+    """Values of all heads, ``[batch, tokens, heads * vo_size]``, that know their number of heads.
+
+    ``T5Attention.forward`` splits queries, keys and values into heads by one and the same size.
+    All it does to the values before they meet cache and attention weights is that one ``view``.
+    So the values answer ``view`` and the stock forward stays in charge: its signature, cache and
+    outputs differ between transformers 4.49, 4.57, 5.0 and 5.24, and that ``view`` does not.
+    """
+
+    # As for nn.Parameter: whatever is computed from it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    num_heads: int
+
+    def view(self, *_: Any) -> Tensor:
+        """``[batch, tokens, heads, vo_size]``, whatever size of head was asked for."""
+        return self.reshape(*self.shape[:-1], self.num_heads, -1)
+
+
+class _ValueProjection(nn.Linear):
+    """A Linear layer whose output splits into ``num_heads`` heads, of whatever size."""
+
+    num_heads: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        values = super().forward(input).as_subclass(_Values)
+        values.num_heads = self.num_heads
+        return values
+
+
+class SizedT5Attention(T5Attention):  # type: ignore[misc]
+    """T5 attention in which values may have another size than queries and keys.
+
+    Attributes
+    ----------
+    qk_size, vo_size
+        Numbers of each head's queries and keys, and of its values.
+    """
+
+    qk_size: int
+    vo_size: int
+
+    @classmethod
+    def empty_like(cls, attention: T5Attention, qk_size: int, vo_size: int) -> SizedT5Attention:
+        """The stand-in for ``attention``: its settings and relative bias, other projections.
+
+        ``q``, ``k`` ``[heads * qk_size, d_model]``, ``v`` ``[heads * vo_size, d_model]`` and ``o``
+        ``[d_model, heads * vo_size]`` are uninitialised, on the devices and in the dtypes of the
+        original's. The relative bias is the original's module, not a copy.
+        """
+        sized = _stand_in(cls, attention, qk_size, vo_size, value_class=_ValueProjection)
+        sized.v.num_heads = sized.n_heads
+        sized.key_value_proj_dim = qk_size  # by which the stock forward splits queries and keys
+        return sized
+
+
+class SizedChronos2Attention(MHA):  # type: ignore[misc]
+    """Chronos-2 attention in which values may have another size than queries and keys.
+
+    Attributes
+    ----------
+    qk_size, vo_size
+        Numbers of each head's queries and keys, and of its values.
+    """
+
+    qk_size: int
+    vo_size: int
+
+    @classmethod
+    def empty_like(
+        cls, attention: MHA, qk_size: int, vo_size: int, frequencies: tuple[int, ...] | None = None
+    ) -> SizedChronos2Attention:
+        """The stand-in for ``attention``, with uninitialised projections as in T5's.
+
+        Parameters
+        ----------
+        frequencies
+            With rotary embedding: numbers ``j`` and ``j + qk_size / 2`` of each query and key turn
+            with the original's frequency ``frequencies[j]``. None without, or to keep them all.
+        """
+        sized = _stand_in(cls, attention, qk_size, vo_size)
+        sized.kv_proj_dim = qk_size
+        if frequencies is not None:
+            rotary = copy.deepcopy(attention.rope_embed)
+            # Every buffer has one number a frequency. Assigning keeps them out of the state dict.
+            for name, buffer in list(rotary.named_buffers()):
+                setattr(rotary, name, buffer[list(frequencies)])
+            sized.rope_embed = rotary
+        return sized
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        mask: Tensor,
+        encoder_states: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> AttentionOutput:
+        """As ``MHA.forward``, which takes one size for granted; attention itself is inherited."""
+        source = hidden_states if encoder_states is None else encoder_states
+        projected = (self.q(hidden_states), self.k(source), self.v(source))
+        queries, keys, values = (
+            states.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for states in projected
+        )  # [batch, heads, tokens, size]
+        if self.use_rope and encoder_states is None:
+            cos, sin = self.rope_embed(queries, position_ids)
+            queries, keys = self.rope_embed.apply_rotary_pos_emb(queries, keys, cos, sin)
+        if output_attentions or self.config._attn_implementation != "sdpa":
+            mixed, weights = self._eager_attention(queries, keys, values, mask)
+        else:
+            mixed, weights = self._sdpa_attention(queries, keys, values, mask)
+        return AttentionOutput(
+            hidden_states=self.o(mixed.transpose(1, 2).flatten(2)),
+            attn_weights=weights if output_attentions else None,
+        )
+
+
+def _stand_in(
+    cls: type[_Module],
+    original: nn.Module,
+    qk_size: int,
+    vo_size: int,
+    value_class: type[nn.Linear] = nn.Linear,
+) -> _Module:
+    """A ``cls`` with the settings and children of ``original``, but empty projections."""
+    sized: Any = bare(cls, original)
+    qk_width, vo_width = sized.n_heads * qk_size, sized.n_heads * vo_size
+    sized.q = empty_linear(sized.q, out_features=qk_width)
+    sized.k = empty_linear(sized.k, out_features=qk_width)
+    sized.v = empty_linear(sized.v, out_features=vo_width, linear_class=value_class)
+    sized.o = empty_linear(sized.o, in_features=vo_width)
+    sized.qk_size, sized.vo_size, sized.inner_dim = qk_size, vo_size, vo_width
+    stand_in: _Module = sized
+    return stand_in
+
+
+def bare(cls: type[_Module], original: nn.Module) -> _Module:
+    """A ``cls`` with the settings and the very children of ``original``."""
+    bare = cls.__new__(cls)
+    nn.Module.__init__(bare)
+    own = set(vars(bare))  # the books of nn.Module: parameters, hooks, ...
+    vars(bare).update({name: x for name, x in vars(original).items() if name not in own})
+    for name, child in original.named_children():
+        bare.add_module(name, child)
+    bare.training = original.training
+    return bare
+
+
+def empty_linear(
+    like: nn.Linear,
+    *,
+    in_features: int | None = None,
+    out_features: int | None = None,
+    linear_class: type[nn.Linear] = nn.Linear,
+) -> nn.Linear:
+    """An uninitialised Linear layer that differs from ``like`` in the size that is given."""
+    linear: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
+        linear_class,
+        in_features or like.in_features,
+        out_features or like.out_features,
+        bias=like.bias is not None,
+        device=like.weight.device,
+        dtype=like.weight.dtype,
+    )
+    return linear.requires_grad_(like.weight.requires_grad).train(like.training)

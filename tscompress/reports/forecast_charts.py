@@ -1,0 +1,71 @@
+"""Charts of single forecasts: the end of a series, what happened, and both models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tscompress.evaluation.fidelity import WorstSeries
+from tscompress.evaluation.typical_series import ForecastExample
+from tscompress.probing.results import TaskScore
+from tscompress.reports.svg import BOTTOM, TOP, Chart, Value, limits_of, number
+
+_LEAST_CONTEXT = 12
+
+
+def forecast_chart(
+    series: ForecastExample | WorstSeries, title: str, *, least_context: int = _LEAST_CONTEXT
+) -> Chart:
+    """The end of a series, what happened, and medians and 80 % bands of both models."""
+    horizon = len(series.label)
+    context = series.context[-max(least_context, 2 * horizon) :]
+    before = [float(step) for step in range(1 - len(context), 1)]
+    steps = [float(step) for step in range(1, horizon + 1)]
+    models = {"original": series.original, "compressed": series.compressed}
+    values = [
+        *context,
+        *series.label,
+        *(v for m in models.values() for row in m for v in row),
+    ]
+    chart = Chart(
+        label=f"{series.dataset}, series {series.series}: the end of the series, what happened, "
+        f"and the forecasts of both models over {horizon} steps",
+        x_range=(before[0] if before else 0.5, steps[-1] + 0.5),
+        y_range=limits_of(values),
+        x_label="steps from the forecast",
+        title=title,
+        height=190,
+    )
+    chart.axes(whole=True)
+    origin = chart.x(0.5)
+    chart.add("line", "origin", x1=origin, x2=origin, y1=TOP, y2=chart.height - BOTTOM)
+    for name, (low, _, high) in models.items():
+        chart.band(steps, low, high, name)
+    chart.line([*before, *steps], [*context, *series.label], "truth")
+    for name, (_, median, _) in models.items():
+        chart.line(steps, median, name)
+    chart.hits(steps, [_forecast_tip(series.label, models, step) for step in range(horizon)])
+    return chart
+
+
+def _forecast_tip(
+    label: Sequence[Value], models: Mapping[str, Sequence[Sequence[float]]], step: int
+) -> str:
+    lines = [f"step {step + 1}: {number(label[step])}"]
+    for name, (low, median, high) in models.items():
+        band = f"{number(low[step])} to {number(high[step])}"
+        lines.append(f"{name}: {number(median[step])} ({band})")
+    return "\n".join(lines)
+
+
+def task_chart(original: TaskScore, compressed: TaskScore) -> Chart:
+    """The first series of a task, what happened, and the forecasts of both models."""
+    series = ForecastExample(
+        dataset=original.name,
+        series=0,
+        context=original.example.context,
+        label=original.example.label,
+        original=original.example.forecast,
+        compressed=compressed.example.forecast,
+    )
+    title = f"{original.name}: skill {original.skill.value:.2f} → {compressed.skill.value:.2f}"
+    return forecast_chart(series, title, least_context=len(series.context))

@@ -1,0 +1,95 @@
+"""Charts of cost against quality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tscompress.evaluation.comparison import Ratio
+from tscompress.reports.content import cost_label
+from tscompress.reports.points import Point, front
+from tscompress.reports.svg import Chart, Value, limits_of, short_name
+
+#: Of names in figures, about.
+_LETTER_WIDTH, _LINE_HEIGHT = 6.0, 12.0
+#: Where a name may stand from its point, the first free place is taken.
+_BELOW, _ABOVE = (16.0, -8.0, 30.0, -22.0), (-8.0, 16.0, -22.0, 30.0)
+#: With more models than this, only those that nothing beats have their names drawn.
+_MAX_NAMED = 6
+#: A model that is worse by more is in the table alone: it would press all others onto one line.
+FAR = 0.1
+
+
+def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
+    """Every model's cost and score relative to the original's; whiskers are 95 % intervals."""
+    shown = [point for point in points if cost in point.costs and not is_far(point, metric)]
+    bounds = [
+        bound
+        for point in shown
+        for bound in (point.quality[metric].ratio, *_bounds(point.quality[metric]))
+    ]
+    chart = Chart(
+        label=f"{metric} against {cost_label(cost)}, both relative to the original: "
+        + "; ".join(
+            f"{p.name} {p.quality[metric].ratio:.3f} at {p.costs[cost]:.3f}" for p in shown
+        ),
+        x_range=(0.0, 1.08 * max(point.costs[cost] for point in shown)),
+        y_range=limits_of([*bounds, 0.99, 1.01], pad=0.12),
+        x_label=f"{cost_label(cost)}, relative",
+        y_label=f"{metric}, relative",
+        title=f"{metric} and {cost_label(cost)}",
+        height=250,
+    )
+    chart.axes()
+    chart.level(1.0)
+    for point in reversed(shown):  # the run's own models on top
+        _add_point(chart, point, metric, cost)
+    best = front(shown, metric, cost)
+    named = [p for p in shown if p.kind != "other" or len(shown) <= _MAX_NAMED or p.name in best]
+    _add_names(chart, named, metric, cost)
+    return chart
+
+
+def is_far(point: Point, metric: str) -> bool:
+    """Whether another's model is too much worse than the original to be drawn beside the rest."""
+    return point.kind == "other" and point.quality[metric].ratio > 1 + FAR
+
+
+def _bounds(ratio: Ratio) -> tuple[Value, Value]:
+    return ratio.low, ratio.high
+
+
+def _add_point(chart: Chart, point: Point, metric: str, cost: str) -> None:
+    ratio = point.quality[metric]
+    x, y = chart.x(point.costs[cost]), chart.y(ratio.ratio)
+    interval = ""
+    if ratio.low is not None and ratio.high is not None and ratio.high > ratio.low:
+        interval = f"\n95 %: {ratio.low:.4f} to {ratio.high:.4f}"
+        low, high = chart.y(ratio.low), chart.y(ratio.high)
+        chart.add("line", f"whisker {point.kind}", x1=x, x2=x, y1=low, y2=high)
+    tip = (
+        f"{point.name}\n{cost_label(cost)} × {point.costs[cost]:.3f}\n"
+        f"{metric} × {ratio.ratio:.4f}{interval}"
+    )
+    chart.add("circle", f"point {point.kind}", cx=x, cy=y, r=5.5, data_tip=tip)
+
+
+def _add_names(chart: Chart, points: Sequence[Point], metric: str, cost: str) -> None:
+    """Names beside their points; one that would lie on another before it is left out."""
+    taken: list[tuple[float, float, float]] = []  # left, right and baseline
+    for point in points:
+        ratio = point.quality[metric].ratio
+        name = short_name(point.name)
+        width = _LETTER_WIDTH * len(name)
+        right = point.costs[cost] > 0.5 * chart.x_range[1]
+        x = chart.x(point.costs[cost]) + (-9 if right else 9)
+        left = x - width if right else x
+        # Away from the line at 1, which would strike the name through.
+        for beside in _BELOW if ratio < 1 else _ABOVE:
+            y = chart.y(ratio) + beside
+            if all(
+                left > end or left + width < start or abs(y - line) > _LINE_HEIGHT
+                for start, end, line in taken
+            ):
+                taken.append((left, left + width, y))
+                chart.add("text", f"name {'end' if right else 'start'}", name, x=x, y=y)
+                break

@@ -1,0 +1,163 @@
+"""A randomly initialised model of a recipe, or one that starts from a trained model.
+
+With a ``schedule`` the model is compressed by design (paper sec. 5, Tables 3 and 4): each attention
+block has a head size of its own from the first step on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from chronos.chronos import ChronosConfig
+from torch import nn
+from transformers import PreTrainedModel, T5Config
+
+from tscompress.checkpoints.load import load
+from tscompress.compression.fold_plans import fold_plan_of
+from tscompress.errors import RecipeError
+from tscompress.families.registry import adapter_of
+from tscompress.layers.resize import replace_heads_
+from tscompress.plan.plan import Plan
+from tscompress.training.growth import grow_
+from tscompress.training.pretrain_recipe import PretrainRecipe
+
+
+def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
+    """A randomly initialised model of the recipe's shape, in float32.
+
+    Raises
+    ------
+    RecipeError
+        ``embedding_from`` or ``start_from`` is of another family or shape.
+    ModelLoadError
+        It cannot be read.
+    """
+    model = fresh_model(recipe, *design(recipe))
+    start_(model, recipe)
+    return model
+
+
+def start_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
+    """Weights, or an embedding, of the trained model that the recipe names, if any."""
+    if recipe.embedding_from is not None:
+        reuse_embedding_(model, recipe.family, recipe.embedding_from)
+    if recipe.start_from is not None:
+        small = load(recipe.start_from)
+        if small.family != recipe.family:
+            raise RecipeError(
+                f"start_from: {recipe.start_from!r} is a {small.family} model; the recipe's family "
+                f"is {recipe.family}."
+            )
+        grow_(model, small.model)
+
+
+def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
+    """The config, and the head size of each block where they differ and no config can name them.
+
+    Head sizes are ceil(d_0 (1 + i)^alpha), at most ``architecture.d_kv``; cross-attention counts
+    after all encoder layers (paper sec. 5). If they come out alike, they stand in the config.
+    """
+    family = adapter_of(recipe.family)
+    config: T5Config = family.stock_config(recipe.architecture)
+    if recipe.schedule is None:
+        return config, None
+    empty = family.empty_model(config.to_dict())
+    plan = fold_plan_of(empty, family.describe(empty), recipe.schedule)
+    if plan.uniform_sizes is None:
+        return config, plan
+    config.d_kv = plan.uniform_sizes[0]
+    return config, None
+
+
+def fresh_model(recipe: PretrainRecipe, config: T5Config, plan: Plan | None) -> PreTrainedModel:
+    """A randomly initialised model of ``config``, with the heads of ``plan`` in it."""
+    family = adapter_of(recipe.family)
+    model: PreTrainedModel = family.stock_class(config)
+    if family.draws_samples and recipe.token_embedding == "fourier":
+        centers = ChronosConfig(**config.chronos_config).create_tokenizer().centers
+        table = fourier_token_embedding(centers, config.d_model)
+        with torch.no_grad():
+            model.shared.weight[2 : 2 + len(table)] = table
+    if plan is not None:
+        # Feed-forwards keep their size, and with it the weights they have been given.
+        for head in plan.heads:
+            initialize_heads_(replace_heads_(model, head), config.initializer_factor)
+    return model
+
+
+def initialize_heads_(attention: nn.Module, factor: float) -> None:
+    """Draw q, k, v, o as T5 does for heads of this size.
+
+    W_Q has the standard deviation ``factor`` (d_model d_kv)^{-1/2}, which stands in for the
+    division of the scores by d_kv^{1/2}; W_K and W_V have ``factor`` d_model^{-1/2}, and W_O has
+    ``factor`` (heads d_kv)^{-1/2}. The relative position bias is left alone.
+    """
+    projections: Any = attention
+    q, k, v, o = projections.q, projections.k, projections.v, projections.o
+    d_model, head_size = q.in_features, q.out_features // projections.n_heads
+    nn.init.normal_(q.weight, std=factor * (d_model * head_size) ** -0.5)
+    nn.init.normal_(k.weight, std=factor * d_model**-0.5)
+    nn.init.normal_(v.weight, std=factor * d_model**-0.5)
+    nn.init.normal_(o.weight, std=factor * o.in_features**-0.5)
+
+
+def reuse_embedding_(model: PreTrainedModel, family: str, source: str) -> None:
+    """Copy the embedding of the trained model ``source`` into ``model`` (paper Table 3).
+
+    T5: the token table, which is the output layer too. Bolt: the patch embedding and the table of
+    special tokens.
+
+    Raises
+    ------
+    RecipeError
+        ``source`` is of another family, or its embedding of another shape.
+    ModelLoadError
+        It cannot be read.
+    """
+    loaded = load(source)
+    if loaded.family != family:
+        raise RecipeError(
+            f"embedding_from: {source!r} is a {loaded.family} model; the recipe's family is "
+            f"{family}."
+        )
+    given = embedding_of(loaded.model)
+    wanted = embedding_of(model)
+    for name, parameter in wanted.items():
+        shapes = [tuple(tensor.shape) for tensor in (given[name], parameter)]
+        if shapes[0] != shapes[1]:
+            raise RecipeError(
+                f"embedding_from: {name} of {source!r} is {shapes[0]}; the recipe's architecture "
+                f"makes it {shapes[1]}."
+            )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(given[name])
+
+
+def embedding_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What turns series into the vectors that the first layer reads, by name."""
+    parts = ("shared.", "input_patch_embedding.")
+    return {name: p for name, p in model.named_parameters() if name.startswith(parts)}
+
+
+def fourier_token_embedding(
+    centers: torch.Tensor, d_model: int, longest: float = 12.0, shortest: float = 0.06
+) -> torch.Tensor:
+    """A smooth initial token table ``[n_bins, d_model]`` of unit variance.
+
+    Row ``j`` holds sines and cosines of asinh of the bin centre, at wavelengths spaced evenly in
+    the logarithm from ``longest`` to ``shortest`` (in units of asinh). Neighbouring values start
+    with neighbouring embeddings, which random tables must first learn.
+    """
+    coordinate = torch.asinh(centers.double())[:, None]
+    pairs = d_model // 2
+    wavelength = torch.logspace(
+        math.log10(longest), math.log10(shortest), pairs, dtype=torch.float64
+    )
+    angle = 2 * math.pi * coordinate / wavelength[None, :]
+    features = torch.cat([angle.sin(), angle.cos()], dim=1) * math.sqrt(2)
+    if features.shape[1] < d_model:
+        features = nn.functional.pad(features, (0, d_model - features.shape[1]))
+    return features.float()

@@ -1,0 +1,104 @@
+"""What a pretraining writes: the model, verified, with its recipe and provenance beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import PreTrainedModel
+
+from tscompress.checkpoints.format import unique_tensors, write_factored
+from tscompress.checkpoints.load import load
+from tscompress.checkpoints.names import CONFIG_FILE
+from tscompress.checkpoints.provenance import write_provenance
+from tscompress.compression.calibration import run_teacher_forced
+from tscompress.data.batch import ForecastBatch
+from tscompress.errors import VerificationError
+from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.plan.plan import Plan
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
+
+
+def write_model(
+    model: PreTrainedModel,
+    recipe: PretrainRecipe,
+    path: Path,
+    plan: Plan | None,
+    parts: list[list[float]],
+) -> None:
+    with new_directory(path, force=True) as directory:
+        save_pretrained(model, directory, plan)
+        _record(recipe, directory, parts)
+
+
+def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -> None:
+    """The recipe, from which the same model can be trained again, and ``provenance.json``.
+
+    If a resumed run had another learning rate or number of steps than it was begun with, that has
+    each part's first step, rate and steps in all.
+    """
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    write_text_atomically(directory / PRETRAIN_FILE, text)
+    write_provenance(
+        directory,
+        {"model": None, "revision": None, "family": recipe.family, "sha256": {}},
+        others=[directory / PRETRAIN_FILE],
+        dtype="bfloat16",
+        calibration={},
+        recovery=None,
+        pretraining={
+            "steps": recipe.total_steps,
+            "seed": recipe.seed,
+            "embedding_from": recipe.embedding_from,
+            "start_from": recipe.start_from,
+            **({"parts": parts} if len(parts) > 1 else {}),
+        },
+    )
+
+
+def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None = None) -> None:
+    """Write the weights in bfloat16 and a config that old and new readers understand.
+
+    With ``plan``, the head sizes of ``model``, a factored checkpoint that is loaded back and
+    compared.
+
+    Raises
+    ------
+    VerificationError
+        The factored checkpoint does not load back bit-equal.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    half.config.dtype = torch.bfloat16
+    if plan is not None:
+        # Both names: transformers 4 reads torch_dtype, 5 reads dtype.
+        dtypes = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
+        base_config = json.loads(half.config.to_json_string()) | dtypes
+        write_factored(half, plan, base_config, directory)
+        _verify(half, directory)
+        return
+    half.save_pretrained(directory)
+    path = directory / CONFIG_FILE
+    config = json.loads(path.read_text())
+    config["torch_dtype"] = "bfloat16"
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _verify(model: PreTrainedModel, directory: Path) -> None:
+    """Load ``directory`` afresh and compare weights and one forward pass, bit for bit."""
+    reloaded = load(directory)
+    ours, theirs = unique_tensors(model.cpu()), unique_tensors(reloaded.model)
+    if ours.keys() != theirs.keys() or not all(torch.equal(ours[n], theirs[n]) for n in ours):
+        raise VerificationError("the weights do not load back as they were in memory.")
+    wave = torch.sin(torch.arange(2 * 56.0) / 3).reshape(2, 56)
+    probe = ForecastBatch(wave[:, :48], wave[:, 48:])
+    in_memory = replace(reloaded, model=model.requires_grad_(True).eval())
+    reloaded.model.requires_grad_(True)  # frozen weights take another path through matmul
+    outputs = [run_teacher_forced(one, probe) for one in (in_memory, reloaded)]
+    name = "logits" if "logits" in outputs[0] else "quantile_preds"
+    if not torch.equal(outputs[0][name], outputs[1][name]):
+        raise VerificationError("the saved model predicts differently than the one in memory.")

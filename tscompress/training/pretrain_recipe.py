@@ -1,0 +1,148 @@
+"""The recipe of a pretraining: everything that determines the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tscompress.data.synthetic import CorpusConfig
+from tscompress.errors import RecipeError
+from tscompress.plan.schedules import PowerLawSchedule
+from tscompress.training.optimizers import OptimizerName
+from tscompress.training.windows import Bucket
+
+PRETRAIN_FILE = "pretrain.yaml"
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class Stage(BaseModel):
+    """Steps during which batches come from the same buckets."""
+
+    model_config = _STRICT
+
+    steps: int = Field(ge=1)
+    buckets: tuple[Bucket, ...] = Field(min_length=1)
+    label_smoothing_bins: float = Field(
+        default=0.0, ge=0, description="T5: std of the target, in bins"
+    )
+    corpus: CorpusConfig | None = Field(default=None, description="instead of the recipe's")
+    shorten_probability: float = Field(
+        default=0.5, ge=0, le=1, description="share of contexts that are cut short"
+    )
+
+
+class Architecture(BaseModel):
+    """Shape of the T5 stacks."""
+
+    model_config = _STRICT
+
+    d_model: int = Field(ge=1)
+    d_kv: int = Field(ge=1, description="of every head; with a schedule, the most that one gets")
+    d_ff: int = Field(ge=1)
+    num_layers: int = Field(ge=1)
+    num_decoder_layers: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    context_length: int = Field(ge=1)
+    prediction_length: int = Field(default=64, ge=1)
+    vocab_size: int = Field(default=4096, ge=16, description="T5 only")
+    patch_size: int = Field(default=16, ge=1, description="Bolt only")
+    top_k: int = Field(default=50, ge=1, description="T5 only: tokens kept when sampling")
+
+
+class PretrainRecipe(BaseModel):
+    """Everything that determines a pretrained checkpoint."""
+
+    model_config = _STRICT
+
+    family: Literal["chronos-bolt", "chronos-t5"]
+    name: str
+    architecture: Architecture
+    schedule: PowerLawSchedule | None = Field(
+        default=None, description="head size by depth; null: d_kv everywhere"
+    )
+    corpus: CorpusConfig = CorpusConfig()
+    real_series: tuple[str, ...] = Field(
+        default=(),
+        description="collections from tscompress.data.training_collections.training_series",
+    )
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    optimizer: OptimizerName = Field(
+        default="adamw", description="muon: AdamW but for matrices within layers"
+    )
+    learning_rate: float = Field(default=1e-3, gt=0)
+    position_bias_rate: float = Field(
+        default=1.0, gt=0, description="learning rate of relative position biases, as a factor"
+    )
+    warmup_steps: int = Field(default=200, ge=0)
+    decay_fraction: float = Field(default=0.25, gt=0, le=1, description="last share of the steps")
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    missing_probability: float = Field(default=0.1, ge=0, le=1)
+    token_embedding: Literal["fourier", "normal"] = Field(
+        default="fourier", description="T5: initial token table, but for embedding_from"
+    )
+    embedding_from: str | None = Field(
+        default=None, description="model whose embedding to start from; null: from scratch"
+    )
+    start_from: str | None = Field(
+        default=None,
+        description="trained model of the same or a smaller shape, which is grown; null: scratch",
+    )
+    freeze_embedding: bool = Field(default=False, description="leave the embedding as it starts")
+    precision: Literal["no", "bf16"] = "bf16"
+    seed: int = 0
+    checkpoint_minutes: float = Field(default=5.0, gt=0)
+    snapshots: tuple[float, ...] = Field(
+        default=(), description="shares of the steps after which the model is kept in a directory"
+    )
+
+    @model_validator(mode="after")
+    def _forecasts_what_it_can(self) -> PretrainRecipe:
+        longest = max(bucket.horizon for stage in self.stages for bucket in stage.buckets)
+        if longest > self.architecture.prediction_length:
+            raise ValueError(
+                f"a bucket's horizon is {longest}, prediction_length of the architecture "
+                f"{self.architecture.prediction_length}; ask for no more than that"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _starts_once(self) -> PretrainRecipe:
+        if self.start_from is not None:
+            for name in ("embedding_from", "schedule"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"start_from and {name} exclude each other; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _snapshots_lie_within(self) -> PretrainRecipe:
+        if not all(0 < share < 1 for share in self.snapshots):
+            raise ValueError("snapshots are shares of the steps, above 0 and below 1")
+        return self
+
+    @property
+    def snapshot_steps(self) -> frozenset[int]:
+        """Steps after which the model is kept."""
+        return frozenset(max(1, round(share * self.total_steps)) for share in self.snapshots)
+
+    @property
+    def total_steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    def stage_at(self, step: int) -> int:
+        """Index of the stage that step ``step`` (from 0) belongs to."""
+        end = 0
+        for index, stage in enumerate(self.stages):
+            end += stage.steps
+            if step < end:
+                return index
+        raise RecipeError(f"step {step} is past the end of the recipe's {self.total_steps} steps.")
+
+    def learning_rate_at(self, step: int) -> float:
+        """Warm-up, constant, then linear decay to 0 over the last ``decay_fraction``."""
+        warmup = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        decay_steps = max(1, math.ceil(self.decay_fraction * self.total_steps))
+        decay = min(1.0, (self.total_steps - step) / decay_steps)
+        return self.learning_rate * min(warmup, decay)

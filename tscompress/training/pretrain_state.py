@@ -1,0 +1,69 @@
+"""What a resumed pretraining must agree on with the run that it continues, and its log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tscompress.errors import RecipeError
+from tscompress.io.untrusted import shown
+from tscompress.training.checkpoint import read_training_record
+from tscompress.training.pretrain_recipe import PretrainRecipe
+
+#: Of a recipe: what a resumed run may change, besides the steps of the last stage.
+_FREE_ON_RESUME = ("learning_rate", "checkpoint_minutes")
+
+
+def log_up_to(step: int, path: Path) -> Path:
+    """Leave the lines of a log up to ``step``: a killed run logged steps that it did not save."""
+    kept = []
+    if step and path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            try:
+                if json.loads(line)["step"] > step:
+                    break
+            except (ValueError, TypeError, KeyError):  # cut off as it was written
+                break
+            kept.append(line)
+    path.write_text("".join(kept), encoding="utf-8")
+    return path
+
+
+def record_of(recipe: PretrainRecipe, parts: list[list[float]]) -> dict[str, str]:
+    """What a checkpoint records of its run, as text."""
+    return {"recipe": recipe.model_dump_json(), "parts": json.dumps(parts)}
+
+
+def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float]]:
+    """The parts of the run so far; refuses another recipe than it was begun with.
+
+    Raises
+    ------
+    RecipeError
+        Names the first key that differs.
+    """
+    record = read_training_record(checkpoint)
+    begun, ours = json.loads(record.get("recipe", "{}")), recipe.model_dump(mode="json")
+    for content in (begun, ours):
+        for stage in content.get("stages", [])[-1:]:
+            stage["steps"] = "any"
+    for name, value in ours.items():
+        if begun.get(name) != value and name not in _FREE_ON_RESUME:
+            raise RecipeError(
+                f"{str(checkpoint)!r} was begun with {name} {shown(begun.get(name))}; the recipe "
+                f"says {shown(value)}. Resume with the recipe it was begun with, or choose another "
+                "output."
+            )
+    parts: list[list[float]] = json.loads(record["parts"])
+    return parts
+
+
+def with_part(parts: list[list[float]], first: int, recipe: PretrainRecipe) -> list[list[float]]:
+    """``parts`` and, unless it continues the last one, a part from step ``first`` on.
+
+    A part is its first step, learning rate and steps in all.
+    """
+    settings = [recipe.learning_rate, recipe.total_steps]
+    if parts and parts[-1][1:] == settings:
+        return parts
+    return [*parts, [first, *settings]]

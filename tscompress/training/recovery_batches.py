@@ -1,0 +1,186 @@
+"""The batch of every step of a recovery, and the held-out ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tscompress.compression.calibration import in_groups
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.streaming import SeriesStream
+from tscompress.data.synthetic import FloatArray, SyntheticCorpus
+from tscompress.data.training_collections import training_series
+from tscompress.errors import UsageError
+from tscompress.families.registry import adapter_of
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.windows import Bucket, draw_bucket, split_windows
+
+_SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
+_HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
+
+
+class Batches:
+    """The batch of every step; depends on the configuration, the series and the step alone."""
+
+    def __init__(
+        self,
+        family: str,
+        config: RecoveryConfig,
+        series: Sequence[FloatArray] | str | Path | None = None,
+    ) -> None:
+        assert config.buckets is not None
+        self.group_size = adapter_of(family).group_size
+        self.config, self.buckets = config, config.buckets
+        real = training_series(config.real_series or ())
+        kept = real[::_HELD_OUT_OF]
+        trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
+        try:
+            self.corpus = SyntheticCorpus(config.corpus, trained)
+            self.held_out_corpus = SyntheticCorpus(config.corpus, kept)
+        except ValueError as error:
+            raise UsageError(f"{error}; give another corpus, or real_series for it.") from None
+        sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
+        if series is not None:
+            sources.append(series)
+        if not sources and config.synthetic_share == 0:
+            raise UsageError("synthetic_share is 0 and there are no series; give series.")
+        self.stream: SeriesStream | None = None
+        if sources:
+            longest = max(bucket.context_length + bucket.horizon for bucket in self.buckets)
+            self.stream = SeriesStream(
+                sources, longest=longest, seed=config.seed, buffer_size=config.shuffle_series
+            )
+
+    def at(self, step: int) -> ForecastBatch:
+        """The batch of ``step``; steps must be asked for in order, see :meth:`skip`."""
+        rng = np.random.default_rng([self.config.seed, step])
+        bucket, given = self._draw(rng)
+        rng.random()  # of an option that is gone: what follows stays as it was
+        windows = self._given(step, bucket, given)
+        return self._batch(rng, self.corpus, bucket, windows, grouped=step % 2 == 1)
+
+    def skip(self, steps: int) -> None:
+        """Read past the series of the first ``steps`` steps, as a run that goes on must."""
+        for step in range(steps if self.stream is not None else 0):
+            self._given(step, *self._draw(np.random.default_rng([self.config.seed, step])))
+
+    def held_out(self) -> list[ForecastBatch]:
+        """Windows that no step trains on, of the shapes and kinds that the steps have.
+
+        A single given series cannot be kept apart: windows of it are trained on, too.
+        """
+        rng = np.random.default_rng([self.config.seed, 0, 1])
+        wanted = self.config.held_out_series or 0
+        each = -(-wanted // len(self.buckets))
+        batches, count, index = [], 0, 0
+        while count < wanted:
+            bucket = self.buckets[index % len(self.buckets)]
+            rows = min(bucket.batch_size, each, wanted - count)
+            bucket = bucket.model_copy(update={"batch_size": rows})
+            windows = None
+            if self.stream is not None:
+                given = math.ceil(rows * (1 - self.config.synthetic_share))
+                length = bucket.context_length + bucket.horizon
+                windows = self.stream.sample_held_out(rng, given, length)
+            grouped = index % 2 == 1
+            corpus = self.held_out_corpus
+            batches.append(self._batch(rng, corpus, bucket, windows, grouped))
+            count, index = count + rows, index + 1
+        return batches
+
+    def _draw(self, rng: np.random.Generator) -> tuple[Bucket, int]:
+        """A batch shape, and how many of its series are given ones."""
+        bucket = draw_bucket(rng, self.buckets)
+        if self.stream is None:
+            return bucket, 0
+        share = 1 - self.config.synthetic_share
+        return bucket, int(bucket.batch_size * share + rng.random())
+
+    def _given(self, step: int, bucket: Bucket, count: int) -> FloatArray | None:
+        if self.stream is None or not count:
+            return None
+        rng = np.random.default_rng([self.config.seed, step, 2])
+        return self.stream.sample(rng, count, bucket.context_length + bucket.horizon)
+
+    def _batch(
+        self,
+        rng: np.random.Generator,
+        corpus: SyntheticCorpus,
+        bucket: Bucket,
+        given: FloatArray | None,
+        grouped: bool,
+    ) -> ForecastBatch:
+        length = bucket.context_length + bucket.horizon
+        parts = [] if given is None else [given]
+        if missing := bucket.batch_size - sum(map(len, parts)):
+            parts.append(corpus.sample(rng, missing, length))
+        windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
+        grouped = grouped and self.group_size > 1
+        if grouped:
+            windows = _related(rng, windows, self.group_size)
+        context, target = split_windows(
+            rng, windows, bucket.context_length, self.config.missing_probability
+        )
+        batch = ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
+        if not grouped:
+            return batch
+        return replace(batch, **in_groups(batch.target, self.group_size))
+
+
+def with_history(windows: FloatArray, horizon: int) -> FloatArray:
+    """Windows ``[B, T + H]``, each with as much history as future, where it has T steps for that.
+
+    One that begins too late, as a series shorter than the horizon does, comes earlier; what would
+    follow its end is NaN.
+    """
+    count, length = windows.shape
+    observed = np.isfinite(windows)
+    values = length - np.where(observed.any(axis=1), observed.argmax(axis=1), 0)  # [B]
+    history = np.minimum(length - horizon, values - values // 2)
+    shift = np.maximum(0, history - (values - horizon))
+    source = np.arange(length)[None, :] + shift[:, None]
+    moved = windows[np.arange(count)[:, None], np.minimum(source, length - 1)]
+    return np.where(source < length, moved, np.float32(np.nan))
+
+
+def _related(rng: np.random.Generator, windows: FloatArray, group_size: int) -> FloatArray:
+    """Each window ``[B, L]`` mixed with those of its group, in its own unit.
+
+    The mixes last as long as all of them do, for without one of them they would jump; within, each
+    misses what it missed before. Groups that share next to nothing stay as they are.
+    """
+    mixed = windows.copy()
+    for start in range(0, len(windows), group_size):
+        group = windows[start : start + group_size]
+        shares = rng.dirichlet(np.ones(len(group)), size=len(group))
+        shared = _shared_span(group)
+        if shared.stop - shared.start < _SHARED_STEPS:
+            continue
+        filled = np.stack([_filled(row)[shared] for row in group])
+        unit = np.maximum(np.abs(filled).mean(axis=1, keepdims=True), 1e-12)
+        blend = unit * (shares @ (filled / unit))
+        known = np.isfinite(group[:, shared])
+        mixed[start : start + group_size] = np.nan
+        mixed[start : start + group_size, shared] = np.where(known, blend, np.nan)
+    return mixed
+
+
+def _shared_span(group: FloatArray) -> slice:
+    """From where the last of the series ``[B, L]`` begins to where the first ends."""
+    known = np.isfinite(group)
+    begins = np.where(known.any(axis=1), known.argmax(axis=1), known.shape[1]).max()
+    ends = (known.shape[1] - known[:, ::-1].argmax(axis=1)).min()
+    return slice(int(begins), max(int(begins), int(ends)))
+
+
+def _filled(values: FloatArray) -> FloatArray:
+    """Gaps on straight lines."""
+    known = np.isfinite(values)
+    steps = np.arange(len(values))
+    filled: FloatArray = np.interp(steps, steps[known], values[known]).astype(np.float32)
+    return filled

@@ -1,0 +1,74 @@
+"""Models scored on tasks of fev, by fev itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tscompress.evaluation import fev_tasks
+from tscompress.evaluation.results import SEASONAL_NAIVE
+from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.progress import OnProgress, silent
+from tscompress.workflows.evaluate_models import Scored
+
+
+def evaluate_fev(
+    path: str,
+    models: Sequence[Scored],
+    *,
+    batch_size: int | Literal["auto"],
+    seed: int,
+    num_samples: int | None,
+    on_progress: OnProgress = silent,
+) -> list[dict[str, Any]]:
+    """Summaries that fev makes of its tasks, of each model and of seasonal naive.
+
+    Parameters
+    ----------
+    path
+        A YAML file of fev's tasks.
+    models
+        Each is loaded when its turn comes. A second one of the same name is told apart by ``(2)``.
+
+    Raises
+    ------
+    TscompressError
+        Tasks or a model cannot be used; see :mod:`tscompress.errors`.
+    """
+    tasks = fev_tasks.load_tasks(path)
+    summaries: list[dict[str, Any]] = []
+    for model in dict.fromkeys([*models, SEASONAL_NAIVE]):
+        loaded = None if isinstance(model, str) else model()
+        shown = fev_tasks.model_name(SEASONAL_NAIVE if loaded is None else loaded.name)
+        if any(summary["model_name"] == shown for summary in summaries):
+            shown = f"{shown} (2)"
+        own: list[dict[str, Any]] = []
+        for task in tasks:
+            own += fev_tasks.evaluate_tasks(
+                SEASONAL_NAIVE if loaded is None else loaded.forecaster,
+                [task],
+                name=shown,
+                batch_size=batch_size,
+                seed=seed,
+                num_samples=num_samples,
+            )
+            on_progress(f"evaluate {shown}", len(own), len(tasks))
+        summaries += own
+    return summaries
+
+
+def save_summaries(
+    output: Path,
+    summaries: Sequence[dict[str, Any]],
+    *,
+    force: bool = False,
+    inputs: Sequence[str | Path | None] = (),
+) -> None:
+    """Write summaries to FILE.csv, or to a directory; raises as ``save_evaluation``."""
+    content = fev_tasks.summaries_csv(summaries)
+    if output.suffix == ".csv" and not output.is_dir():
+        write_text_atomically(output.resolve(), content)
+        return
+    with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
+        write_text_atomically(directory / fev_tasks.SUMMARIES_FILE, content)

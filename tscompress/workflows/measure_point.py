@@ -1,0 +1,151 @@
+"""One point of a sweep: compressed, saved, loaded again, scored and weighed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from tscompress.benchmark.process_memory import process_memory
+from tscompress.benchmark.sizes import bytes_on_disk
+from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.locate import model_name
+from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE
+from tscompress.evaluation.results import EvaluationResult
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.files import write_text_atomically
+from tscompress.workflows.compress import compress_loaded_
+from tscompress.workflows.evaluate_models import score
+from tscompress.workflows.save import save
+from tscompress.workflows.sweep_points import Point, digest_of, identity_of
+
+POINTS_DIRECTORY, POINT_FILE = "points", "point.json"
+ORIGINAL = "original"
+
+
+class Measured(BaseModel):
+    """What is known of a point before the models take turns.
+
+    Attributes
+    ----------
+    id
+        Hash of what it depends on, and the name of its directory.
+    checkpoint
+        Name of the directory of the checkpoint below it; of the original None.
+    bytes_on_disk
+        Of the weights.
+    peak_memory_bytes
+        What loading it and one forecast add to a process; None where it was not measured.
+    fit_seconds
+        Of compression and recovery.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    label: str
+    method: str
+    recovered: bool
+    checkpoint: str | None
+    parameters: int
+    bytes_on_disk: int
+    peak_memory_bytes: int | None
+    fit_seconds: float
+    scores: EvaluationResult
+
+
+def measure_point(point: Point, identity: str, output: Path, device: str) -> Measured:
+    """Compress, save, load again, score and weigh; the result lies in ``output/points/<id>``.
+
+    ``point.json`` is written last: a point without it is not done.
+
+    Raises
+    ------
+    TscompressError
+        A subclass says what was wrong; nothing of the point is left.
+    """
+    recipe = point.recipe
+    directory = output / POINTS_DIRECTORY / identity
+    name = f"{Path(model_name(recipe.model)).name}-{recipe.method}"
+    try:
+        started = time.perf_counter()
+        loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+        compressed = compress_loaded_(loaded, recipe)
+        seconds = time.perf_counter() - started
+        save(compressed, directory / name, force=True)
+        again = load(directory / name, device=device, dtype=torch.float32)
+        measured = _measured(again, point, identity, name, seconds)
+        write_text_atomically(directory / POINT_FILE, measured.model_dump_json() + "\n")
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return measured
+
+
+def _measured(
+    loaded: LoadedModel, point: Point, identity: str, checkpoint: str | None, seconds: float
+) -> Measured:
+    recipe = point.recipe
+    assert recipe.evaluation is not None
+    memory = None
+    if recipe.bench is not None and next(loaded.model.parameters()).device.type == "cpu":
+        use = process_memory(loaded.directory, torch.float32, recipe.bench)
+        memory = use.peak_bytes - use.before_load_bytes
+    return Measured(
+        id=identity,
+        label=point.label,
+        method=ORIGINAL if checkpoint is None else recipe.method,
+        recovered=recipe.recover is not None,
+        checkpoint=checkpoint,
+        parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        bytes_on_disk=bytes_on_disk(loaded.directory),
+        peak_memory_bytes=memory,
+        fit_seconds=seconds,
+        scores=score(loaded.forecaster, point.label, recipe.evaluation, cache=ScoreCache()),
+    )
+
+
+def finished(output: Path, identity: str) -> Measured | None:
+    """What :func:`measure_point` left; None if it did not finish."""
+    try:
+        text = (output / POINTS_DIRECTORY / identity / POINT_FILE).read_text(encoding="utf-8")
+        found = Measured.model_validate_json(text)
+    except (OSError, ValueError):
+        return None
+    return found if found.id == identity else None
+
+
+def measure_original(
+    original: LoadedModel,
+    any_point: Point,
+    model_hash: str,
+    scored_on: Mapping[str, str],
+    output: Path,
+) -> Measured:
+    """The same of the model as it came."""
+    recipe = any_point.recipe.model_copy(update={"recover": None})
+    content = recipe.model_dump(mode="json", include={"evaluation", "bench"})
+    identity = f"{ORIGINAL}-{identity_of(model_hash, content, scored_on)}"
+    found = finished(output, identity)
+    if found is None:
+        found = _measured(original, Point(recipe, ORIGINAL), identity, None, 0.0)
+        path = output / POINTS_DIRECTORY / identity / POINT_FILE
+        write_text_atomically(path, found.model_dump_json() + "\n")
+    return found
+
+
+def checkpoint_of(output: Path, point: Measured) -> Path:
+    assert point.checkpoint is not None
+    return output / POINTS_DIRECTORY / point.id / point.checkpoint
+
+
+def shape_name(output: Path, point: Measured) -> str:
+    """The same for checkpoints that differ in nothing but weights."""
+    directory = checkpoint_of(output, point)
+    content = [json.loads((directory / name).read_text()) for name in (CONFIG_FILE, PLAN_FILE)]
+    return digest_of(content)

@@ -1,0 +1,115 @@
+"""Recover a compressed model: distil from the original, and save the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.data.synthetic import FloatArray
+from tscompress.errors import OutputExistsError
+from tscompress.evaluation.batching import Processes
+from tscompress.io.files import check_output
+from tscompress.training.recovery import recover_
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_memory import memory_bytes
+from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
+from tscompress.workflows.compress import finish_recovery, recovery_directory
+from tscompress.workflows.recipe import series_files
+from tscompress.workflows.save import CompressedModel, as_compressed, save
+
+
+def recover_loaded_(
+    student: LoadedModel,
+    teacher: LoadedModel,
+    config: RecoveryConfig | None = None,
+    *,
+    series: Sequence[FloatArray] | str | Path | None = None,
+    directory: Path | None = None,
+    resume: bool = False,
+    report: OnRecovery = lambda line: None,
+) -> CompressedModel:
+    """Distil ``student`` from ``teacher`` in memory; see :func:`tscompress.recover`."""
+    smaller = as_compressed(student)
+    try:
+        result = recover_(
+            smaller,
+            teacher,
+            config,
+            series=series,
+            directory=directory,
+            resume=resume,
+            report=report,
+        )
+    finally:
+        cast_parameters_(smaller.model, smaller.stored_dtype)
+    recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
+    return replace(smaller, recipe=recipe, recovery=result)
+
+
+def recover_checkpoint(
+    student: str,
+    teacher: str,
+    output: Path,
+    config: RecoveryConfig,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    threads: int | None = None,
+    device: str = "cpu",
+    inputs: Sequence[str | Path | None] = (),
+    on_memory: Callable[[Mapping[str, int], int], None] = lambda needed, processes: None,
+    report: OnRecovery = lambda line: None,
+) -> RecoveryResult:
+    """Recover a checkpoint and save the result to ``output``; among processes the first saves.
+
+    What it is resumed from lies beside the output until the result is saved; a run that Ctrl-C
+    stopped saves no result.
+
+    Parameters
+    ----------
+    threads
+        CPU threads of torch; None: as they are.
+    inputs
+        Besides the models and the series: what the output must not replace.
+    on_memory
+        Called by the first process before training: bytes by part, and how many processes.
+
+    Raises
+    ------
+    OutputExistsError
+        ``output`` exists, or beside it lies a run that did not finish, and ``force`` is false; or
+        an input would be lost.
+    TscompressError
+        As for :func:`recover_loaded_`.
+    """
+    inputs = student, teacher, *inputs, *series_files(config)
+    check_output(output, force=force, inputs=inputs)
+    work = recovery_directory(output)
+    check_output(work, force=True, inputs=inputs, in_place=True)
+    # A run that was stopped before its first checkpoint left nothing to resume.
+    if has_checkpoint(work) and not (resume or force):
+        raise OutputExistsError(
+            f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    processes = Processes()
+    here = processes.device(device)
+    ours, theirs = (load(name, device=here) for name in (student, teacher))
+    needed = memory_bytes(ours, theirs, config, processes.count)
+    if processes.is_main:
+        on_memory(needed, processes.count)
+    recovered = recover_loaded_(ours, theirs, config, directory=work, resume=resume, report=report)
+    result = recovered.recovery
+    assert result is not None
+    if processes.is_main and result.finished:
+        save(recovered, output, force=force)
+        finish_recovery(recovered, work)
+    if processes.count > 1:
+        PartialState().destroy_process_group()
+    return result

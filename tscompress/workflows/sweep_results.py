@@ -1,0 +1,189 @@
+"""What a sweep found: a table of its points, their Pareto fronts, and a figure of both."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from tscompress.benchmark.results import BenchResult
+from tscompress.evaluation.comparison import ModelComparison, compare
+from tscompress.evaluation.intervals import pareto_front
+from tscompress.evaluation.results import METRICS
+from tscompress.io.text import interval_text
+from tscompress.plotting import (
+    GREY,
+    MARKERS,
+    PALETTE,
+    TICK_SIZE,
+    legend_beside,
+    new_figure,
+    style_axes,
+)
+from tscompress.workflows.measure_point import ORIGINAL, Measured, shape_name
+from tscompress.workflows.sweep_points import SweepRecipe
+
+#: Columns of the table that fronts are drawn over, and what people call them.
+COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_bytes": "memory"}
+
+
+@dataclass
+class SweepResult:
+    """A sweep, as far as it came.
+
+    Attributes
+    ----------
+    frame
+        A row for the original and each point: sizes, latency, ratios to the original with 95 %
+        intervals, and for each cost and metric whether it is on the Pareto front.
+    failures
+        Label of a point, and why it could not be measured.
+    """
+
+    recipe: SweepRecipe
+    directory: Path
+    frame: pd.DataFrame
+    failures: dict[str, str] = field(default_factory=dict)
+    bench: BenchResult | None = None
+
+
+def results_frame(
+    dense: Measured, done: Sequence[Measured], timed: BenchResult | None, output: Path
+) -> pd.DataFrame:
+    """See :class:`SweepResult`."""
+    comparison = compare([dense.scores, *(point.scores for point in done)])
+    rows = [_row(dense, dense, None, timed, ORIGINAL)]
+    for point, quality in zip(done, comparison.models, strict=True):
+        rows.append(_row(point, dense, quality, timed, shape_name(output, point)))
+    frame = pd.DataFrame(rows)
+    frame.insert(0, "number", range(len(frame)))
+    # Models of one shape take the same memory; what differs is what else the process happened on.
+    frame["peak_memory_bytes"] = frame.groupby("shape")["peak_memory_bytes"].transform("min")
+    for cost, metric in itertools.product(COSTS, METRICS):
+        if frame[cost].notna().all():
+            frame[f"front_{cost}_{metric}"] = pareto_front(
+                frame[cost].to_numpy(dtype=float), frame[f"{metric}_ratio"].to_numpy(dtype=float)
+            )
+    return frame
+
+
+def _row(
+    point: Measured,
+    dense: Measured,
+    quality: ModelComparison | None,
+    timed: BenchResult | None,
+    shape: str,
+) -> dict[str, Any]:
+    row = point.model_dump(exclude={"scores", "checkpoint"}) | {"shape": shape}
+    for metric in METRICS:
+        ratio = None if quality is None else getattr(quality, metric)
+        row[f"{metric}_ratio"] = 1.0 if ratio is None else ratio.ratio
+        row[f"{metric}_low"] = None if ratio is None else ratio.low
+        row[f"{metric}_high"] = None if ratio is None else ratio.high
+    speed = None if timed is None else next(m for m in timed.models if m.name == shape)
+    row["latency_ms"] = None if speed is None else speed.latency_ms
+    interval = None if timed is None or shape == ORIGINAL else timed.latency_ratio_interval(shape)
+    row["latency_low"], row["latency_high"] = interval or (None, None)
+    row["macs"] = None if speed is None else speed.macs
+    row["kv_cache_bytes"] = None if speed is None else speed.kv_cache_bytes
+    if speed is not None and speed.peak_memory_bytes is not None:
+        row["peak_memory_bytes"] = speed.peak_memory_bytes
+    return row
+
+
+def sweep_table(result: SweepResult) -> Table:
+    """One row a point, ratios to the original, and the fronts that it is on."""
+    frame = result.frame
+    costs = _shown_costs(frame)
+    table = Table(
+        title=f"{result.recipe.model}: {len(frame) - 1} points, ratios to the original (95 %)",
+        box=box.SIMPLE_HEAD,
+        caption="front: nothing else is as good at no more "
+        + ", ".join(f"{name} ({name[0].upper()})" for name in costs.values()),
+    )
+    for name in ("#", "", "parameters", *costs.values()):
+        table.add_column(name, justify="right" if name else "left")
+    for metric in METRICS:
+        table.add_column(metric, justify="right", no_wrap=True, min_width=len("(1.000–1.000)"))
+    for metric in METRICS:
+        table.add_column(f"front\n{metric}")
+    dense = frame.iloc[0]
+    for row in frame.to_dict("records"):
+        table.add_row(
+            str(row["number"]),
+            row["label"],
+            f"{row['parameters'] / dense['parameters']:.1%}",
+            *(f"{row[cost] / dense[cost]:.2f}" for cost in costs),
+            *(f"{row[f'{metric}_ratio']:.4f}{_interval(row, metric)}" for metric in METRICS),
+            *(_fronts(row, metric) for metric in METRICS),
+        )
+    return table
+
+
+def _shown_costs(frame: pd.DataFrame) -> dict[str, str]:
+    return {cost: name for cost, name in COSTS.items() if frame[cost].notna().all()}
+
+
+def _interval(row: Mapping[Any, Any], metric: str) -> str:
+    text = interval_text(row[f"{metric}_low"], row[f"{metric}_high"], 3)
+    return f"\n{text}" if text else ""
+
+
+def _fronts(row: Mapping[Any, Any], metric: str) -> str:
+    """Initials of the costs at which no other point is as good, such as ``LM``."""
+    names = [name for cost, name in COSTS.items() if row.get(f"front_{cost}_{metric}")]
+    return "".join(name[0].upper() for name in names)
+
+
+def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
+    """A panel for each metric and cost, points with their numbers in the table, and the fronts."""
+    costs = _shown_costs(frame)
+    figure = new_figure(1.8 + 2.9 * len(costs), 5.4, f"{model}: quality against cost")
+    panels = figure.subplots(len(METRICS), len(costs), squeeze=False, sharey="row", sharex="col")
+    for row, metric in zip(panels, METRICS, strict=True):
+        for axes, (cost, name) in zip(row, costs.items(), strict=True):
+            last = metric == METRICS[-1]
+            first = axes is row[0]
+            style_axes(
+                axes,
+                xlabel=f"{name}, ratio to original" if last else "",
+                ylabel=f"{metric}, ratio to original" if first else "",
+            )
+            _draw_panel(axes, frame, cost, metric)
+    legend_beside(figure, panels[0][0])
+    return figure
+
+
+def _draw_panel(axes: Any, frame: pd.DataFrame, cost: str, metric: str) -> None:
+    x = frame[cost] / frame[cost].iloc[0]
+    y = frame[f"{metric}_ratio"]
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    front = frame[f"front_{cost}_{metric}"]
+    corners = pd.DataFrame({"x": x[front], "y": y[front]}).sort_values(["x", "y"])
+    axes.step(
+        [*corners["x"], float(x.max())], [*corners["y"], corners["y"].iloc[-1]],
+        where="post", color=GREY, linewidth=1, linestyle="--", label="Pareto front",
+    )  # fmt: skip
+    kinds = frame["method"] + frame["recovered"].map({True: " + recovery", False: ""})
+    styles = iter(zip(PALETTE, MARKERS, strict=True))
+    for kind in dict.fromkeys(kinds):
+        color, marker = ("black", "*") if kind == ORIGINAL else next(styles)
+        of_kind = kinds == kind
+        axes.plot(x[of_kind], y[of_kind], marker, color=color, ms=5.5, label=kind)
+    numbers = pd.DataFrame({"number": frame["number"], "x": x, "y": y})[front & (frame.index > 0)]
+    for place, (number, at_x, at_y) in enumerate(numbers.sort_values("x").to_numpy()):
+        # Above and below by turns: neighbours on a front lie close together.
+        axes.annotate(
+            f"{number:.0f}",
+            (at_x, at_y),
+            xytext=(4, 4 if place % 2 == 0 else -9),
+            textcoords="offset points",
+            fontsize=TICK_SIZE - 1,
+        )
+    axes.set_xlim(left=0)
