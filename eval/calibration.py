@@ -20,12 +20,13 @@ from typing import Any
 
 import pandas as pd
 import torch
-from output import plain_table, write_tables
+from output import plain_table, rounded, write_tables
 from rich.console import Console
+from testbed import Testbed, short_name
 
 import tscompress
 from tscompress.budget.forecast_loss import forecast_loss
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.calibration import (
     MIXED,
     SYNTHETIC,
@@ -33,14 +34,10 @@ from tscompress.compression.calibration import (
     calibration_batches,
 )
 from tscompress.data.synthetic import CorpusConfig
-from tscompress.probing.measure import probe
-from tscompress.probing.results import ProbeResult
 
 FAMILIES = ("kernel", "structural", "stochastic", "count", "seasonal")
 #: Weights of the other synthetic families by default; shares of repeated patterns are beside them.
 _OTHERS = {"kernel": 0.25, "structural": 0.45, "stochastic": 0.15, "count": 0.05}
-#: Of the probe of Chronos-T5, which draws paths: fewer tasks and series than by default.
-_T5_TASKS = ("seasons", "compound", "trends", "stochastic")
 _LEAST_SKILL = 0.1  # of a group, of which a share is kept
 
 
@@ -60,7 +57,7 @@ def main() -> None:
     parser.add_argument("--width", type=int)
     parser.add_argument("--shares", default="0,0.25,0.5,0.75,1")
     parser.add_argument("--counts", default="256,1024,4096")
-    parser.add_argument("--output", required=True)
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     given = parser.parse_args()
     torch.set_num_threads(1)
     size = {"rank": given.rank, "ff_ratio": given.ff_ratio, "width": given.width}
@@ -68,7 +65,7 @@ def main() -> None:
     for row in measure(given.model, size, trials(given.shares, given.counts), Console()):
         rows.append(row)
         frame = pd.DataFrame(rows)
-        write_tables(f"{given.output}-{Path(given.model).name}", frame, plain_table(frame))
+        write_tables(f"{given.output}-{short_name(given.model)}", frame, plain_table(frame))
 
 
 def trials(shares: str, counts: str) -> list[Trial]:
@@ -91,16 +88,16 @@ def measure(
     model: str, size: dict[str, Any], chosen: list[Trial], console: Console
 ) -> Iterator[dict[str, Any]]:
     """One row a calibration."""
-    original = load(model, dtype="float32")
-    losses, skills = held_out_losses(original), probed(original)
+    bed = Testbed(model)
+    losses = held_out_losses(bed.original)
     for trial in chosen:
         folded = tscompress.compress(model, calibration=trial.config, **size)
         cast_parameters_(folded.model, torch.float32)
         after = held_out_losses(folded)
         row: dict[str, Any] = {"model": model, "calibration": trial.label, **size}
         row |= {f"loss {name}": after[name] / losses[name] for name in FAMILIES}
-        row |= {f"kept {name}": share for name, share in kept(probed(folded), skills).items()}
-        console.print({key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()})
+        row |= {f"kept {name}": share for name, share in kept_by_group(bed, folded).items()}
+        console.print(rounded(row))
         yield row
 
 
@@ -118,16 +115,9 @@ def held_out_losses(loaded: LoadedModel, count: int = 96) -> dict[str, float]:
     return found
 
 
-def probed(loaded: LoadedModel) -> ProbeResult:
-    """The probe; of Chronos-T5 with fewer tasks and series."""
-    if loaded.family == "chronos-t5":
-        return probe(loaded, _T5_TASKS, num_series=8)
-    return probe(loaded)
-
-
-def kept(folded: ProbeResult, original: ProbeResult) -> dict[str, float]:
+def kept_by_group(bed: Testbed, folded: LoadedModel) -> dict[str, float]:
     """Skill of each group over the original's, where that has some."""
-    before, after = original.groups(), folded.groups()
+    before, after = bed.skills.groups(), bed.probed(folded.forecaster).groups()
     return {
         name: after[name].value / skill.value
         for name, skill in before.items()

@@ -20,17 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from fold import Bed, quality, size_trials
-from output import write_tables
+from fold import rows, size_trials
+from output import rounded, write_tables
 from rich.console import Console
+from testbed import Size, Testbed, quality, with_interval
 
 from tscompress.evaluation.results import METRICS, SEASONAL_NAIVE
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.workflows.evaluate_models import score
 
 #: Head size, share of hidden units, d_model: one thing halved at a time, then two, then all three.
-SIZES: tuple[tuple[int, float, int | None], ...] = (
-    (64, 0.5, None), (64, 1.0, 128), (32, 1.0, None), (64, 0.5, 128), (32, 0.5, 128),
+SIZES = (
+    Size(64, 0.5), Size(64, 1.0, 128), Size(32), Size(64, 0.5, 128), Size(32, 0.5, 128),
 )  # fmt: skip
 
 
@@ -49,15 +50,12 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted([*kept, (json.loads(last)["total_steps"], run / "model")])
 
 
-def measure(
-    run: Path, sizes: Sequence[tuple[int, float, int | None]], max_series: int | None
-) -> Iterator[dict[str, Any]]:
+def measure(run: Path, sizes: Sequence[Size], max_series: int | None) -> Iterator[dict[str, Any]]:
     """One row a checkpoint and size."""
-    console = Console()
     found = checkpoints(run)
     total = found[-1][0]
     for steps, path in reversed(found):  # the whole training first
-        bed = Bed(str(path), max_series, console)
+        bed = Testbed(str(path), max_series)
         against_naive = quality(bed.scores, score(SEASONAL_NAIVE, SEASONAL_NAIVE, bed.config))
         own = {
             "steps": steps,
@@ -65,22 +63,23 @@ def measure(
             **{f"own {metric}": against_naive[metric] for metric in METRICS},
             "own skill": bed.skills.overall().value,
         }
-        for row in bed.rows(size_trials(bed, sizes)):
+        for row in rows(bed, size_trials(bed, sizes)):
             yield own | row
 
 
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it."""
     lines = [
-        "| steps | its own WQL, MASE, skill | cut | parameters | WQL | MASE | skill kept | "
-        "of seasons |",
-        "|--:|---|---|--:|--:|--:|--:|--:|",
+        "| steps | its own WQL, MASE, skill | cut | parameters | WQL | SQL | MASE | "
+        "skill kept | of seasons |",
+        "|--:|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in frame.to_dict("records"):
         lines.append(
             f"| {row['steps']} ({row['share']:.0%}) | {row['own WQL']:.3f}, {row['own MASE']:.3f}, "
             f"{row['own skill']:.2f} | {row['trial']} | {row['parameters']:.1%} | "
-            f"{row['WQL']:.4f} | {row['MASE']:.4f} | {row['skill']:.3f} | {row['seasons']:.3f} |"
+            f"{row['WQL']:.4f} | {row['SQL']:.4f} | {row['MASE']:.4f} | "
+            f"{with_interval(row, 'skill', 3)} | {with_interval(row, 'seasons', 3)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -99,8 +98,8 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         style_axes(axes, xlabel="share of the training steps", title=title)
         axes.axhline(1, color=GREY, linewidth=0.8)
         cuts = frame.groupby("trial", sort=False)
-        for (cut, rows), color, marker in zip(cuts, PALETTE, MARKERS, strict=False):
-            axes.plot(rows["share"], rows[column], color=color, marker=marker, ms=5, label=cut)
+        for (cut, of_cut), color, marker in zip(cuts, PALETTE, MARKERS, strict=False):
+            axes.plot(of_cut["share"], of_cut[column], color=color, marker=marker, ms=5, label=cut)
         axes.set_xscale("log")
         axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
         axes.minorticks_off()
@@ -113,22 +112,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--run", type=Path, required=True, help="what pretrain wrote")
-    parser.add_argument("--output", required=True, help="prefix of .csv, .md and .png")
+    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
-    parser.add_argument("--size", action="append", help="D_KV,SHARE of hidden units[,D_MODEL]")
+    parser.add_argument(
+        "--size", action="append", type=Size.parse, help="D_KV,SHARE of hidden units[,D_MODEL]"
+    )
     given = parser.parse_args()
-    sizes = [_size(text) for text in given.size] if given.size else SIZES
-    rows: list[dict[str, Any]] = []
-    for row in measure(given.run, sizes, given.max_series):
-        rows.append(row)
-        frame = pd.DataFrame(rows).sort_values("steps", kind="stable", ignore_index=True)
+    console = Console()
+    found: list[dict[str, Any]] = []
+    for row in measure(given.run, given.size or SIZES, given.max_series):
+        console.print(rounded(row))
+        found.append(row)
+        frame = pd.DataFrame(found).sort_values("steps", kind="stable", ignore_index=True)
         write_tables(given.output, frame, markdown(frame))
         draw(frame, Path(f"{given.output}.png"))
-
-
-def _size(text: str) -> tuple[int, float, int | None]:
-    head_size, ff_ratio, *width = text.split(",")
-    return int(head_size), float(ff_ratio), int(*width) if width else None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ reference/t5 --max-series 100.
 The larger model, as it is and folded to several sizes, against a smaller one trained on the
 same data and steps: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired
 bootstrap over series), of parameters, and of latency, for which all models take turns in one
-process. No training after the cut; calibration on the default series.
+process; skill against the best possible forecasts (`tscompress probe`), and the share of the larger
+model's skill that is kept. No training after the cut; calibration on the default series.
 """
 
 from __future__ import annotations
@@ -19,48 +20,47 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-import torch
-from fold import RATIOS, quality, with_interval
-from methods import WORKLOADS
 from output import write_tables
 from rich.console import Console
+from testbed import (
+    RATIOS,
+    WORKLOADS,
+    Size,
+    Testbed,
+    quality,
+    skills_kept,
+    with_interval,
+)
 
-import tscompress
 from tscompress.benchmark.bench import bench
-from tscompress.checkpoints.load import cast_parameters_, load
-from tscompress.data.suites import load_suite
-from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.workflows.evaluate_models import score
-from tscompress.workflows.recipe import EvaluationConfig
 
-#: Sizes of heads, and shares of hidden units.
-FOLDED = ((16, 0.5), (8, 0.25), (4, 0.125))
+#: Of a mini model, d_model 384 and heads of 64: from two thirds of its parameters to less than the
+#: smaller model has.
+FOLDED = (Size(64, 0.5, 256), Size(64, 0.5, 192), Size(64, 0.25, 192), Size(32, 0.5, 192))
+SMALLER = "the smaller model"
 
 
 def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
-    """A row for the larger model and each of its folded ones."""
-    config = EvaluationConfig(max_series=max_series, batch_size=64)
-    datasets = list(load_suite(config.suite, max_series))
-    models = {"as it is": load(larger, dtype="float32")}
-    for head_size, ff_ratio in FOLDED:
-        folded = tscompress.compress(larger, rank=head_size, ff_ratio=ff_ratio)
-        cast_parameters_(folded.model, torch.float32)
-        models[f"d_kv {head_size}, d_ff {ff_ratio:.1%}"] = folded
-    reference = load(smaller, dtype="float32")
-    scores = score(reference.forecaster, "smaller", config, cache=ScoreCache())
-    timed = [("smaller", reference.forecaster), *((n, m.forecaster) for n, m in models.items())]
-    times = bench(timed, WORKLOADS[reference.family], measure_macs=False)
+    """A row for the smaller model, the larger one and each of its folded ones."""
+    bed, reference = Testbed(larger, max_series), Testbed(smaller, max_series)
+    pipelines = {SMALLER: reference.original.forecaster, "as it is": bed.original.forecaster}
+    pipelines |= {size.label: bed.folded(size).forecaster for size in FOLDED}
+    times = bench(pipelines, WORKLOADS[reference.original.family], measure_macs=False)
     rows = []
-    for name, loaded in models.items():
+    for name, pipeline in pipelines.items():
         low, high = times.latency_ratio_interval(name) or (float("nan"), float("nan"))
         ratios = times.ratios(name)
+        skills = bed.probed(pipeline)
+        scores = reference.scores if name == SMALLER else reference.score(pipeline, name)
         rows.append({
             "model": name,
             "parameters": ratios["parameters"],
             "latency": ratios["latency_ms"],
             "latency low": low,
             "latency high": high,
-            **quality(score(loaded.forecaster, name, config), scores, datasets),
+            **quality(scores, reference.scores, reference.datasets),
+            "own skill": skills.overall().value,
+            **skills_kept(skills, bed.skills),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -68,14 +68,19 @@ def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the smaller model, 95 % intervals."""
     lines = [
-        f"| the larger model | parameters | latency | {' | '.join(RATIOS)} |",
-        f"|---|--:|--:{'|--:' * len(RATIOS)}|",
+        f"| | parameters | latency | {' | '.join(RATIOS)} | own skill | share of the larger "
+        "model's | of seasons |",
+        f"|---|--:|--:{'|--:' * (len(RATIOS) + 3)}|",
     ]
     for row in frame.to_dict("records"):
-        latency = with_interval(row, "latency", 2)
-        metrics = (with_interval(row, metric) for metric in RATIOS)
+        ratios = [with_interval(row, "latency", 2)]
+        ratios += [with_interval(row, metric) for metric in RATIOS]
+        if row["model"] == SMALLER:
+            ratios = ["1"] * len(ratios)
         lines.append(
-            f"| {row['model']} | {row['parameters']:.1%} | {latency} | {' | '.join(metrics)} |"
+            f"| {row['model']} | {row['parameters']:.1%} | {' | '.join(ratios)} | "
+            f"{row['own skill']:.3f} | {with_interval(row, 'skill', 3)} | "
+            f"{with_interval(row, 'seasons', 3)} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -12,16 +12,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from fold import mean_loss
+from testbed import LITTLE, Size, Testbed, as_stored, mean_loss
 from torch import Tensor, nn
 
 from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_
+from tscompress.compression.calibration import (
+    calibration_batches,
+    drawn_continuations,
+    small_batches,
+)
 from tscompress.compression.layer_walk import Step, walk
 from tscompress.compression.recording import record
 from tscompress.data.batch import ForecastBatch
@@ -249,6 +255,48 @@ def svd_llm_(
             L, R = factors[name]
             left = updated_left(linear.weight, L, R, crosses[name])
             replace_module_(loaded.model, name, LowRankLinear.from_factors(linear, left, R))
+
+
+class PeerTestbed(Testbed):
+    """A testbed with what peers look at, and peers as large as a folded model."""
+
+    @cached_property
+    def _shares(self) -> dict[Size, float]:
+        return {}
+
+    @cached_property
+    def batches(self) -> list[ForecastBatch]:
+        """Calibration series as folding sees them."""
+        batches = calibration_batches(self.original, self.calibration)
+        if self.original.family == "chronos-t5":
+            batches += drawn_continuations(self.original, batches)
+        return small_batches(self.original, batches)
+
+    @cached_property
+    def statistics(self) -> dict[str, InputStatistics]:
+        """Of what the layers of the original see."""
+        return input_statistics(self.original, self.batches)
+
+    def share_of(self, size: Size) -> float:
+        """Parameters of a folded model, as a share of the original's."""
+        if size not in self._shares:
+            folded = self.folded(size, LITTLE)
+            count = parameter_count(folded.model)
+            self._shares[size] = count / parameter_count(self.original.model)
+        return self._shares[size]
+
+    def svd_llm(self, size: Size, *, update: bool = True) -> LoadedModel:
+        """SVD-LLM with the parameters of a folded model; weights as they are stored."""
+        loaded = self.dense()
+        batches = self.batches if update else None
+        svd_llm_(loaded, self.share_of(size), self.statistics, batches)
+        return as_stored(loaded)
+
+    def asvd(self, size: Size) -> LoadedModel:
+        """ASVD with the parameters of a folded model; weights as they are stored."""
+        loaded = self.dense()
+        asvd_(loaded, self.share_of(size), self.statistics)
+        return as_stored(loaded)
 
 
 def multiply_back_(loaded: LoadedModel) -> None:

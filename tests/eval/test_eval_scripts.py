@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import math
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +19,13 @@ import torch
 from rich.console import Console
 
 from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import UsageError
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.families.registry import adapter_of
+from tscompress.probing.measure import ProbeConfig
 from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.workflows.recipe import EvaluationConfig
+from tscompress.training.windows import Bucket
 
 EVAL = Path(__file__).parents[2] / "eval"
 
@@ -33,16 +34,17 @@ EVAL = Path(__file__).parents[2] / "eval"
 def scripts() -> Any:
     """Those of tables, imported as one of them that runs is."""
     names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
-             "fold_growth", "table2")  # fmt: skip
+             "fold_growth", "table2", "calibration", "compressibility", "front",
+             "testbed", "output")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-        for name in (*names, "peer_methods", "output"):
+        for name in (*names, "peer_methods", "fracast_pipeline"):
             sys.modules.pop(name, None)
 
 
 class Bench:
-    """Stands for a bed of a comparison, and notes what it is asked to measure."""
+    """Stands for a comparison, and notes what it is asked to measure."""
 
     def __init__(self, scored_on: str, recovery: str) -> None:
         self.scored_on, self.recovery = scored_on, recovery
@@ -61,20 +63,25 @@ class Bench:
 def test_a_comparison_keeps_rows_and_shows_those_that_are_asked_for(
     scripts: Any, tmp_path: Path
 ) -> None:
-    found = list(scripts.comparison.contenders((0, 1), [], [(8, 0.25, 0.5)]))
+    found = list(scripts.comparison.contenders((0, 1), []))
     everything = [(c.kind, c.label, c.seed) for c in found]
-    recovered = [row for row in everything if row[0].endswith(" + recovery")]
-    assert {"fold + recovery", "fold, narrower + recovery"} == {row[0] for row in recovered}
+    assert len(set(everything)) == len(everything)
+    recovered = [(c.kind, c.label, c.seed) for c in found if c.recovers]
+    assert {row[0] for row in recovered} == {
+        "fold + recovery", "SVD-LLM + recovery", "ASVD + recovery", "distilled from scratch",
+    }  # fmt: skip
     assert {row[0] for row in everything} <= scripts.comparison.STYLES.keys()  # all are drawn
+    # Whatever shares a latency shares it with one that is there.
+    assert {c.shape for c in found} <= {(c.kind, c.label) for c in found if not c.recovers}
     path, console = tmp_path / "c.csv", Console(quiet=True)
 
     def asked(scored_on: str, recovery: str) -> tuple[list[tuple[str, str, int]], int]:
-        bed = Bench(scored_on, recovery)
-        frame, others = scripts.comparison.measure(bed, found, path, console)
+        bench = Bench(scored_on, recovery)
+        frame, others = scripts.comparison.measure(bench, found, path, console)
         shown = frame[["kind", "label", "seed"]].itertuples(index=False, name=None)
         assert list(shown) == everything  # in that order, whenever they were measured
         assert set(frame["settings"]) == {scored_on, recovery}
-        return bed.asked, len(others)
+        return bench.asked, len(others)
 
     assert asked("1", "00000001") == (everything, 0)
     assert asked("1", "00000001") == ([], 0)  # all digits, and not read as a number
@@ -85,65 +92,110 @@ def test_a_comparison_keeps_rows_and_shows_those_that_are_asked_for(
     assert asked("1", "abcdef01")[0] == everything[:3]
 
 
+def tiny_comparison(scripts: Any, directory: Path, steps: int = 2, series: int = 2) -> Any:
+    """Of a tiny model, whose recovery and evaluation take seconds."""
+    made = scripts.comparison.Comparison(str(directory), series, steps)
+    short = Bucket(context_length=32, horizon=8, batch_size=4, weight=1)
+    made.recovery = RecoveryConfig(steps=steps, buckets=(short,), held_out_series=8)
+    made.bed.config = made.bed.config.model_copy(update={"datasets": ("monash_m1_yearly",)})
+    made.bed.probe = ProbeConfig(tasks=("seasons", "trends"), num_series=2)
+    little = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
+    for seed in (-1, 0):
+        calibration = little.model_copy(update={"seed": max(seed, 0)})
+        made._of_seeds[seed] = scripts.comparison.PeerTestbed(
+            str(directory), calibration=calibration
+        )
+    return made
+
+
 def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch
+    scripts: Any, checkpoints: dict[str, Path]
 ) -> None:
-    comparison = scripts.comparison
-    shapes = comparison.Contender("fold + recovery", "", 0, head_size=4, ff_ratio=0.25)
-    whole = comparison.Contender("fold + recovery", "", 0, head_size=32)
-    folded = comparison.Contender("fold", "", 0, head_size=4, ff_ratio=0.25)
+    comparison, size = scripts.comparison, scripts.testbed.Size
 
-    def bed(max_series: int | None = None, steps: int = 400) -> Any:
-        made = object.__new__(comparison.Bed)
-        made.name, made.recovery, made._settings = "m", RecoveryConfig(steps=steps), {}
-        made.config = EvaluationConfig(max_series=max_series)
-        made.original = load_tiny()
-        return made
+    def settings(contender: Any, family: str = "chronos-t5", **options: int) -> str:
+        made = tiny_comparison(scripts, checkpoints[family], **options)
+        found: str = made.settings(contender)
+        return found
 
-    def load_tiny() -> Any:
-        model = torch.nn.Linear(100, 100)
-        forecaster = SimpleNamespace(model_context_length=512, model_prediction_length=64)
-        return SimpleNamespace(family="chronos-t5", model=model, forecaster=forecaster)
-
-    def shape(self: Any, name: str) -> Any:
-        made = load_tiny()
-        made.model = torch.nn.Linear(100, 100 * self.head_size // 64)
-        return made
-
-    monkeypatch.setattr(comparison.Contender, "shape", shape)
-    base = bed().settings(shapes)
-    assert bed().settings(shapes) == base
-    assert bed().settings(whole) != base  # half of the parameters are left: another rate
-    assert bed(steps=401).settings(shapes) != base
-    assert bed(max_series=40).settings(shapes) != base
-    assert bed(max_series=40).settings(folded) != bed().settings(folded)
-    assert bed(steps=401).settings(folded) == bed().settings(folded)
-    family = adapter_of("chronos-t5")
-    other = replace(family.defaults, learning_rate_when_small=2e-3)
-    monkeypatch.setattr(type(family), "defaults", other)
-    assert bed().settings(shapes) != base
-
-
-def test_a_recovery_that_was_stopped_is_no_row(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bed = object.__new__(scripts.comparison.Bed)
-    bed.name, bed.recovery = "m", RecoveryConfig(steps=400)
-    contender = scripts.comparison.Contender("fold + recovery", "", 0, head_size=4)
-    ends = iter((True, False))
-    monkeypatch.setattr(scripts.comparison.Contender, "compressed", lambda *_: "student")
-    monkeypatch.setattr(
-        scripts.comparison.tscompress,
-        "recover",
-        lambda *_: SimpleNamespace(recovery=SimpleNamespace(finished=next(ends))),
+    folded, small = (
+        list(
+            comparison.recovered_too("fold", of, partial(comparison.PeerTestbed.folded, size=of), 0)
+        )
+        for of in (size(4), size(4, 0.5, 12))
     )
-    assert bed._fitted(contender).recovery.finished
+    base = settings(small[1])
+    assert settings(small[1]) == base
+    assert settings(folded[1]) != base  # more than half of the parameters are left: another rate
+    assert settings(small[1], steps=3) != base
+    assert settings(small[1], series=3) != base
+    assert settings(small[0], series=3) != settings(small[0])
+    assert settings(small[0], steps=3) == settings(small[0])
+
+
+@pytest.mark.parametrize(
+    "family", ["chronos-bolt", pytest.param("chronos-t5", marks=pytest.mark.slow)]
+)
+def test_every_kind_recovers_and_a_stopped_recovery_is_no_row(
+    scripts: Any, checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison, size = scripts.comparison, scripts.testbed.Size(4, 0.5, 12)
+    made = tiny_comparison(scripts, checkpoints[family])
+    testbed = comparison.PeerTestbed
+    monkeypatch.setattr(testbed, "share_of", lambda *_: 0.8)  # so that some rank is left
+    builds = {
+        "fold": partial(testbed.folded, size=size),
+        "SVD-LLM": partial(testbed.svd_llm, size=size),
+        "ASVD": partial(testbed.asvd, size=size),
+        comparison.SCRATCH: partial(comparison.with_random_weights, size),
+    }
+    monkeypatch.setattr(comparison, "LITTLE", made.at_seed(0).calibration)
+    for kind, build in builds.items():
+        contender = comparison.Contender(kind, "", build, 0, recovers=True)
+        before = build(made.at_seed(0)).model.state_dict()
+        after = made.fitted(contender).model.state_dict()
+        # Of a start no step improves on, the weights of the start are kept.
+        assert {name: t.shape for name, t in after.items()} == {
+            name: t.shape for name, t in before.items()
+        }
+    row = made.row(comparison.Contender("fold + recovery", "", builds["fold"], 0, True))
+    assert all(math.isfinite(row[name]) for name in ("WQL", "SQL", "MASE", "own skill"))
+    monkeypatch.setattr(comparison, "recover_", lambda *_: SimpleNamespace(finished=False))
     with pytest.raises(KeyboardInterrupt):
-        bed._fitted(contender)
+        made.fitted(contender)
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5"])
+def test_random_weights_are_those_of_pretraining_and_follow_the_seed(
+    scripts: Any, checkpoints: dict[str, Path], family: str
+) -> None:
+    def drawn(seed: int) -> Any:
+        loaded = load(checkpoints[family], dtype="float32")
+        before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+        scripts.comparison.draw_weights_(loaded, seed)
+        return loaded, before
+
+    (loaded, before), (again, _), (other, _) = drawn(1), drawn(1), drawn(2)
+    name = loaded.architecture.attention[0].projections["v"] + ".weight"
+    weights, same, others = (one.model.state_dict()[name] for one in (loaded, again, other))
+    assert torch.equal(weights, same)
+    assert not torch.equal(weights, others)
+    assert not torch.equal(weights, before[name])
+    deviation = loaded.model.config.initializer_factor * loaded.model.config.d_model**-0.5
+    assert float(weights.std()) == pytest.approx(deviation, rel=0.1)
+    if family == "chronos-t5":  # a narrower one starts with logits of the size of a tied head's
+        bed = scripts.comparison.PeerTestbed(str(checkpoints[family]))
+        narrow = scripts.comparison.with_random_weights(scripts.testbed.Size(4, 0.5, 12), bed)
+        head, tokens = narrow.model.lm_head.weight, narrow.model.shared.weight
+        torch.testing.assert_close(head, tokens * 12**-0.5)
+        table = loaded.model.shared.weight.detach()[2:]
+        near = torch.cosine_similarity(table[1:], table[:-1]).mean()
+        assert near > torch.cosine_similarity(table[20:], table[:-20]).mean()
 
 
 def test_the_table_of_a_comparison_says_nothing_where_a_metric_was_not_taken(scripts: Any) -> None:
     base = {"parameters": 0.5, "latency": 0.5, "latency low": 0.4, "latency high": 0.6}
+    base |= {"skill": 0.9, "seasons": 0.8, "own skill": 0.5}
     rows = [
         {"kind": "fold", "label": "a", "seed": seed, "WQL": wql, "SQL": sql, "MASE": 1.0, **base}
         for seed, wql, sql in ((0, 1.0, 1.01), (1, 1.1, 1.03))
@@ -153,9 +205,11 @@ def test_the_table_of_a_comparison_says_nothing_where_a_metric_was_not_taken(scr
         rows.append({**row, **base})
     frame = pd.DataFrame(rows).assign(**{"CPU minutes": 0.0})
     lines = scripts.comparison.markdown(frame).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    assert cells[0][4:7] == ["1.0500 ± 0.0500", "1.0200 ± 0.0100", "1.0000 ± 0.0000"]
-    assert cells[1][4:7] == ["1.2000 ± 0.0000", "", "1.0000 ± 0.0000"]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len({len(row) for row in cells}) == 1
+    assert cells[2][4:7] == ["1.0500 ± 0.0500", "1.0200 ± 0.0100", "1.0000 ± 0.0000"]
+    assert cells[3][4:7] == ["1.2000 ± 0.0000", "", "1.0000 ± 0.0000"]
+    assert cells[2][7] == "0.900 ± 0.000"
 
 
 def scores(values: np.ndarray) -> EvaluationResult:
@@ -187,27 +241,35 @@ DATASET = EvaluationDataset(
 
 def recovered(trial: Any, seed: int, factor: float) -> dict[str, Any]:
     cells = dict.fromkeys(("WQL before", "SQL before", "SQL", "MASE before"), 1.0)
+    cells |= dict.fromkeys(("skill before", "skill", "seasons before", "seasons"), 0.75)
     loss = {"loss before": 0.1, "loss": 0.0, "series/s": 1.0, "fine-tuning series/s": 1.0}
     name = {"model": "m", "trial": trial.label, "data": "real", "optimizer": "muon", "series": 60}
     rates = {"learning rate": 1e-3, "minutes": 1.0, "parameters": 0.5, "seed": seed}
     return {**name, **rates, **cells, **loss, "WQL": factor, "MASE": factor}
 
 
-def test_intervals_of_a_recovery_are_of_the_mean_of_its_seeds(scripts: Any) -> None:
+def trial_of(scripts: Any, head_size: int) -> Any:
+    return scripts.recover.Trial(scripts.testbed.Size(head_size), 1)
+
+
+def test_intervals_of_a_recovery_are_of_the_mean_of_its_seeds(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recover = scripts.recover
     before = 1 + np.random.default_rng(0).random(60)
     factors = {0: 0.9, 1: 1.0, 2: 1.25}
-
-    class Bed(recover.Bed):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.scores, self.datasets = scores(before), [DATASET]
-
-        def row(self, trial: Any, seed: int, *_: Any) -> Any:
-            return recovered(trial, seed, factors[seed]), scores(before * factors[seed])
-
-    trials = [recover.Trial(8, 1.0, 1), recover.Trial(4, 1.0, 1)]
+    bed = SimpleNamespace(scores=scores(before), datasets=[DATASET])
+    monkeypatch.setattr(
+        recover,
+        "row",
+        lambda bed, trial, seed, *_: (
+            recovered(trial, seed, factors[seed]),
+            scores(before * factors[seed]),
+        ),
+    )
+    trials = [trial_of(scripts, 8), trial_of(scripts, 4)]
     frame, seen = None, []
-    for so_far in recover.rows(Bed(), trials, (0, 1, 2), {}, False):
+    for so_far in recover.rows(bed, trials, (0, 1, 2), {}, False):
         frame = recover.merged(frame, pd.DataFrame(so_far))
         seen.append(frame.reindex(columns=["WQL low"])["WQL low"].notna().tolist())
     assert frame is not None
@@ -221,34 +283,37 @@ def test_intervals_of_a_recovery_are_of_the_mean_of_its_seeds(scripts: Any) -> N
     text = recover.markdown(frame)
     assert text.count("1.0500 (0.9000–1.2500); series 1.0500–1.0500") == 4
     assert text.count("1.0000 (1.0000–1.0000); series 1.0500–1.0500") == 2  # SQL
+    assert text.count("0.7500 (0.7500–0.7500)") == 8  # skill and seasons, before and after
+    assert len({line.count("|") for line in text.splitlines()}) == 1
 
 
 def test_a_trial_may_leave_layers_out(scripts: Any) -> None:
+    size = scripts.testbed.Size
     trial = scripts.recover.Trial.parse("8,0.25,5,4,2")
-    assert trial == scripts.recover.Trial(8, 0.25, 5, (4, 2))
-    assert trial.label == "d_kv 8, d_ff 25.0%, 4 + 2 layers"
+    assert trial == scripts.recover.Trial(size(8, 0.25), 5, (4, 2))
+    assert trial.label == "d_kv 8, d_ff 25%, 4 + 2 layers"
     assert scripts.recover.Trial.parse("8,1.0,5").layers is None
     narrow = scripts.recover.Trial.parse("8,0.25,5,4,2,d_model=96")
-    assert narrow == scripts.recover.Trial(8, 0.25, 5, (4, 2), 96)
-    assert narrow.label == "d_model 96, d_kv 8, d_ff 25.0%, 4 + 2 layers"
-    assert scripts.fold._size("8,0.25,96") == (8, 0.25, 96)
+    assert narrow == scripts.recover.Trial(size(8, 0.25, 96), 5, (4, 2))
+    assert narrow.label == "d_model 96, d_kv 8, d_ff 25%, 4 + 2 layers"
+    assert size.parse("8,0.25,96") == size(8, 0.25, 96)
+    assert size.parse("64,0.125").label == "d_kv 64, d_ff 12.5%"
 
 
 def test_a_single_series_has_no_interval(scripts: Any) -> None:
     recover = scripts.recover
-    bed = object.__new__(recover.Bed)
     one = dataclasses.replace(DATASET, series=DATASET.series[:1], starts=DATASET.starts[:1])
-    bed.scores, bed.datasets = scores(np.array([2.0])), [one]
-    found = bed.intervals([scores(np.array([1.0]))])
+    bed = SimpleNamespace(scores=scores(np.array([2.0])), datasets=[one])
+    found = recover.intervals(bed, [scores(np.array([1.0]))])
     assert set(found) == {f"{m} {end}" for m in ("WQL", "SQL", "MASE") for end in ("low", "high")}
     assert all(math.isnan(value) for value in found.values())
-    row = recovered(recover.Trial(8, 1.0, 1), 0, 0.5)
+    row = recovered(trial_of(scripts, 8), 0, 0.5)
     assert "series " not in recover.markdown(pd.DataFrame([row | found])).split("60 series")[1]
 
 
 def test_a_recovery_measured_again_replaces_its_own_row_alone(scripts: Any, tmp_path: Path) -> None:
     recover = scripts.recover
-    first, second = recover.Trial(8, 1.0, 1), recover.Trial(4, 1.0, 1)
+    first, second = trial_of(scripts, 8), trial_of(scripts, 4)
     path = tmp_path / "r.csv"
     table = [recovered(first, 0, 1.0), recovered(first, 1, 1.1), recovered(second, 0, 1.2)]
     pd.DataFrame(table).to_csv(path, index=False)
@@ -277,7 +342,7 @@ def test_a_table_of_an_earlier_version_is_not_added_to(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(scripts.recover, "Bed", lambda *_: None)
+    monkeypatch.setattr(scripts.recover, "Testbed", lambda *_: None)
     (tmp_path / "r-bolt.csv").write_text("model,trial,seed\nreference/bolt,a,0\n")
     options = ["--output", str(tmp_path / "r"), "--model", "reference/bolt"]
     monkeypatch.setattr(sys, "argv", ["recover", *options])
@@ -308,16 +373,18 @@ def parser_of(script: Any) -> argparse.ArgumentParser:
 
 
 def test_every_table_has_a_command_that_its_script_takes(scripts: Any, tmp_path: Path) -> None:
+    page = (EVAL / "README.md").read_text(encoding="utf-8")
     for table in scripts.reproduce.TABLES:
         _, path, *arguments = table.command(tmp_path)
         parsed = vars(parser_of(getattr(scripts, Path(path).stem)).parse_args(arguments))
         assert parsed["output"].parent == tmp_path
         assert table.name.startswith(parsed["output"].name)
-        assert (EVAL / "results" / f"{table.name}.csv").is_file()
+        assert f"`{table.name}`" in page
         for recipe in table.trained:
-            assert f"results/{recipe}/model" in " ".join(arguments)
+            assert f"results/{recipe}" in " ".join(arguments)
             assert Path(scripts.reproduce.training(recipe)[4]).is_file()
-        assert table.arguments.count("/model") == len(table.trained)
+        assert table.arguments.count("results/") == len(table.trained)
+        assert set(table.drawn_from) <= {other.name for other in scripts.reproduce.TABLES}
 
 
 def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
@@ -339,7 +406,11 @@ def test_a_command_that_fails_is_told_and_the_others_run(
     reproduce = scripts.reproduce
     (tmp_path / "says.py").write_text("import os, sys; print(os.environ['OMP_NUM_THREADS'])")
     (tmp_path / "fails.py").write_text("import sys; sys.exit('no luck')")
-    tables = tuple(
+    (tmp_path / "draws.py").write_text(
+        "import pathlib, sys; print(pathlib.Path(sys.argv[1], 'one.log').read_text())"
+    )
+    drawn = reproduce.Table("drawn", f"{tmp_path / 'draws.py'} DIR", 1, drawn_from=("one",))
+    measured = (
         reproduce.Table(name, f"{tmp_path / script} --output DIR/{name}", 1, threads=threads)
         for name, script, threads in (
             ("bad", "fails.py", 1),
@@ -347,6 +418,7 @@ def test_a_command_that_fails_is_told_and_the_others_run(
             ("two", "says.py", 2),
         )
     )
+    tables = (drawn, *measured)
     monkeypatch.setattr(reproduce, "TABLES", tables)
     output = tmp_path / "again"
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "--output", str(output), "--processes", "2"])
@@ -355,8 +427,8 @@ def test_a_command_that_fails_is_told_and_the_others_run(
     said = capsys.readouterr().out
     assert "bad: exit status 1" in said
     assert "one: done" in said
-    logs = {name: (output / f"{name}.log").read_text().strip() for name in ("bad", "one", "two")}
-    assert logs == {"bad": "no luck", "one": "1", "two": "2"}
+    logs = {path.stem: path.read_text().strip() for path in output.glob("*.log")}
+    assert logs == {"bad": "no luck", "one": "1", "two": "2", "drawn": "1"}
 
 
 def test_overlap_of_the_likeliest_tokens(scripts: Any) -> None:

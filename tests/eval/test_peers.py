@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 import tscompress
+from tscompress.benchmark.bench import bench
 from tscompress.benchmark.sizes import parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, load
@@ -31,7 +32,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
-from tscompress.workflows.recipe import EvaluationConfig
+from tscompress.probing.measure import ProbeConfig
 
 EVAL = Path(__file__).parents[2] / "eval"
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
@@ -44,7 +45,7 @@ def eval_scripts() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield
-        for name in ("peers", "peer_methods", "methods", "fold"):
+        for name in ("peers", "peer_methods", "testbed", "output", "fracast_pipeline"):
             sys.modules.pop(name, None)
 
 
@@ -60,6 +61,11 @@ def methods(eval_scripts: None) -> ModuleType:
 @pytest.fixture(scope="module")
 def peers(eval_scripts: None) -> ModuleType:
     return script("peers")
+
+
+@pytest.fixture(scope="module")
+def testbed(eval_scripts: None) -> ModuleType:
+    return script("testbed")
 
 
 @pytest.fixture(params=STACKS)
@@ -251,54 +257,72 @@ def test_bytes(methods: ModuleType, loaded: LoadedModel) -> None:
 def test_working_memory_grows_with_the_batch(peers: ModuleType, loaded: LoadedModel) -> None:
     def working(batch_size: int) -> int:
         workload = Workload(batch_size=batch_size, context_length=32, horizon=2, num_samples=2)
-        found: int = peers.working_bytes(loaded, workload)
+        found: int = peers.working_bytes(loaded.forecaster, workload)
         return found
 
     assert 0 < working(2) < working(16)
 
 
 def test_every_peer_is_named_once_and_drawn(peers: ModuleType, tmp_path: Path) -> None:
-    found = peers.peers([tmp_path / "nano" / "model"], "chronos-bolt")
+    found = peers.peers([tmp_path / "nano" / "model"])
     names = [(peer.kind, peer.label) for peer in found]
     assert len(set(names)) == len(names)
     assert {kind for kind, _ in names} == peers.STYLES.keys() == {*peers.KINDS[1:]}
     assert ("next smaller size", "nano") in names
-    assert ("fold, narrower", "d_model 12.5%, d_kv 4, d_ff 12.5%") in names
-    assert set(peers.NARROW) == {"chronos-bolt", "chronos-t5"}
+    assert ("fold", "d_model 128, d_kv 64, d_ff 25%") in names
 
 
-def test_a_narrower_peer_is_narrower(peers: ModuleType, checkpoints: dict[str, Path]) -> None:
-    bed = peers.Bed(str(checkpoints["chronos-bolt"]), CALIBRATION)
-    found = peers.folded((4, 0.5), bed, width=0.5)
-    assert (found.config["d_model"], found.config["d_kv"], found.config["d_ff"]) == (12, 4, 20)
+def test_a_narrower_peer_is_narrower_and_shares_are_of_its_parameters(
+    methods: ModuleType, testbed: ModuleType, checkpoints: dict[str, Path]
+) -> None:
+    for family in STACKS:
+        bed = methods.PeerTestbed(str(checkpoints[family]), calibration=CALIBRATION)
+        size = testbed.Size(4, 0.5, 12)
+        found = bed.folded(size)
+        config = found.config
+        assert (config["d_model"], config["d_kv"], config["d_ff"]) == (12, 4, 20)
+        share = parameter_count(found.model) / parameter_count(bed.original.model)
+        assert bed.share_of(size) == share
+
+
+def little_bed(methods: ModuleType, checkpoints: dict[str, Path], **options: Any) -> Any:
+    """A testbed of a tiny Chronos-Bolt that is evaluated and probed on little."""
+    bed = methods.PeerTestbed(
+        str(checkpoints["chronos-bolt"]), 2, datasets=("monash_m1_yearly",), **options
+    )
+    bed.probe = ProbeConfig(tasks=("seasons", "trends"), num_series=2)
+    return bed
 
 
 def test_rows_are_kept_and_costs_added(
     peers: ModuleType,
+    methods: ModuleType,
+    testbed: ModuleType,
     checkpoints: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name, path = str(checkpoints["chronos-bolt"]), tmp_path / "rows.csv"
+    path, size = tmp_path / "rows.csv", testbed.Size(4, 0.5)
     found = [
-        peers.Peer("fold", "small", partial(peers.folded, (4, 0.5))),
-        peers.Peer("SVD-LLM, updated", "small", partial(peers.svd_llm, (4, 0.5), True)),
+        peers.Peer("fold", "small", partial(peers.folded, size)),
+        peers.Peer("SVD-LLM, updated", "small", partial(peers.svd_llm, size, True)),
         peers.Peer("half the layers", "by loss", partial(peers.half_the_layers, True)),
-        peers.Peer("fewer bits", "bfloat16", partial(peers.in_bfloat16, peers.Bed.dense)),
+        peers.Peer("fewer bits", "bfloat16", partial(peers.in_bfloat16, methods.PeerTestbed.dense)),
     ]
-    config = EvaluationConfig(max_series=2, datasets=("monash_m1_yearly",))
     console = Console(quiet=True)
-    first = peers.measure(peers.Bed(name, CALIBRATION), found[:1], config, path, console)
-    frame = peers.measure(peers.Bed(name, CALIBRATION), found, config, path, console)
+    bed = little_bed(methods, checkpoints, calibration=CALIBRATION)
+    first = peers.measure(bed, found[:1], path, console)
+    frame = peers.measure(bed, found, path, console)
     # Time is never the same twice: the row was not measured again.
     assert frame["CPU minutes"][0] == pytest.approx(first["CPU minutes"][0], rel=1e-12)
     assert list(frame["label"]) == [peer.label for peer in found]
+    assert frame[["WQL", "SQL", "MASE", "own skill"]].notna().all(axis=None)
 
-    monkeypatch.setattr(peers, "_LITTLE", CALIBRATION)
+    monkeypatch.setattr(peers, "LITTLE", CALIBRATION)
     workload = Workload(batch_size=2, context_length=32, horizon=4, repeats=5, warmup=0)
-    rows = peers.with_costs(name, frame, found, workload).set_index("kind")
+    rows = peers.with_costs(bed, frame, found, workload).set_index("kind")
     assert list(rows.index) == ["dense", *(peer.kind for peer in found)]
-    assert rows["on disk"]["dense"] == rows["KV cache"]["dense"] == 1
+    assert rows["on disk"]["dense"] == rows["KV cache"]["dense"] == rows["skill"]["dense"] == 1
     assert rows["KV cache"]["fold"] == rows["KV cache"]["half the layers"] == 0.5
     assert rows["KV cache"]["SVD-LLM, updated"] == 1
     assert rows["parameters"]["SVD-LLM, updated"] <= rows["parameters"]["fold"] < 1
@@ -308,6 +332,71 @@ def test_rows_are_kept_and_costs_added(
     said = peers.setting("reference/bolt", 2, workload)
     assert "the first 2 series of each dataset" in said
     assert "2 series × 32 steps, horizon 4" in said
+    assert "training data may hold the test series" in said
+
+
+def test_rows_of_an_earlier_version_are_measured_again(
+    peers: ModuleType, methods: ModuleType, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    pd.DataFrame([{"kind": "dense copy", "label": "", "WQL": 9.0}]).to_csv(path, index=False)
+    found = [peers.Peer("dense copy", "", methods.PeerTestbed.dense)]
+    bed = little_bed(methods, checkpoints)
+    (row,) = peers.measure(bed, found, path, Console(quiet=True)).to_dict("records")
+    assert [row[name] for name in ("WQL", "SQL", "MASE")] == [1.0] * 3
+    assert row["own skill"] == bed.skills.overall().value
+
+
+class Echo:
+    """In place of Fracast's forecaster: the last value, and its quantiles a level apart."""
+
+    context_length, horizon = 64, 48
+    quantiles = tuple(level / 10 for level in range(1, 10))
+
+    def __init__(self) -> None:
+        self.core, self.head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+
+    def forecast_batch(self, context: Any, *, horizon: int | None) -> Any:
+        last = torch.as_tensor(context)[:, -1, None, None]
+        return (last + torch.tensor(self.quantiles)).expand(-1, horizon or 48, -1).numpy()
+
+
+def test_a_model_of_others_is_evaluated_probed_and_timed(
+    methods: ModuleType, checkpoints: dict[str, Path]
+) -> None:
+    pipeline = script("fracast_pipeline").FracastPipeline(Echo())
+    quantiles, median = pipeline.predict_quantiles(
+        [torch.arange(9.0), torch.arange(4.0)], prediction_length=3, quantile_levels=[0.1, 0.9]
+    )
+    torch.testing.assert_close(quantiles[:, 0], torch.tensor([[8.1, 8.9], [3.1, 3.9]]))
+    torch.testing.assert_close(median, torch.tensor([[8.5] * 3, [3.5] * 3]))
+    with pytest.raises(UsageError, match=r"0\.25"):
+        pipeline.predict_quantiles([torch.arange(9.0)], 3, [0.25])
+    bed = little_bed(methods, checkpoints)
+    row = bed.row(pipeline, "echo")
+    assert {"WQL", "SQL", "MASE", "skill", "seasons", "own skill"} <= row.keys()
+    workload = Workload(batch_size=2, context_length=32, horizon=4, repeats=1, warmup=0)
+    pipelines = {"dense": bed.original.forecaster, "echo": pipeline}
+    timed = bench(pipelines, workload, measure_macs=False).ratios("echo")
+    assert timed["parameters"] == 11 / parameter_count(bed.original.model)
+    assert timed["kv_cache_bytes"] == 0
+
+
+def test_fracast_has_its_own_quantiles(methods: ModuleType) -> None:
+    pytest.importorskip("fracast")
+    loaded = script("fracast_pipeline").load_fracast()
+    assert parameter_count(loaded.model) == 85_001
+    assert loaded.bytes_on_disk < 2 * 85_001
+    series = torch.sin(torch.arange(96.0) / 12 * 2 * torch.pi).expand(2, -1) + 3
+    quantiles, _ = loaded.forecaster.predict_quantiles(series, prediction_length=6)
+    assert quantiles.shape == (2, 6, 9)
+    assert quantiles[..., 4].median() > quantiles[..., 0].median()
+
+
+def test_fracast_is_optional(methods: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fracast", None)
+    with pytest.raises(UsageError, match=r"pip install 'tscompress\[peers\]'"):
+        script("fracast_pipeline").load_fracast()
 
 
 def test_table_and_figure(peers: ModuleType, tmp_path: Path) -> None:
@@ -315,7 +404,8 @@ def test_table_and_figure(peers: ModuleType, tmp_path: Path) -> None:
     for kind in ("dense", *peers.STYLES):
         row: dict[str, Any] = {"kind": kind, "label": "l", "parameters": 0.5, "on disk": 0.25}
         row |= {"in memory MiB": 8.0, "peak MiB": 21.0, "KV cache": 0.125, "CPU minutes": 1.0}
-        for measure in ("latency", "WQL", "MASE"):
+        row |= {"seasons": 0.75, "own skill": 0.5}
+        for measure in ("latency", "WQL", "SQL", "MASE", "skill"):
             row |= {measure: 0.9, f"{measure} low": 0.8, f"{measure} high": 1.1}
         rows.append(row)
     frame = pd.DataFrame(rows)
@@ -323,5 +413,6 @@ def test_table_and_figure(peers: ModuleType, tmp_path: Path) -> None:
     assert len(table) == 2 + len(frame)
     (fold,) = (line for line in table if line.startswith("| fold |"))
     assert "| l | 50.0% | 25.0% | 8.0 | 21 | 12.5% | 0.90 (0.80–1.10) | 0.9000 (0.8" in fold
+    assert fold.endswith("| 0.900 (0.800–1.100) | 0.750 | 0.500 | 1.0 |")
     peers.draw(frame, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

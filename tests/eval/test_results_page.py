@@ -47,10 +47,12 @@ def test_the_page_shows_the_tables_as_measured(page: Any) -> None:
     assert page.stale(page.PAGE.read_text(encoding="utf-8"), page.RESULTS) == []
 
 
-def test_the_page_has_every_table_that_can_be_measured_again_once(page: Any) -> None:
+def test_the_page_has_every_table_that_was_measured_and_can_be_again_once(page: Any) -> None:
     reproduce = importlib.import_module("reproduce")
     shown = page.names(page.PAGE.read_text(encoding="utf-8"))
-    assert sorted(shown) == sorted(table.name for table in reproduce.TABLES)
+    known = [table.name for table in reproduce.TABLES]
+    measured = [name for name in known if (page.RESULTS / f"{name}.md").is_file()]
+    assert sorted(shown) == sorted(measured)
 
 
 def test_tables_are_filled_and_the_text_around_them_stays(page: Any, results: Path) -> None:
