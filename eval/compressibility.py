@@ -90,9 +90,9 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
     panels = figure.subplots(1, 3)
     shares = sorted(frame["share"].unique())
     titles = {
-        "WQL": "WQL, ratio to the uncut checkpoint",
-        "MASE": "MASE, ratio to the uncut checkpoint",
-        "skill": "share of the checkpoint's skill kept",
+        "WQL": "WQL / uncut",
+        "MASE": "MASE / uncut",
+        "skill": "skill kept",
     }
     for axes, (column, title) in zip(panels, titles.items(), strict=True):
         style_axes(axes, xlabel="share of the training steps", title=title)
