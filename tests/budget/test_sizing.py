@@ -569,7 +569,7 @@ def test_a_t5_keeps_as_many_encoder_layers_as_its_decoder_has(
         sizing.layers_that_stay(load(checkpoints["chronos-t5"]), (1, 2), [], FOLD)
 
 
-@pytest.mark.parametrize("options", [{}, {"rank": 4, "ff_ratio": 0.5}, {"fit": 0.3}])
+@pytest.mark.parametrize("options", [{}, {"rank": 4, "ff_ratio": 0.5}, {"schedule": "fit=0.3"}])
 def test_fewer_layers_in_a_checkpoint(
     checkpoint: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -582,7 +582,7 @@ def test_fewer_layers_in_a_checkpoint(
     assert small.plan.schedule["layers"] == asked
     kept = small.plan.kept_layers
     assert [len(layers) for layers in kept.values()] == asked
-    if "fit" in options:  # a factored checkpoint
+    if "schedule" in options:  # a factored checkpoint
         return
     tscompress.save(small, tmp_path / "small")
     read = load(tmp_path / "small")

@@ -328,6 +328,17 @@ def test_garbage_in_the_header(copy: Path, start: int) -> None:
     refused(CorruptCheckpointError, "model.safetensors is truncated or damaged", copy)
 
 
+@pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
+def test_config_without_the_token_that_starts_a_decoder(
+    family: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(checkpoints[family], tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    del config["decoder_start_token_id"]
+    (copy / "config.json").write_text(json.dumps(config))
+    refused(CorruptCheckpointError, "decoder_start_token_id", copy)
+
+
 def test_missing_weights_are_not_made_up(checkpoint: Path, tmp_path: Path) -> None:
     """transformers would start them at random and only log it."""
     copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))

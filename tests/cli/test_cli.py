@@ -448,7 +448,7 @@ def test_no_input_is_lost(
 def test_what_a_walk_would_write_over_is_refused(
     command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("workflows.run", "workflows.sweep", "training.pretraining"):
+    for module in ("workflows.run", "workflows.sweep", "training.pretrain_model"):
         monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
     monkeypatch.setattr(
         "tscompress.training.pretraining.pretrain", lambda *_, **__: pytest.fail("trained")

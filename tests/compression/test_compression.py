@@ -613,7 +613,7 @@ def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_p
         tscompress.compress(checkpoint, rank=4, method="svd"), tmp_path / "small"
     )
     for options in (
-        {"rank": 2, "method": "svd"}, {"rank": 2}, {"ff_ratio": 0.5}, {"epsilon": 0.5},
+        {"rank": 2, "method": "svd"}, {"rank": 2}, {"ff_ratio": 0.5}, {"schedule": "epsilon=0.5"},
     ):  # fmt: skip
         with pytest.raises(PlanError, match="compress the original"):
             tscompress.compress(output, **options)
@@ -720,7 +720,7 @@ def test_schedules_out_of_range_are_refused(
         ({"rank": 4, "ff_ratio": 0.0}, "ff_ratio"),
         ({"rank": 4, "ff_ratio": 1.5}, "ff_ratio"),
         ({"fit": 1.0}, "fit: "),
-        ({"method": "svd", "fit": 0.1}, "svd needs a schedule of kind"),
+        ({"method": "svd", "schedule": "fit=0.1"}, "svd needs a schedule of kind"),
         ({"method": "svd", "budget": "parameters=0.5"}, "is for fold; svd takes the share"),
         ({"method": "svd", "rank": 4, "ff_ratio": 0.5}, "ff_ratio is for fold; svd has"),
         ({"method": "svd", "budget": 0.5, "depth": True}, "go with a budget of fold"),

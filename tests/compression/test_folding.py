@@ -957,8 +957,8 @@ FACTORED: dict[str, dict[str, Any]] = {
     "power law": {"schedule": (2.5, 0.5)},
     "by block": {"exclude": ["encoder.block.0.*"], "rank": 4},
     "hidden": {"exclude": ["*.block.1.layer.*"], "ff_ratio": 0.5},
-    "energy": {"energy": 0.8},
-    "fit": {"fit": 0.2},
+    "energy": {"schedule": "energy=0.8"},
+    "fit": {"schedule": "fit=0.2"},
 }
 
 

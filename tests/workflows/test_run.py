@@ -26,7 +26,7 @@ from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.content import headline
 from tscompress.reports.write import report_tables, write_report
-from tscompress.training import recovery_config
+from tscompress.training import recovery_batches
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket
 from tscompress.workflows.compress import compress_loaded_
@@ -217,7 +217,7 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
 
     # All the way down to what calibration and recovery draw from.
     drawn: dict[str, list[Any]] = {}
-    for module in (calibration, recovery_config):
+    for module in (calibration, recovery_batches):
 
         def offered(names: Any, where: str = module.__name__) -> list[Any]:
             drawn[where] = training_series(names)

@@ -8,7 +8,7 @@ have no part in how Chronos draws: a million beams need no large file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tscompress.errors import CorruptCheckpointError, UnsupportedModelError
@@ -105,6 +105,19 @@ _NEUTRAL: dict[str, Any] = {
 }
 #: The Hub's kernels, which these are not, are code.
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2")
+
+
+def check_given(config: Mapping[str, Any], names: Sequence[str], source: str) -> None:
+    """Refuse a config that lacks a setting which a forecast needs.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        One of ``names`` is missing or null.
+    """
+    for name in names:
+        if config.get(name) is None:
+            raise CorruptCheckpointError(f"{source!r}: its config has no {name}.")
 
 
 def check_config(

@@ -14,7 +14,7 @@ import transformers
 from chronos import BaseChronosPipeline
 from torch import nn
 
-from tscompress.checkpoints.config_checks import check_config
+from tscompress.checkpoints.config_checks import check_config, check_given
 from tscompress.checkpoints.format import (
     apply_structure_,
     base_config_of,
@@ -269,6 +269,7 @@ def _load_stock(
     forecasts = name in FORECAST_FAMILIES
     check_config(config, source, len(stored), generates=forecasts)
     if forecasts:
+        check_given(config, adapter_of(name).needed_settings, source)
         check_generation_file(directory, config, source)
     with _misfits(source):
         empty = family.empty_model(config)
@@ -343,6 +344,7 @@ def _load_factored(
     if family not in FORECAST_FAMILIES:
         raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
     check_config(base_config, source, len(stored))
+    check_given(base_config, adapter_of(family).needed_settings, source)
     check_generation_file(directory, base_config, source)
     kept_dtype = most_common_dtype(stored)
     with _misfits(source):

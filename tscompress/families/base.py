@@ -276,12 +276,15 @@ class ForecastFamily(Family):
         Forecasts are sample paths of tokens, decoded one after the other; otherwise quantiles.
     group_size
         Series of a calibration group, which attend to each other; 1: none do.
+    needed_settings
+        Keys of ``config.json`` without which a forecast fails, though the model loads.
     """
 
     stock_class: ClassVar[Any]
     pipeline_class: ClassVar[type[BaseChronosPipeline]]
     draws_samples: ClassVar[bool] = False
     group_size: ClassVar[int] = 1
+    needed_settings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[FamilyDefaults]
 
     # Building

@@ -24,6 +24,7 @@ class ChronosBolt(PatchFamily):
     name = "chronos-bolt"
     stock_class = ChronosBoltModelForForecasting
     pipeline_class = ChronosBoltPipeline
+    needed_settings = ("decoder_start_token_id",)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("chronos_pipeline_class") == "ChronosBoltPipeline")

@@ -33,6 +33,7 @@ class ChronosT5(ForecastFamily):
     stock_class = T5ForConditionalGeneration
     pipeline_class = ChronosPipeline
     draws_samples = True
+    needed_settings = ("decoder_start_token_id",)
     rotated_config = UNTIED
     # eval/notes has the measurements.
     defaults = FamilyDefaults(

@@ -85,8 +85,8 @@ def recipe_of(
 
 
 def is_given(value: object) -> bool:
-    """Whether an option has a value; 0 is one, which is out of range."""
-    if isinstance(value, Sequence):
+    """Whether an option has a value; 0 and an empty text are some, and out of range."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return len(value) > 0
     return value is not None and value is not False
 
