@@ -1162,7 +1162,7 @@ def test_run_takes_another_model(command: Command, bolt: Path, tmp_path: Path) -
         "bench": None,
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert_refused(command("run", tmp_path / "recipe.yaml"), 2, "model: Field required")
+    assert_refused(command("run", tmp_path / "recipe.yaml"), 2, "model: missing")
     outcome = command("run", tmp_path / "recipe.yaml", "--model", bolt)
     assert outcome.code == 0, outcome.err
     written = load_recipe(tmp_path / "out" / bolt.name / f"{bolt.name}-svd" / "recipe.yaml")

@@ -277,6 +277,11 @@ def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
         assert counts[0] > counts[3] > counts[-1]
 
 
+@pytest.mark.parametrize(("family", "count"), [("chronos-t5", 256), ("chronos-bolt", 4096)])
+def test_how_many_series_by_default(checkpoints: dict[str, Path], family: str, count: int) -> None:
+    assert len(rows(calibration_batches(load(checkpoints[family]), CalibrationConfig()))) == count
+
+
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
 def test_half_are_real_series_unless_told_otherwise(
     checkpoints: dict[str, Path], family: str

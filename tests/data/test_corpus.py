@@ -99,6 +99,17 @@ def test_repeated_patterns_are_shown_twice() -> None:
     assert (apart < np.abs(np.diff(series)).mean(axis=1)).mean() > 0.95
 
 
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_share_of_repeated_patterns_without_noise(share: float) -> None:
+    config = CorpusConfig(seasonal_periods=(7,), seasonal_extras=False, seasonal_noise_free=share)
+    series = seasonal_series(np.random.default_rng(0), 400, 70, config)
+    twice = series[:, 14:] - 2 * series[:, 7:-7] + series[:, :-14]
+    steps = np.abs(np.diff(series)).mean(axis=1)
+    # A damped trend is left over by second differences; the least noise is 0.01 of the pattern.
+    silent = np.abs(twice - twice.mean(axis=1, keepdims=True)).mean(axis=1) / steps < 2e-3
+    assert silent.mean() == pytest.approx(0.85 * share, abs=0.15 * share + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from conftest import ROOT
 
@@ -53,6 +54,18 @@ def test_the_page_has_every_table_that_was_measured_and_can_be_again_once(page: 
     known = [table.name for table in reproduce.TABLES]
     measured = [name for name in known if (page.RESULTS / f"{name}.md").is_file()]
     assert sorted(shown) == sorted(measured)
+
+
+def test_the_front_page_shows_its_table_as_measured() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("<!-- table: sizes -->")[2].partition("<!-- /table -->")[0]
+    _, _, *shown = table.strip().splitlines()
+    measured = pd.read_csv(EVAL / "results" / "fold-front-bolt.csv")
+    rows = [
+        f"{row['parameters']:.0%} | {row['WQL']:.3f} | {row['MASE']:.3f} | {row['skill']:.0%} |"
+        for row in measured.to_dict("records")
+    ]
+    assert [line.partition(" | ")[2] for line in shown] == rows
 
 
 def test_tables_are_filled_and_the_text_around_them_stays(page: Any, results: Path) -> None:

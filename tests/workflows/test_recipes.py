@@ -120,7 +120,7 @@ def test_model_and_output_are_enough(tmp_path: Path) -> None:
 def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({"output": "out"}))
-    refused(load_recipe, path, "model: Field required")
+    refused(load_recipe, path, "model: missing")
     assert load_recipe(path, model="amazon/chronos-bolt-tiny") == Recipe(
         model="amazon/chronos-bolt-tiny", output="out/chronos-bolt-tiny"
     )
@@ -191,7 +191,7 @@ def test_bad_values_name_their_key(tmp_path: Path, change: dict[Any, Any], match
 def test_missing_keys(tmp_path: Path, missing: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in MINIMAL.items() if k != missing}))
-    refused(load_recipe, path, f"{missing}: Field required")
+    refused(load_recipe, path, f"{missing}: (missing|Field required)")
 
 
 @pytest.mark.parametrize("load", [load_recipe, load_pretrain_recipe])

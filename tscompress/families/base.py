@@ -25,7 +25,7 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.plan.architecture import Architecture
+from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
 # What adapters take and return
@@ -195,6 +195,55 @@ def projections_of(
     there = {child for child, _ in layer.named_modules()}
     found = {role: [one for one in names if one in there] for role, names in children.items()}
     return {role: f"{name}.{names[0]}" for role, names in found.items() if names}
+
+
+def describe_encoder(
+    family: str,
+    model: nn.Module,
+    attention: Mapping[str, Sequence[str]],
+    feed_forward: Mapping[str, Sequence[str]],
+    inside: str = "",
+) -> Architecture:
+    """Layers of one encoder, each an attention block and a feed-forward.
+
+    Parameters
+    ----------
+    attention, feed_forward
+        Role to what the child of a layer may be called, see :func:`projections_of`. A layer is a
+        module that has every role of ``attention``.
+    inside
+        Where in a layer its feed-forward is, such as ``.mlp``.
+    """
+    config: Any = model.config
+    blocks: list[AttentionBlock] = []
+    units: list[FeedForward] = []
+    for name, layer in model.named_modules():
+        projections = projections_of(layer, name, attention)
+        if projections.keys() != attention.keys():
+            continue
+        depth = len(blocks)
+        blocks.append(
+            AttentionBlock(
+                name=f"{name}.attention",
+                stack="encoder",
+                layer=depth,
+                sublayer=0,
+                kind="encoder",
+                depth=depth,
+                num_heads=config.num_attention_heads,
+                projections=projections,
+            )
+        )
+        units.append(
+            FeedForward(
+                name=f"{name}{inside}",
+                stack="encoder",
+                layer=depth,
+                sublayer=1,
+                projections=projections_of(layer, name, feed_forward),
+            )
+        )
+    return Architecture(family, tuple(blocks), tuple(units))
 
 
 class Family(ABC):

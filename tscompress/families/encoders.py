@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from tscompress.families.base import Family, projections_of
+from tscompress.families.base import Family, describe_encoder
 from tscompress.families.t5_stack import describe_t5
-from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
+from tscompress.plan.architecture import Architecture
 
 
 class T5(Family):
@@ -34,35 +34,7 @@ class Bert(Family):
         return config.get("model_type") in ("bert", "roberta", "electra", "xlm-roberta")
 
     def describe(self, model: nn.Module) -> Architecture:
-        config: Any = model.config
-        attention: list[AttentionBlock] = []
-        feed_forward: list[FeedForward] = []
-        for name, layer in model.named_modules():
-            if not all(hasattr(layer, child) for child in ("attention", "intermediate", "output")):
-                continue
-            depth = len(attention)
-            attention.append(
-                AttentionBlock(
-                    name=f"{name}.attention",
-                    stack="encoder",
-                    layer=depth,
-                    sublayer=0,
-                    kind="encoder",
-                    depth=depth,
-                    num_heads=config.num_attention_heads,
-                    projections=projections_of(layer, name, _ATTENTION),
-                )
-            )
-            feed_forward.append(
-                FeedForward(
-                    name=name,
-                    stack="encoder",
-                    layer=depth,
-                    sublayer=1,
-                    projections=projections_of(layer, name, _FEED_FORWARD),
-                )
-            )
-        return Architecture(self.name, tuple(attention), tuple(feed_forward))
+        return describe_encoder(self.name, model, _ATTENTION, _FEED_FORWARD)
 
 
 _ATTENTION = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tscompress.families.base import EmbeddingTable, Family, projections_of
-from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
+from tscompress.families.base import EmbeddingTable, Family, describe_encoder
+from tscompress.plan.architecture import Architecture
 
 #: Names since transformers 5, and before that.
 _ATTENTION = {
@@ -36,36 +36,7 @@ class VisionTransformer(Family):
         return config.get("model_type") in ("vit", "dinov2")
 
     def describe(self, model: nn.Module) -> Architecture:
-        config: Any = model.config
-        attention: list[AttentionBlock] = []
-        feed_forward: list[FeedForward] = []
-        for name, layer in model.named_modules():
-            projections = projections_of(layer, name, _ATTENTION)
-            if projections.keys() != _ATTENTION.keys():
-                continue
-            depth = len(attention)
-            attention.append(
-                AttentionBlock(
-                    name=f"{name}.attention",
-                    stack="encoder",
-                    layer=depth,
-                    sublayer=0,
-                    kind="encoder",
-                    depth=depth,
-                    num_heads=config.num_attention_heads,
-                    projections=projections,
-                )
-            )
-            feed_forward.append(
-                FeedForward(
-                    name=f"{name}.mlp",
-                    stack="encoder",
-                    layer=depth,
-                    sublayer=1,
-                    projections=projections_of(layer, name, _FEED_FORWARD),
-                )
-            )
-        return Architecture(self.name, tuple(attention), tuple(feed_forward))
+        return describe_encoder(self.name, model, _ATTENTION, _FEED_FORWARD, ".mlp")
 
     def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> EmbeddingTable:
         """What each pixel of a patch adds to its embedding, ``[channels * P * P, d_model]``."""

@@ -196,6 +196,8 @@ def load_recipe(
         content["model"] = model
     if output is not None:
         content["output"] = str(output)
+    if "model" not in content:
+        raise RecipeError(f"{str(path)!r}: model: missing; add it, or give --model.")
     recipe = validate(Recipe, content, source=repr(str(path)))
     if model is not None and output is None:
         below = Path(recipe.output) / Path(model_name(model)).name
