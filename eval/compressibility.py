@@ -1,7 +1,7 @@
 """Compressibility against training: the same cuts on the checkpoints of one training run.
 
-    tscompress pretrain recipes/pretrain/bolt-tiny-whole.yaml --output results/bolt-tiny-whole
-    python eval/compressibility.py --run results/bolt-tiny-whole
+    tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano
+    python eval/compressibility.py --run results/bolt-nano
         --output eval/results/compressibility [--max-series 100] [--size 64,0.5,128]
 
 Every checkpoint that the run kept (`snapshots` of its recipe), and the model at its end, is folded
@@ -29,10 +29,15 @@ from tscompress.evaluation.results import METRICS, SEASONAL_NAIVE
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.workflows.evaluate_models import score
 
-#: Head size, share of hidden units, d_model: one thing halved at a time, then two, then all three.
-SIZES = (
-    Size(64, 0.5), Size(64, 1.0, 128), Size(32), Size(64, 0.5, 128), Size(32, 0.5, 128),
-)  # fmt: skip
+
+def halves(bed: Testbed) -> tuple[Size, ...]:
+    """Half of the hidden units, the stream, the head size; then of two of them, of all three."""
+    config = bed.original.model.config
+    head, stream = int(config.d_kv), int(config.d_model) // 2
+    return (
+        Size(head, 0.5), Size(head, 1.0, stream), Size(head // 2), Size(head, 0.5, stream),
+        Size(head // 2, 0.5, stream),
+    )  # fmt: skip
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
@@ -50,8 +55,10 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
     return sorted([*kept, (json.loads(last)["total_steps"], run / "model")])
 
 
-def measure(run: Path, sizes: Sequence[Size], max_series: int | None) -> Iterator[dict[str, Any]]:
-    """One row a checkpoint and size."""
+def measure(
+    run: Path, sizes: Sequence[Size] | None, max_series: int | None
+) -> Iterator[dict[str, Any]]:
+    """One row a checkpoint and size; without sizes, :func:`halves`."""
     found = checkpoints(run)
     total = found[-1][0]
     for steps, path in reversed(found):  # the whole training first
@@ -63,7 +70,7 @@ def measure(run: Path, sizes: Sequence[Size], max_series: int | None) -> Iterato
             **{f"own {metric}": against_naive[metric] for metric in METRICS},
             "own skill": bed.skills.overall().value,
         }
-        for row in rows(bed, size_trials(bed, sizes)):
+        for row in rows(bed, size_trials(bed, sizes or halves(bed))):
             yield own | row
 
 
@@ -120,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     console = Console()
     found: list[dict[str, Any]] = []
-    for row in measure(given.run, given.size or SIZES, given.max_series):
+    for row in measure(given.run, given.size, given.max_series):
         console.print(rounded(row))
         found.append(row)
         frame = pd.DataFrame(found).sort_values("steps", kind="stable", ignore_index=True)

@@ -173,10 +173,10 @@ TABLES = (
     ),
     Table(
         "comparison-bolt",
-        "comparison.py --model reference/bolt --smaller results/bolt-nano/model "
-        f"--by-design results/bolt-{_BY_DESIGN}/model --output DIR/comparison",
-        270,
-        ("bolt-nano", f"bolt-{_BY_DESIGN}"),
+        "comparison.py --model reference/bolt --smaller results/bolt-nano/model --max-series 200 "
+        "--steps 400 --seed 0 --output DIR/comparison",
+        90,
+        ("bolt-nano",),
     ),
     Table(
         "comparison-t5",
@@ -192,9 +192,9 @@ TABLES = (
     ),
     Table(
         "compressibility-bolt",
-        "compressibility.py --run results/bolt-tiny-whole --output DIR/compressibility-bolt",
+        "compressibility.py --run results/bolt-nano --output DIR/compressibility-bolt",
         60,
-        ("bolt-tiny-whole",),
+        ("bolt-nano",),
     ),
     Table(
         "front-bolt",

@@ -47,6 +47,7 @@ from tscompress.errors import (
     RecipeError,
     UsageError,
 )
+from tscompress.families.registry import adapter_of
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.training import recovery
@@ -982,7 +983,7 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight) == (1, 0)
         assert (config.real_series, config.corpus) == ((), HALF_PATTERNS)
-        assert (config.optimizer, config.learning_rate) == ("muon", 5e-4)
+        assert (config.optimizer, config.learning_rate) == ("muon", 2e-3)
     for family, rate in (("chronos-t5", 3e-4), ("chronos-bolt", 5e-4), ("chronos-2", 5e-4)):
         other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints[family]))
         assert other.learning_rate == rate
@@ -1020,6 +1021,37 @@ def test_the_rate_follows_what_was_cut(checkpoints: dict[str, Path]) -> None:
     adamw = RecoveryConfig(optimizer="adamw")
     assert adamw.resolved(half, teacher).learning_rate == 3e-4
     assert RecoveryConfig(learning_rate=2e-4).resolved(half, teacher).learning_rate == 2e-4
+
+
+def test_the_rate_of_a_patch_model_is_bounded_by_its_distance(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    result = recover_(student, teacher, short(steps=1, learning_rate=None))
+    distance = result.history[0].held_out_teacher
+    assert distance is not None
+    defaults = adapter_of("chronos-bolt").defaults
+    assert defaults.learning_rate_by_distance is not None
+    bound = defaults.learning_rate_by_distance * distance
+    assert result.config.learning_rate == min(defaults.learning_rates["muon"], bound)
+    assert bound < defaults.learning_rates["muon"]  # a fold of random weights loses little
+
+    student, teacher = bolt()
+    asked = recover_(student, teacher, short(steps=1, learning_rate=1e-2))
+    assert asked.config.learning_rate == 1e-2
+    student, teacher = bolt()
+    adamw = recover_(student, teacher, short(steps=1, learning_rate=None, optimizer="adamw"))
+    assert adamw.config.learning_rate == defaults.learning_rates["adamw"]
+
+
+def test_a_recovery_that_wins_nothing_back_says_so(bolt: Callable[[], Any]) -> None:
+    student, teacher = bolt()
+    result = recover_(student, teacher, short(steps=3, learning_rate=0.05))
+    assert result.best_step == 0
+    assert result.note is not None
+    assert "5.0e-02" in result.note
+    student, teacher = bolt()
+    better = recover_(student, teacher, short(steps=24, evaluate_every=8, learning_rate=1e-3))
+    assert better.best_step > 0
+    assert better.note is None
 
 
 def test_groups_of_chronos_2() -> None:

@@ -127,8 +127,8 @@ def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
 
 def say_note(note: str | None) -> None:
     """What whoever runs the command should know, if anything, beside its output."""
-    if note is not None:
-        typer.echo(f"note: {note}", err=True)
+    for line in (note or "").splitlines():
+        typer.echo(f"note: {line}", err=True)
 
 
 def _size(count: int) -> str:

@@ -14,6 +14,7 @@ from tscompress.cli.console import (
     refuse,
     say,
     say_memory,
+    say_note,
     show,
     training_progress,
 )
@@ -57,7 +58,10 @@ def recover(
     freeze_embeddings: Annotated[
         bool, typer.Option("--freeze-embeddings", help="Leave the embeddings as they are.")
     ] = False,
-    precision: Annotated[str | None, typer.Option(help="bf16 or no.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="bf16 or no. Without it: bf16 where the hardware multiplies in it."),
+    ] = None,
     accumulate: Annotated[int | None, typer.Option(help="Parts to run a batch in.", min=1)] = None,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
@@ -114,6 +118,7 @@ def recover(
             report=report,
         )
     if main and result.finished:
+        say_note(result.note)
         show(
             as_json,
             {"output": str(output), **result.record()},

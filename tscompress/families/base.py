@@ -145,6 +145,10 @@ class FamilyDefaults:
         Of recovery, by optimizer.
     learning_rate_when_small
         Of Muon, for a model of less than half of its teacher's parameters; None: as above.
+    learning_rate_by_distance
+        Of Muon, at most this times the distance to the teacher on held-out series before the first
+        step: its steps have a size of their own, and lead away where little is to be won back.
+        None: no such bound.
     """
 
     calibration_windows: int
@@ -156,6 +160,7 @@ class FamilyDefaults:
     real_weight: float | None
     learning_rates: Mapping[str, float]
     learning_rate_when_small: float | None = None
+    learning_rate_by_distance: float | None = None
 
 
 class EmbeddingTable(NamedTuple):

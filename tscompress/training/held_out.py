@@ -24,8 +24,8 @@ class HeldOut:
     Attributes
     ----------
     state
-        The weighted loss ``before`` and at ``best``, ``best_step``, and more that a checkpoint
-        needs; empty before the first evaluation.
+        The weighted loss ``before`` and at ``best``, ``best_step``, the distance to the teacher
+        before, and more that a checkpoint needs; empty before the first evaluation.
     best
         Weights of the best step, by name, on the CPU.
     """
@@ -72,7 +72,8 @@ class HeldOut:
         if not math.isfinite(total):
             raise self.diverged(f"the loss on held-out series is {total} at step {step}")
         if not self.state:
-            self.state = {"before": total, "truth_before": truth, "evaluations": -1}
+            self.state = {"before": total, "evaluations": -1}
+            self.state |= {"teacher_before": teacher / counted, "truth_before": truth}
         elif truth > _DIVERGED * self.state["truth_before"] > 0:
             raise self.diverged(
                 f"at step {step} the forecast loss on held-out series is {truth:.3g}, "

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PowerLawSchedule
+from tscompress.training.loop import Precision
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket
 
@@ -91,7 +92,9 @@ class PretrainRecipe(BaseModel):
         description="trained model of the same or a smaller shape, which is grown; null: scratch",
     )
     freeze_embedding: bool = Field(default=False, description="leave the embedding as it starts")
-    precision: Literal["no", "bf16"] = "bf16"
+    precision: Precision | None = Field(
+        default=None, description="null: bf16 where the hardware multiplies in it"
+    )
     seed: int = 0
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     snapshots: tuple[float, ...] = Field(

@@ -11,7 +11,7 @@ from tscompress.training.checkpoint import read_training_record
 from tscompress.training.pretrain_recipe import PretrainRecipe
 
 #: Of a recipe: what a resumed run may change, besides the steps of the last stage.
-_FREE_ON_RESUME = ("learning_rate", "checkpoint_minutes")
+_FREE_ON_RESUME = ("learning_rate", "precision", "checkpoint_minutes")
 
 
 def log_up_to(step: int, path: Path) -> Path:

@@ -30,7 +30,7 @@ from tscompress.training.checkpoint import (
     load_training_state,
     save_training_state,
 )
-from tscompress.training.loop import StopRequest, attention_for_training
+from tscompress.training.loop import StopRequest, attention_for_training, training_precision
 from tscompress.training.optimizers import make_optimizer
 from tscompress.training.pretrain_batches import make_batch, stage_corpora
 from tscompress.training.pretrain_losses import loss_function
@@ -100,7 +100,9 @@ class _Run:
         # Or a second run in a process keeps the precision of the first.
         AcceleratorState._reset_state()
         cpu = not torch.cuda.is_available()
-        self.accelerator = Accelerator(mixed_precision=recipe.precision, cpu=cpu)
+        device = torch.device("cpu" if cpu else "cuda")
+        precision = recipe.precision or training_precision(device)
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
         config, self.plan = design(recipe)
         self.model = fresh_model(recipe, config, self.plan)
         if not resume:  # a checkpoint has it
@@ -111,7 +113,7 @@ class _Run:
             recipe.optimizer,
             _parameter_groups(self.model, recipe),
             learning_rate=recipe.learning_rate,
-            bfloat16=recipe.precision == "bf16",
+            bfloat16=precision == "bf16",
         )
         self.losses = [loss_function(self.model, s.label_smoothing_bins) for s in recipe.stages]
         self.corpora = stage_corpora(recipe)

@@ -35,7 +35,7 @@ from tscompress.training.loop import StopRequest, attention_for_training
 from tscompress.training.optimizers import make_optimizer
 from tscompress.training.recomputation import recomputed_layers
 from tscompress.training.recovery_batches import Batches
-from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_config import RecoveryConfig, rate_by_distance
 from tscompress.training.recovery_files import RecoveryFiles, Snapshot
 from tscompress.training.recovery_state import (
     OnRecovery,
@@ -89,9 +89,12 @@ def recover_(
             f"config is a {type(config).__name__}; give a RecoveryConfig, as in "
             "RecoveryConfig(steps=100)."
         )
-    config = (config or RecoveryConfig()).resolved(student, teacher)
+    asked = config or RecoveryConfig()
+    config = asked.resolved(student, teacher)
     check_comparable(teacher, student)
     run = _Run(student, teacher, config, directory, report)
+    if asked.learning_rate is None:
+        run.rate_by_distance = rate_by_distance(student.family, config.optimizer)
     with ExitStack() as stack:
         stack.callback(run.close)
         stack.enter_context(attention_for_training(student.model))
@@ -131,6 +134,7 @@ class _Run:
         self.held_out = HeldOut(self.distillation, student.model, self.accelerator, config)
         optimizer = recovery_optimizer(student.model, config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
+        self.rate_by_distance = math.inf
         self.step = 0
         self.seconds = 0.0
         self.history: list[RecoveryProgress] = []
@@ -157,6 +161,7 @@ class _Run:
         if not self.held_out.state:
             before: dict[str, Any] = {**self.held_out.evaluate(held_out, self.step)}
             self._log(replace(self._line(), **before))
+        self._bound_learning_rate()
         clock = _Clock(self.seconds)
         saved_at = time.monotonic()
         stopped = False
@@ -261,6 +266,14 @@ class _Run:
     def _is_done(self) -> bool:
         patience, waited = self.config.patience, self.held_out.evaluations_since_best
         return self._done() >= 1 or (patience is not None and waited >= patience)
+
+    def _bound_learning_rate(self) -> None:
+        """Lower the rate where the student came close to its teacher."""
+        state, rate = self.held_out.state, self.config.learning_rate
+        assert rate is not None
+        distance = state.get("teacher_before", state["before"])  # not in checkpoints of before
+        bounded = min(rate, self.rate_by_distance * distance) or rate
+        self.config = self.config.model_copy(update={"learning_rate": bounded})
 
     def _learning_rate(self) -> float:
         """Warm-up, then a cosine to 0 (Loshchilov and Hutter, 2017)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import math
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,6 +12,7 @@ from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS
 from tscompress.families.registry import adapter_of
 from tscompress.removed import without_removed
+from tscompress.training.loop import Precision, training_precision
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket
 
@@ -86,7 +88,9 @@ class RecoveryConfig(BaseModel):
     patience: int | None = Field(
         default=None, ge=1, description="evaluations without improvement; null: never stop early"
     )
-    precision: Literal["no", "bf16"] = "bf16"
+    precision: Precision | None = Field(
+        default=None, description="null: bf16 where the hardware multiplies in it"
+    )
     accumulate: int = Field(default=1, ge=1, description="parts that a batch is run in")
     gradient_checkpointing: bool = Field(default=False, description="less memory, more time")
     checkpoint_steps: int | None = Field(default=None, ge=1)
@@ -129,6 +133,8 @@ class RecoveryConfig(BaseModel):
             known["minutes"] = 5.0
         if self.learning_rate is None:
             known["learning_rate"] = _learning_rate(self.optimizer, loaded, teacher or loaded)
+        if self.precision is None:
+            known["precision"] = training_precision(next(loaded.model.parameters()).device)
         buckets = self.buckets or known["buckets"]
         context, horizon = (
             loaded.forecaster.model_context_length,
@@ -144,6 +150,15 @@ class RecoveryConfig(BaseModel):
             for bucket in buckets
         )
         return self.model_copy(update=known)
+
+
+def rate_by_distance(family: str, optimizer: OptimizerName) -> float:
+    """What times the distance to the teacher, on held-out series, bounds a default learning rate.
+
+    The distance is that before the first step; infinity: no bound.
+    """
+    bound = adapter_of(family).defaults.learning_rate_by_distance
+    return math.inf if bound is None or optimizer != "muon" else bound
 
 
 def _learning_rate(optimizer: str, loaded: LoadedModel, teacher: LoadedModel) -> float:

@@ -16,7 +16,9 @@ from tscompress.training.recovery_config import RecoveryConfig
 CHECKPOINT = "checkpoint"
 
 #: Settings that may differ between a run and the one that resumes from its checkpoint.
-_FREE_ON_RESUME = frozenset({"learning_rate", "patience", "checkpoint_steps", "checkpoint_minutes"})
+_FREE_ON_RESUME = frozenset(
+    {"learning_rate", "patience", "precision", "checkpoint_steps", "checkpoint_minutes"}
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,17 @@ class RecoveryResult:
     after: float
     config: RecoveryConfig
     history: list[RecoveryProgress] = field(repr=False)
+
+    @property
+    def note(self) -> str | None:
+        """That no step was better than the student as it came, where none was; in one line."""
+        if self.best_step or not self.finished:
+            return None
+        return (
+            f"recovery won nothing back in {self.steps} steps at a learning rate of "
+            f"{self.config.learning_rate:.1e}, and the weights it began with are kept; "
+            "try more minutes or another learning rate."
+        )
 
     def record(self) -> dict[str, Any]:
         """For ``provenance.json``."""

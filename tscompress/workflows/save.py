@@ -46,9 +46,11 @@ class CompressedModel(LoadedModel):
 
     @property
     def note(self) -> str | None:
-        """What the calibration series lack, if anything, in one line."""
+        """What calibration series lack, and that recovery won nothing back; None: neither."""
         record = self.calibration
-        return season_note(record.get("seasonal_share"), record.get("series", 0))
+        lacking = season_note(record.get("seasonal_share"), record.get("series", 0))
+        notes = [lacking, self.recovery and self.recovery.note]
+        return "\n".join(note for note in notes if note) or None
 
 
 def save(
