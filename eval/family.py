@@ -1,11 +1,11 @@
 """Is a larger model, compressed, better than the next smaller one?
 
-    tscompress pretrain recipes/pretrain/bolt-mini.yaml --output results/bolt-mini
-    python eval/family.py --output eval/results/family-bolt --larger results/bolt-mini/model \\
-        --smaller reference/bolt
+    tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano
+    python eval/family.py --output eval/results/family-bolt --larger reference/bolt \\
+        --smaller results/bolt-nano/model
 
-and, after t5-mini.yaml, --output eval/results/family-t5 --larger results/t5-mini/model --smaller
-reference/t5 --max-series 100.
+and, after t5-nano.yaml, --output eval/results/family-t5 --larger reference/t5 --smaller
+results/t5-nano/model --max-series 100.
 
 The larger model, as it is and folded to several sizes, against a smaller one trained on the
 same data and steps: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired
@@ -24,8 +24,8 @@ from output import write_tables
 from rich.console import Console
 from testbed import (
     RATIOS,
+    WHOLE_HEADS,
     WORKLOADS,
-    Size,
     Testbed,
     quality,
     skills_kept,
@@ -34,9 +34,6 @@ from testbed import (
 
 from tscompress.benchmark.bench import bench
 
-#: Of a mini model, d_model 384 and heads of 64: from two thirds of its parameters to less than the
-#: smaller model has.
-FOLDED = (Size(64, 0.5, 256), Size(64, 0.5, 192), Size(64, 0.25, 192), Size(32, 0.5, 192))
 SMALLER = "the smaller model"
 
 
@@ -44,7 +41,7 @@ def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
     """A row for the smaller model, the larger one and each of its folded ones."""
     bed, reference = Testbed(larger, max_series), Testbed(smaller, max_series)
     pipelines = {SMALLER: reference.original.forecaster, "as it is": bed.original.forecaster}
-    pipelines |= {size.label: bed.folded(size).forecaster for size in FOLDED}
+    pipelines |= {size.label: bed.folded(size).forecaster for size in WHOLE_HEADS}
     times = bench(pipelines, WORKLOADS[reference.original.family], measure_macs=False)
     rows = []
     for name, pipeline in pipelines.items():

@@ -134,17 +134,17 @@ TABLES = (
     ),
     Table(
         "family-bolt",
-        "family.py --larger results/bolt-mini/model --smaller reference/bolt "
+        "family.py --larger reference/bolt --smaller results/bolt-nano/model "
         "--output DIR/family-bolt",
         10,
-        ("bolt-mini",),
+        ("bolt-nano",),
     ),
     Table(
         "family-t5",
-        "family.py --larger results/t5-mini/model --smaller reference/t5 --max-series 100 "
+        "family.py --larger reference/t5 --smaller results/t5-nano/model --max-series 100 "
         "--output DIR/family-t5",
         30,
-        ("t5-mini",),
+        ("t5-nano",),
     ),
     Table(
         "table2-t5", "table2.py --model reference/t5 --max-series 100 --output DIR/table2-t5", 20

@@ -471,13 +471,8 @@ def test_a_source_that_does_not_fit(checkpoints: dict[str, Path], tmp_path: Path
 
 @pytest.mark.parametrize("family", ["t5", "bolt"])
 def test_recipes_by_design_are_the_dense_one_with_a_schedule(family: str) -> None:
-    """The loader has no inclusion; this keeps the copies from drifting apart.
-
-    Of the mini size they are the shape's heads alone: it is trained as they are.
-    """
+    """The loader has no inclusion; this keeps the copies from drifting apart."""
     tiny = load_pretrain_recipe(RECIPES / f"{family}-tiny.yaml")
-    mini = load_pretrain_recipe(RECIPES / f"{family}-mini.yaml")
-    dense = mini.model_dump() | {"architecture": tiny.architecture.model_dump()}
     tables = {3: [(3, 0.27), (5, 0.35), (7, 0.4)], 4: [(2, 0.25), (3, 0.5), (5, 0.7)]}
     wanted = {
         f"{family}-tiny-by-design-table{table}-{d_0}-{alpha:.2f}.yaml": (d_0, alpha)
@@ -485,8 +480,11 @@ def test_recipes_by_design_are_the_dense_one_with_a_schedule(family: str) -> Non
         for d_0, alpha in rows
     }
     assert {path.name for path in RECIPES.glob(f"{family}-tiny-by-design-*")} == set(wanted)
+    recipes = {name: load_pretrain_recipe(RECIPES / name) for name in wanted}
+    first = next(iter(recipes.values())).model_dump()
+    dense = first | {"architecture": tiny.architecture.model_dump(), "schedule": None}
     for name, (d_0, alpha) in wanted.items():
-        recipe = load_pretrain_recipe(RECIPES / name)
+        recipe = recipes[name]
         assert recipe.schedule is not None
         assert (recipe.schedule.d_0, recipe.schedule.alpha) == (d_0, alpha)
         assert not recipe.schedule.powers_of_two
