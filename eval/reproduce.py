@@ -174,7 +174,7 @@ TABLES = (
     Table(
         "comparison-bolt",
         "comparison.py --model reference/bolt --smaller results/bolt-nano/model --max-series 200 "
-        "--steps 400 --seed 0 --output DIR/comparison",
+        "--steps 250 --seed 0 --output DIR/comparison",
         90,
         ("bolt-nano",),
     ),
