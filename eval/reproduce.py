@@ -81,24 +81,6 @@ TABLES = (
         35,
     ),
     Table(
-        "fold-sizes-t5-tiny-muon",
-        "fold.py sizes --model results/t5-tiny-muon/model --max-series 100 --size 64,1,128 "
-        "--size 64,0.5,128 --size 64,1,192 --size 16,0.5,128 --output DIR/fold-sizes",
-        20,
-        ("t5-tiny-muon",),
-    ),
-    Table(
-        "fold-sizes-all-t5",
-        "fold.py sizes --model reference/t5 --size 64,0.5,160 --size 64,0.5,128 --size 64,0.25,128 "
-        "--output DIR/fold-sizes-all",
-        50,
-    ),
-    Table(
-        "fold-sizes-all-t5-draw1",
-        "fold.py sizes --model reference/t5 --size 64,0.5,128 --draw 1 --output DIR/fold-sizes-all",
-        25,
-    ),
-    Table(
         "fold-switches-bolt",
         "fold.py switches --model reference/bolt --max-series 200 --output DIR/fold-switches",
         30,
