@@ -97,8 +97,9 @@ TABLES = (
     ),
     Table(
         "peers-bolt",
-        "peers.py --model reference/bolt --smaller results/bolt-nano/model --output DIR/peers",
-        45,
+        "peers.py --model reference/bolt --max-series 200 --smaller results/bolt-nano/model "
+        "--output DIR/peers",
+        30,
         ("bolt-nano",),
     ),
     Table(
@@ -174,8 +175,9 @@ TABLES = (
     ),
     Table(
         "compressibility-bolt",
-        "compressibility.py --run results/bolt-nano --output DIR/compressibility-bolt",
-        60,
+        "compressibility.py --run results/bolt-nano --max-series 100 "
+        "--output DIR/compressibility-bolt",
+        25,
         ("bolt-nano",),
     ),
     Table(
