@@ -66,8 +66,8 @@ from tscompress.training.recovery_config import RecoveryConfig
 #: Shares of attention that factorizations keep, and sizes of folded models.
 FACTORED = (0.25, 0.125)
 FOLDED = WHOLE_HEADS[1:]
-#: Those that are also met by SVD-LLM and ASVD with their parameters, and by one from scratch.
-MATCHED = (Size(64, 0.5, 128), Size(64, 0.25, 96))
+#: Those met by SVD-LLM and ASVD with as many parameters, and by one of that shape from scratch.
+MATCHED = (Size(64, 0.25, 96),)
 RECOVERY = " + recovery"
 SCRATCH = "distilled from scratch"
 #: Colour, marker and fill of each kind; what was not trained after the cut is hollow.
