@@ -2,10 +2,11 @@
 
     python eval/front.py --tables eval/results --output eval/results/front
 
-Draws what `peers.py` and `comparison.py` measured (`peers-bolt.csv` and `comparison-bolt.csv` in
-`--tables`), means over the seeds: WQL and MASE as ratios to the original's, and the share of its
-skill that is kept, against the ratio of latencies. Folded models are those with whole heads. A
-model that takes longer than the axis is long stands at its end, with its ratio.
+Draws what `comparison.py` measured (`comparison-bolt.csv` in `--tables`), and Fracast-0 where
+`peers.py` measured it (`peers-bolt.csv`), means over the seeds: WQL and MASE as ratios to the
+original's, and the share of its skill that is kept, against the ratio of latencies. Folded models
+are those with whole heads. A model that takes longer than the axis is long stands at its end, with
+its ratio.
 """
 
 from __future__ import annotations
@@ -86,12 +87,13 @@ def read(path: Path) -> pd.DataFrame:
     return frame
 
 
-def points(comparison: pd.DataFrame, peers: pd.DataFrame) -> pd.DataFrame:
+def points(comparison: pd.DataFrame, peers: pd.DataFrame | None) -> pd.DataFrame:
     """One row a model that is drawn: its kind, latency and measures, means over seeds."""
     if "shown" in comparison:  # what is not is of another recovery or other series
         comparison = comparison[comparison["shown"].astype(bool)]
     whole = [size.label for size in WHOLE_HEADS]
-    frame = pd.concat([comparison, peers[peers["kind"] == "Fracast-0"]])
+    frames = [comparison] if peers is None else [comparison, peers[peers["kind"] == "Fracast-0"]]
+    frame = pd.concat(frames)
     frame = frame[frame["kind"].isin(LOOKS)]
     frame = frame[~frame["kind"].str.startswith("fold") | frame["label"].isin(whole)]
     frame = frame.assign(label=frame["label"].fillna(""))
@@ -211,11 +213,12 @@ def main() -> None:
     arguments = parser.parse_args()
     name = short_name(arguments.model)
     try:
-        tables = [read(arguments.tables / f"{table}-{name}.csv") for table in
-                  ("comparison", "peers")]  # fmt: skip
+        comparison = read(arguments.tables / f"comparison-{name}.csv")
+        others = arguments.tables / f"peers-{name}.csv"
+        peers = read(others) if others.is_file() else None
     except DataError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
-    draw(points(*tables), Path(f"{arguments.output}-{name}"))
+    draw(points(comparison, peers), Path(f"{arguments.output}-{name}"))
 
 
 if __name__ == "__main__":

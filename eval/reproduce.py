@@ -184,7 +184,7 @@ TABLES = (
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",
         1,
-        drawn_from=("comparison-bolt", "peers-bolt"),
+        drawn_from=("comparison-bolt",),
     ),
 )
 

@@ -94,6 +94,10 @@ def test_the_front_page_figure_names_every_kind_once_a_panel(
     assert drawn.count("<!-- SVD-LLM, recovered -->") == len(front.MEASURES)
     assert drawn.count("<!-- Fracast-0, 34 × the time →") == len(front.MEASURES)
 
+    (tmp_path / "peers-bolt.csv").unlink()
+    run_front(scripts, tmp_path, tmp_path / "alone", monkeypatch)
+    assert "Fracast-0" not in (tmp_path / "alone-bolt.svg").read_text(encoding="utf-8")
+
 
 @pytest.mark.parametrize("missing", ["file", "column"])
 def test_the_front_page_figure_needs_tables_that_have_the_skill(
@@ -104,7 +108,7 @@ def test_the_front_page_figure_needs_tables_that_have_the_skill(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     front_tables(scripts, tmp_path)
-    table = tmp_path / "peers-bolt.csv"
+    table = tmp_path / "comparison-bolt.csv"
     if missing == "file":
         table.unlink()
     else:
@@ -112,4 +116,4 @@ def test_the_front_page_figure_needs_tables_that_have_the_skill(
     with pytest.raises(SystemExit) as caught:
         run_front(scripts, tmp_path, tmp_path / "front", monkeypatch)
     assert caught.value.code == 1
-    assert "eval/reproduce.py peers-bolt" in capsys.readouterr().err
+    assert "eval/reproduce.py comparison-bolt" in capsys.readouterr().err
