@@ -48,6 +48,7 @@ class ModelBench:
 
     @property
     def latency_p95_ms(self) -> float:
+        """95th percentile of the runs."""
         return float(np.percentile(self.latencies_ms, 95))
 
     @property
@@ -58,6 +59,7 @@ class ModelBench:
 
     @property
     def series_per_second(self) -> float:
+        """Throughput at the median latency."""
         return 1000 * self.batch_size / self.latency_ms
 
     @property

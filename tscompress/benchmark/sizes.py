@@ -99,6 +99,7 @@ def kv_cache_bytes(
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
+    """Dtype of the model's first parameter."""
     return next(model.parameters()).dtype
 
 

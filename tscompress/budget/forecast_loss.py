@@ -109,6 +109,7 @@ class Forecasts:
 
 @contextmanager
 def swapped(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
+    """Put ``other`` in the place of the module ``name``, and restore it on leaving."""
     original = model.get_submodule(name)
     try:
         model.set_submodule(name, other)
@@ -119,6 +120,7 @@ def swapped(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_heads(model: nn.Module, plan: HeadPlan, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Give the block ``plan.name`` new head sizes and weights (by role); restore it on leaving."""
     with swapped(model, plan.name, model.get_submodule(plan.name)):
         attention = replace_heads_(model, plan)
         for role, weight in weights.items():

@@ -52,6 +52,7 @@ class SensitivityStore:
         return found if fits else None
 
     def write(self, result: Sensitivity, *, complete: bool) -> None:
+        """Replace the file in one step; UsageError if it cannot be written."""
         text = result.model_dump_json(indent=2)
         try:
             write_text_atomically(

@@ -57,6 +57,7 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
 
 
 def check_generation_file(directory: Path, config: Mapping[str, Any], source: str) -> None:
+    """Check ``generation_config.json``, if there is one; raises as :func:`check_generation`."""
     try:
         settings = read_json(directory / GENERATION_FILE)
     except FileNotFoundError:
@@ -151,12 +152,14 @@ def stored_dtype(directory: Path) -> torch.dtype:
 
 
 def most_common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The floating-point dtype of most tensors; float32 if none has one."""
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in names)
     return names[counts.most_common(1)[0][0]] if counts else torch.float32
 
 
 def check_finite(model: nn.Module, source: str) -> None:
+    """Raise CorruptCheckpointError for weights that are infinite, NaN or implausibly large."""
     for name, parameter in model.named_parameters():
         low, high = (float(bound) for bound in torch.aminmax(parameter.detach()))
         if not (math.isfinite(low) and math.isfinite(high)):  # aminmax passes NaN on

@@ -103,6 +103,7 @@ class LoadedModel:
 
     @property
     def architecture(self) -> Architecture:
+        """Attention blocks and feed-forwards of the model, by name."""
         return describe(self.family, self.model)
 
     @property
@@ -144,10 +145,12 @@ class Checkpoint:
 
     @property
     def is_factored(self) -> bool:
+        """Whether it needs tscompress to load."""
         return is_factored_config(self.config)
 
     @property
     def parameters(self) -> int:
+        """Number of stored weights."""
         return sum(math.prod(tensor.shape) for tensor in self.stored.values())
 
     @property

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.removed import without_removed
+from tscompress.io.removed_options import without_removed
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

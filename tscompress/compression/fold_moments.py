@@ -145,6 +145,7 @@ class Products:
         self.count = 0
 
     def add(self, rows: Tensor, targets: Tensor | None = None) -> None:
+        """Add ``rows`` ``[N, in]`` to the means, and ``targets`` ``[N, out]`` to ``cross``."""
         if not len(rows):
             return
         self.count += len(rows)
@@ -218,10 +219,12 @@ def row_shares(limit: int, batches: Sequence[Tensor]) -> list[int]:
 
 
 def rows_for_units(units: int) -> int:
+    """Rows to keep for the least-squares fit of this many hidden units."""
     return max(_ROWS_PER_HIDDEN_UNIT * units, _FEWEST_ROWS)
 
 
 def thinned(rows: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` evenly spaced rows."""
     return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
 
 
@@ -234,6 +237,7 @@ def _means(y: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def is_group(step: Step) -> bool:
+    """Whether a step is attention across series (group attention of Chronos-2)."""
     return isinstance(step.block, AttentionBlock) and step.block.across_series
 
 

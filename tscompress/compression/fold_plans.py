@@ -446,6 +446,7 @@ def _validated(layer: type[L], **fields: object) -> L:
 
 
 def dense_linear(model: nn.Module, name: str) -> nn.Linear:
+    """The Linear layer ``name``; PlanError if it is factored already."""
     module = model.get_submodule(name)
     if not isinstance(module, nn.Linear):
         raise PlanError(
@@ -455,6 +456,7 @@ def dense_linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def excluded_names(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """Names that match any of the patterns; PlanError if a pattern matches none."""
     excluded: set[str] = set()
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)

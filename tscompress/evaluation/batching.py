@@ -267,6 +267,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
+        """Whether this is the process that writes and prints."""
         return self.index == 0
 
     def device(self, name: str) -> str:

@@ -56,13 +56,16 @@ class PredictCall(Protocol):
     """The size of one ``predict`` call."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Series per call."""
 
     @property
-    def context_length(self) -> int: ...
+    def context_length(self) -> int:
+        """Time steps of each series."""
 
     @property
-    def horizon(self) -> int: ...
+    def horizon(self) -> int:
+        """Time steps to forecast."""
 
     @property
     def num_samples(self) -> int | None:

@@ -45,14 +45,17 @@ class LowRankLinear(nn.Module):
 
     @property
     def in_features(self) -> int:
+        """Size of the input."""
         return self.right.in_features
 
     @property
     def out_features(self) -> int:
+        """Size of the output."""
         return self.left.out_features
 
     @property
     def rank(self) -> int:
+        """Size between the two factors."""
         return self.right.out_features
 
     @property

@@ -59,10 +59,12 @@ class ProjectionPlan(BaseModel):
 
     @property
     def dense_parameters(self) -> int:
+        """Weights before; biases are not counted."""
         return self.out_features * self.in_features
 
     @property
     def parameters(self) -> int:
+        """Weights after."""
         if self.rank is None:
             return self.dense_parameters
         return self.rank * (self.out_features + self.in_features)
@@ -131,6 +133,7 @@ class HeadPlan(BaseModel):
 
     @property
     def dense_parameters(self) -> int:
+        """Weights of the four projections before."""
         return 4 * self.d_model * self.num_heads * self.head_size
 
     @property
@@ -142,6 +145,7 @@ class HeadPlan(BaseModel):
 
     @property
     def text(self) -> str:
+        """The sizes after, for people."""
         if self.latent:
             return f"latent {self.qk_size}"
         if self.qk_size == self.vo_size:
@@ -189,14 +193,17 @@ class HiddenPlan(BaseModel):
 
     @property
     def dense_parameters(self) -> int:
+        """Weights before, and biases of a patch embedding."""
         return self._parameters(self.d_ff)
 
     @property
     def parameters(self) -> int:
+        """Weights after, and biases of a patch embedding."""
         return self._parameters(self.kept)
 
     @property
     def text(self) -> str:
+        """The sizes after, for people."""
         return f"{self.kept} hidden units"
 
 

@@ -106,6 +106,7 @@ class Structural(BaseModel):
 
     @property
     def noisy(self) -> bool:
+        """Whether the label has noise."""
         return self.noise > 0
 
     @property
@@ -114,6 +115,7 @@ class Structural(BaseModel):
         return not self.seasons and self.trend is None
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
+        """``count`` series ``[count, context + horizon]`` and their best forecast."""
         length = context + horizon
         path = np.repeat(rng.uniform(0, 3, (count, 1)), length, axis=1)
         if self.trend is not None:
@@ -147,6 +149,7 @@ class Autoregressive(BaseModel):
     ends_constant: ClassVar[bool] = True
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
+        """``count`` series ``[count, context + horizon]`` and their best forecast."""
         length, factor = context + horizon, self.coefficient
         noise = rng.standard_normal((count, length))
         if factor < 1:  # starts in its stationary distribution
@@ -177,13 +180,16 @@ class Intermittent(BaseModel):
 
     @property
     def season_length(self) -> int:
+        """Steps that a seasonal naive forecast looks back."""
         return self.interval if self.regular else 1
 
     @property
     def ends_constant(self) -> bool:
+        """Whether a constant can be the best possible forecast."""
         return not self.regular
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
+        """``count`` series ``[count, context + horizon]`` and their best forecast."""
         shape = (count, context + horizon)
         if self.regular:
             time = np.arange(context + horizon) + rng.integers(self.interval, size=(count, 1))

@@ -138,6 +138,7 @@ class TaskScore(BaseModel):
 
     @property
     def name(self) -> str:
+        """Name of the task."""
         return self.task.name
 
     @property

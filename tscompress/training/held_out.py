@@ -49,6 +49,7 @@ class HeldOut:
 
     @property
     def evaluations_since_best(self) -> float:
+        """Evaluations since the lowest loss."""
         return self.state["evaluations"] - self.state["best_evaluation"]
 
     def evaluate(self, batches: Sequence[ForecastBatch], step: int) -> dict[str, float]:

@@ -30,6 +30,7 @@ def write_model(
     plan: Plan | None,
     parts: list[list[float]],
 ) -> None:
+    """Write the model, its recipe and ``provenance.json``, replacing the directory in one step."""
     with new_directory(path, force=True) as directory:
         save_pretrained(model, directory, plan)
         _record(recipe, directory, parts)

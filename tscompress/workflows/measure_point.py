@@ -140,6 +140,7 @@ def measure_original(
 
 
 def checkpoint_of(output: Path, point: Measured) -> Path:
+    """Directory of the checkpoint that a point kept."""
     assert point.checkpoint is not None
     return output / POINTS_DIRECTORY / point.id / point.checkpoint
 

@@ -115,6 +115,7 @@ class Recipe(BaseModel):
         return self
 
     def to_yaml(self) -> str:
+        """The recipe as YAML, which :func:`load_recipe` reads."""
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
         return text
 

