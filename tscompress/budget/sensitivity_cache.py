@@ -1,4 +1,4 @@
-"""Sensitivities kept in files named by the content of everything they depend on."""
+"""Sensitivities cached in files named by a hash of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
-#: What folds and measures; in a development version it changes without a number.
+#: Code that folds and measures; a development version changes it without a version number.
 _CODE = ("compression", "families", "layers", "linalg", "budget")
 
 
@@ -33,13 +33,13 @@ class WantedPart(NamedTuple):
 
 
 class SensitivityStore:
-    """One result's file. Until it is complete it says so, and cannot be loaded as a result."""
+    """File of one result. While incomplete it is marked so, and cannot be loaded as a result."""
 
     def __init__(self, directory: Path, key: str) -> None:
         self.path = directory / "sensitivity" / f"{key}.json"
 
     def read(self, wanted: Sequence[WantedPart]) -> Sensitivity | None:
-        """What was measured so far; None if there is nothing that can be used."""
+        """The parts measured so far; None if there is no usable file."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             incomplete = isinstance(content, dict) and "incomplete" in content
@@ -61,7 +61,7 @@ class SensitivityStore:
         except OSError as error:
             raise UsageError(
                 f"{str(self.path)!r} cannot be written ({error}); set TSCOMPRESS_CACHE to a "
-                "directory that can, or do without a cache."
+                "writable directory, or use no cache."
             ) from None
 
 
@@ -90,7 +90,7 @@ def content_key(
     add("config", dict(loaded.config))
     add("fold", config.model_dump(mode="json"))
     add("wanted", wanted)
-    # Of what is in memory, not of its files: it may have been cast, or have lost layers since.
+    # Hash the model in memory, not its files: it may have been cast, or have lost layers.
     for name, tensor in [*loaded.model.named_parameters(), *loaded.model.named_buffers()]:
         add_tensor(name, tensor)
     for label, windows in (("calibration", batches), ("holdout", holdout)):

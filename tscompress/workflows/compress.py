@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
+from tscompress.budget.layer_removal import layers_that_stay
+from tscompress.budget.plan_within_budget import plan_within_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
