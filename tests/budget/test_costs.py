@@ -25,7 +25,8 @@ from tscompress.checkpoints.load import load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, describe, wrap_pipeline
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, ProjectionPlan, stock_frequencies
+from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_model import build_model
 
 D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4

@@ -105,7 +105,7 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 
 def _cached_values_per_token(attention: Any) -> int:
     if isinstance(attention, LatentCrossAttention):  # one latent for all layers
-        return attention.cached_numbers
+        return attention.cached_values
     return int(attention.k.out_features) + int(attention.v.out_features)
 
 

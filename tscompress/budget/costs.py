@@ -21,7 +21,8 @@ from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.families.t5_stack import has_own_head
 from tscompress.plan.architecture import Architecture, AttentionBlock
-from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
+from tscompress.plan.plan import Plan
 
 PartKind = Literal["qk", "vo", "hidden"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]

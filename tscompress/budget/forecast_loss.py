@@ -18,7 +18,7 @@ from tscompress.errors import DataError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.layers.resize import replace_heads_
-from tscompress.plan.plan import HeadPlan
+from tscompress.plan.layer_plans import HeadPlan
 
 T = TypeVar("T")
 

@@ -43,12 +43,12 @@ from tscompress.compression.fold_moments import attention_moments, hidden_moment
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fold_plan
 from tscompress.compression.layer_walk import Step, advance_, walk
 from tscompress.compression.recording import Recording, blocks_of, record
-from tscompress.compression.residual_stream import projected, stream_bases
+from tscompress.compression.residual_stream import principal_directions, projected
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError
 from tscompress.families.stacks import layer_name, sublayers
 from tscompress.io.files import cache_directory
-from tscompress.plan.plan import HeadPlan, HiddenPlan, stock_frequencies
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, stock_frequencies
 
 DEFAULT_WIDTHS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 
@@ -276,7 +276,7 @@ class _Pass:
 
     def _width(self) -> None:
         if (STREAM, "width") in self.open:
-            bases = stream_bases(self.loaded, self.batches)
+            bases = principal_directions(self.loaded, self.batches)
             self._measure(STREAM, "width", lambda size: projected(self.loaded, bases, size))
 
     def _layer(self, name: str) -> None:

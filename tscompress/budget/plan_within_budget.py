@@ -28,7 +28,7 @@ from tscompress.compression.apply import config_of_layers, fold_planned_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.residual_stream import narrowed_config
+from tscompress.compression.residual_stream import sliced_config
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
 from tscompress.families.registry import build_empty, describe
@@ -71,7 +71,7 @@ def plan_within_budget(
     costs = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
 
     def narrower(width: int) -> CostModel:
-        config = narrowed_config(loaded.family, loaded.config, width)
+        config = sliced_config(loaded.family, loaded.config, width)
         model = build_empty(loaded.family, config)
         return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
 

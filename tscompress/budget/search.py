@@ -26,7 +26,7 @@ from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.residual_stream import narrowed_config
+from tscompress.compression.residual_stream import sliced_config
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import adapter_of, build_empty, describe, wrap_pipeline
 from tscompress.families.t5_stack import tie_weights_
@@ -152,7 +152,7 @@ def _sizes(sensitivity: Sensitivity, part: Part, multiple: int) -> list[int]:
     rounded = {min(part.size, math.ceil(size / multiple) * multiple) for size in part.sizes}
     free = sensitivity.settings.get("fold", {}).get("frequencies") == "free"
     if part.kind == "qk" and not free:
-        # Rounded, a size may not be one at which a plain config keeps the rotary frequencies.
+        # A rounded size may not be one at which a stock config keeps the rotary frequencies.
         allows = adapter_of(sensitivity.family).allows_head_size
         rounded = {size for size in rounded if size in part.sizes or allows(part.size, size)}
     return sorted(rounded | {part.size}, reverse=True)
@@ -526,7 +526,7 @@ def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
     """A model with the candidate's sizes on the meta device."""
     config = config_of_layers(loaded, candidate.kept_layers or {})
     if candidate.width is not None:
-        config = narrowed_config(loaded.family, config, candidate.width)
+        config = sliced_config(loaded.family, config, candidate.width)
     qk, vo, hidden = candidate.qk, candidate.vo, candidate.hidden
     if isinstance(qk, int) and qk == vo and isinstance(hidden, int):
         return build_empty(loaded.family, config | {"d_kv": qk, "d_ff": hidden})

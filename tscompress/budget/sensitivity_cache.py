@@ -22,7 +22,7 @@ from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
 #: Code that folds and measures; a development version changes it without a version number.
-_CODE = ("compression", "families", "layers", "linalg", "budget")
+CODE = ("compression", "families", "layers", "linalg", "budget")
 
 
 class WantedPart(NamedTuple):
@@ -84,7 +84,7 @@ def content_key(
         digest.update(flat.view(torch.uint8).numpy().data)
 
     add("version", SENSITIVITY_VERSION)
-    add("code", code_digest(_CODE))
+    add("code", code_digest(CODE))
     add("versions", versions())
     add("family", loaded.family)
     add("config", dict(loaded.config))

@@ -24,7 +24,7 @@ from tscompress.io.files import cache_directory, write_text_atomically
 
 _FORMAT = 1
 #: What forecasts and scores; in a development version it changes without a number.
-_CODE = ("evaluation", "families", "layers", "data")
+CODE = ("evaluation", "families", "layers", "data")
 
 
 class ScoreCache:
@@ -99,7 +99,7 @@ def score_key(
         "model": model_hash,
         "dataset": dataset_digest(dataset),
         "protocol": dict(protocol),
-        "code": code_digest(_CODE),
+        "code": code_digest(CODE),
         "versions": versions(),
         "hardware": None if isinstance(model, str) else hardware(model_device(model)),
     }

