@@ -1,4 +1,4 @@
-"""Every error that tscompress raises on purpose.
+"""Errors of tscompress.
 
 TscompressError
 ├── UsageError                  what was asked for is not allowed             (exit code 2)
@@ -91,9 +91,9 @@ class NotEnoughMemoryError(TscompressError):
 
 
 class OutputError(TscompressError, OSError):
-    """Also an OSError: callers may treat it as any other trouble with a disk.
+    """A file or directory cannot be written: the disk is full, or it is read-only. Also an OSError.
 
-    ``reason`` is the message without the path, for who knows a better one.
+    ``reason`` is the message without the path.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
