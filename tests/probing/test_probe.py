@@ -254,7 +254,7 @@ def test_the_command_shows_writes_and_compares(
     [
         (("--tasks", "gaps,nothing"), 2, "no task 'nothing'; groups: seasons"),
         (("--tasks-file", "none.yaml"), 2, "no file of tasks"),
-        (("--num-samples", "3", "--tasks", "gaps"), 2, "draws no samples"),
+        (("--num-samples", "3", "--tasks", "gaps"), 2, "num_samples"),
         (("--batch-size", "0"), 2, "batch_size"),
     ],
 )
