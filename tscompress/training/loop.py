@@ -1,4 +1,4 @@
-"""A training run of any kind: a stop that loses nothing, and the attention that trains fastest."""
+"""Common parts of training loops: a safe stop on signals, and the fastest attention."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into a flag, so that a step is never cut in two."""
+    """Turns the first Ctrl-C or SIGTERM into a flag, so that no step is interrupted."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # no other is told of signals
+        if threading.current_thread() is threading.main_thread():  # the only one with signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -30,16 +30,16 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.requested:  # a second signal means now
+        if self.requested:  # a second signal stops at once
             raise KeyboardInterrupt
         self.requested = True
 
 
 @contextmanager
 def attention_for_training(model: nn.Module) -> Iterator[None]:
-    """Within the block, attention with learnt biases is plain products of matrices on a CPU.
+    """Within the block, attention with learnt biases uses unfused matrix products on a CPU.
 
-    There, fused attention has no fast way back through a bias that is learnt.
+    Fused attention on a CPU has a slow backward pass through a learnt bias.
     """
     configs: list[Any] = []
     device = next(model.parameters()).device.type
