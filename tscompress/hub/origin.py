@@ -1,4 +1,4 @@
-"""What the records of a checkpoint say: what it was made of, and how.
+"""The origin of a checkpoint, from its records: model, recipe, plan and provenance.
 
 Everything comes from files: plan, recipe, provenance and the header of the weights.
 """
