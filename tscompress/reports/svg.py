@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class Chart:
-    """A panel. ``label`` says what it shows to those who do not see it."""
+    """A panel. ``label`` describes it for screen readers."""
 
     label: str
     x_range: tuple[float, float]
