@@ -199,8 +199,8 @@ def test_missing_keys(tmp_path: Path, missing: str) -> None:
     ("content", "match"),
     [
         (b"", "mapping"),
-        (b"- model: x", "holds no mapping"),
-        (b"just words", "holds no mapping"),
+        (b"- model: x", "mapping"),
+        (b"just words", "mapping"),
         (b"model: [", "cannot be read as YAML"),
         (b"model: \xff\xfe", "cannot be read as YAML"),
         (b"model: x\x00", "cannot be read as YAML"),

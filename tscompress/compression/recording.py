@@ -51,6 +51,7 @@ class RowTable:
         self.table, self.places = table, places
 
     def batches(self) -> list[Tensor]:
+        """Streams ``[B, S, d]`` of each batch."""
         return [self.table[place] for place in self.places]
 
     @classmethod
