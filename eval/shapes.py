@@ -30,7 +30,7 @@ from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
-from tscompress.compression.residual_stream import narrowed_config
+from tscompress.compression.residual_stream import sliced_config
 from tscompress.families.registry import build_empty, wrap_pipeline
 from tscompress.io.text import ratio_text
 from tscompress.layers.shared_cross_attention import share_cross_attention
@@ -155,7 +155,7 @@ def build(shape: Shape, device: str, dtype: torch.dtype) -> BaseChronosPipeline:
     torch.manual_seed(0)
     model: Any = build_model(recipe)
     if shape.d_model < d_model:  # a Chronos-T5 then has a head of its own
-        config = narrowed_config(shape.family, model.config.to_dict(), shape.d_model)
+        config = sliced_config(shape.family, model.config.to_dict(), shape.d_model)
         model = build_empty(shape.family, config)
         fill_randomly_(model, dtype, device)
     model = model.to(device=device, dtype=dtype).eval()

@@ -1,4 +1,4 @@
-"""Make pretrained time-series foundation models smaller and faster, and prove what it cost.
+"""Make pretrained time-series foundation models smaller and faster, and measure the cost.
 
 The namespace is lazy: ``import tscompress`` loads nothing heavy.
 """

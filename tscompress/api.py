@@ -1,4 +1,4 @@
-"""Compress and recover: options to a recipe, then the workflows."""
+"""``compress`` and ``recover``: build a recipe from options and run the workflows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-#: Keywords that are now fields of a schedule or a budget, and what to write instead.
+#: Former keywords that are fields of a schedule or a budget now, and their replacements.
 _MOVED = {
     "epsilon": "schedule='epsilon=0.1'",
     "energy": "schedule='energy=0.9'",
@@ -42,7 +42,7 @@ _MOVED = {
 
 
 def _takes_moved_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Also takes keywords that are now part of ``schedule`` and ``budget``, with a warning."""
+    """Accept keywords that are now part of ``schedule`` and ``budget``, with a warning."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
@@ -89,19 +89,19 @@ def compress(
     Parameters
     ----------
     model
-        As for :func:`tscompress.load`, or a model already loaded, which is then changed in place.
+        As for :func:`tscompress.load`, or a loaded model, which is changed in place.
     method
-        ``fold``: smaller heads and fewer hidden units, a stock checkpoint if all sizes are alike.
-        ``svd`` (paper sec. 5) or ``activation-svd`` (whitened by calibration moments): two factors
-        for each projection.
+        ``fold``: smaller heads and fewer hidden units, a stock checkpoint if all layers have the
+        same sizes. ``svd`` (Yu et al., 2025, sec. 5) or ``activation-svd`` (whitened by calibration
+        moments): two factors for each projection.
     rank, schedule, budget
-        At most one, and with svd exactly one. ``rank``: of every projection; with fold the size of
-        every head, ``d_kv``. ``schedule``: an object such as :class:`tscompress.PowerLawSchedule`,
+        At most one, and with svd exactly one. ``rank``: of every projection; with fold the head
+        size, ``d_kv``. ``schedule``: an object such as :class:`tscompress.PowerLawSchedule`,
         or its text: ``"5,0.35"`` (d_0, alpha of the power law; also as a tuple),
         ``"epsilon=0.1"``, ``"energy=0.9"`` or, with fold, ``"fit=0.1"``. ``budget``: with fold
         ``"parameters=0.5"``, ``"bytes=20MB"``, ``"macs=0.4"``, ``"kv-cache=0.125"``,
         ``"latency=0.4"`` or ``"wql=1%"`` of the whole model, a :class:`tscompress.Budget`, or a
-        :class:`tscompress.PlannedSchedule`, which also has layout, multiples and what may change;
+        :class:`tscompress.PlannedSchedule`, which also has layout, multiple, depth and keep_width;
         with svd the share of parameters that the planned layers keep.
     ff_ratio
         With fold: share of hidden units to keep, above 0 and at most 1.
@@ -111,27 +111,27 @@ def compress(
     width
         With fold, but not with a budget: new residual-stream width, ``d_model``. An integer from 2
         counts dimensions; a float above 0 and at most 1 is a share of ``d_model``, rounded to the
-        nearest integer (1.0 leaves it as it is, an integer 1 is refused). The principal directions
-        with most energy stay. The result is a stock checkpoint.
+        nearest integer (1.0 keeps it, an integer 1 is refused). The principal directions of most
+        energy are kept. The result is a stock checkpoint.
     layers
-        Experimental, with fold, but not with a budget: how many layers stay, of the encoder and of
-        the decoder; one number is for each. The others go one by one, always the one without which
-        the forecast loss on held-back calibration series rises least, and what stays is fitted to
-        make up for them: follow it with a recovery.
+        Experimental, with fold, but not with a budget: number of layers to keep in the encoder and
+        in the decoder; one number is for both. The others are dropped one by one: always the one
+        whose removal raises the forecast loss on held-out calibration series least. The kept layers
+        are fitted again. A recovery should follow.
     plan
         Instead of all of these: a plan made or edited before.
     exclude
-        Shell patterns on names of layers that keep their heads and hidden units; a ``width``
-        narrows what they read and write all the same.
+        Shell patterns on names of layers that keep their heads and hidden units; a ``width`` still
+        applies to them.
     feed_forward
-        With svd: factor the feed-forwards too.
+        With svd: also factor the feed-forwards.
     fold
-        Switches of folding.
+        Options of folding.
     calibration, series
-        Which series to calibrate on; ``series``, a list of 1-D series or a file of them, overrides
-        the config's source.
+        Calibration series; ``series``, a list of 1-D series or a file of them, overrides the
+        config's source.
     recover
-        Distil from the original afterwards, on ``series`` too.
+        Distil from the original afterwards, also on ``series``.
     revision, device
         As for :func:`tscompress.load`.
     on_progress
@@ -146,7 +146,7 @@ def compress(
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; see :mod:`tscompress.errors`.
+        One of its subclasses; see :mod:`tscompress.errors`.
     """
     options = {
         "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
@@ -182,39 +182,38 @@ def recover(
     device: str = "cpu",
     report: OnRecovery = lambda line: None,
 ) -> CompressedModel:
-    """Win back by a short distillation what surgery lost.
+    """Recover a compressed model by a short distillation from its original.
 
-    Folded stays folded, and factored stays factored: only numbers change.
+    Only weights change: a folded model stays folded, a factored one factored.
 
     Parameters
     ----------
     student
-        What ``compress`` wrote or returned. A model in memory is changed in place.
+        Output of ``compress``, on disk or in memory. A model in memory is changed in place.
     teacher
         The original, as for :func:`tscompress.load`.
     config
-        Budget, losses, data; by default five minutes on synthetic series, Chronos-T5 also on real
-        ones.
+        Duration, losses and data; by default five minutes on synthetic series, Chronos-T5 also on
+        real ones.
     series
-        Series to train on besides, each 1-D, or a file or directory of them; missing values are
-        NaN.
+        Further training series, each 1-D, or a file or directory of them; missing values are NaN.
     directory
         For the checkpoint and the log; None: nothing is written.
     resume
-        Go on from the checkpoint in ``directory``.
+        Resume from the checkpoint in ``directory``.
     report
         Called with each line of the log.
 
     Returns
     -------
     CompressedModel
-        In the stored dtype of the student, with the weights that were best on held-out series; its
-        ``recovery`` says how it went, and whether it finished or was stopped by Ctrl-C.
+        In the stored dtype of the student, with the weights of least loss on held-out series. Its
+        ``recovery`` has the log, and whether the run finished or was stopped by Ctrl-C.
 
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; see :func:`tscompress.training.recovery.recover_`.
+        One of its subclasses; see :func:`tscompress.training.recovery.recover_`.
     """
     ours, theirs = (
         model if isinstance(model, LoadedModel) else load(model, device=device)

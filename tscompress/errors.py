@@ -1,4 +1,4 @@
-"""Every error that tscompress raises on purpose.
+"""Errors of tscompress.
 
 TscompressError
 ├── UsageError                  what was asked for is not allowed             (exit code 2)
@@ -29,69 +29,71 @@ class TscompressError(Exception):
 
 
 class UsageError(TscompressError):
+    """What was asked for is not allowed (exit code 2)."""
+
     exit_code = 2
 
 
 class RecipeError(UsageError):
-    pass
+    """A recipe or an option has a wrong key, type or value."""
 
 
 class PlanError(UsageError):
-    pass
+    """A plan does not fit the model that it is applied to."""
 
 
 class OutputExistsError(UsageError):
-    pass
+    """The target exists and ``--force`` was not given."""
 
 
 class ModelLoadError(TscompressError):
-    pass
+    """A checkpoint could not be read."""
 
 
 class ModelNotFoundError(ModelLoadError):
-    pass
+    """There is no such directory, Hub id or revision."""
 
 
 class GatedModelError(ModelLoadError):
-    pass
+    """The Hub asks for permission or a token."""
 
 
 class OfflineError(ModelLoadError):
-    pass
+    """The Hub could not be reached."""
 
 
 class UnsupportedModelError(ModelLoadError):
-    pass
+    """The model is of a family that tscompress does not support."""
 
 
 class CorruptCheckpointError(ModelLoadError):
-    pass
+    """Weights or configs are truncated, inconsistent or not finite."""
 
 
 class DataError(TscompressError):
-    pass
+    """Series cannot be read or used."""
 
 
 class LeakError(TscompressError):
-    pass
+    """Evaluation series were given for training or calibration."""
 
 
 class FactorizationError(TscompressError):
-    pass
+    """A decomposition failed; the message names the layer."""
 
 
 class DivergenceError(TscompressError):
-    pass
+    """A training loss is not finite."""
 
 
 class NotEnoughMemoryError(TscompressError):
-    pass
+    """A single series does not fit into memory beside the model."""
 
 
 class OutputError(TscompressError, OSError):
-    """Also an OSError: callers may treat it as any other trouble with a disk.
+    """A file or directory cannot be written: the disk is full, or it is read-only. Also an OSError.
 
-    ``reason`` is the message without the path, for who knows a better one.
+    ``reason`` is the message without the path.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -100,8 +102,8 @@ class OutputError(TscompressError, OSError):
 
 
 class HubError(TscompressError):
-    pass
+    """The Hub refused a push or could not be reached for it."""
 
 
 class VerificationError(TscompressError):
-    pass
+    """A saved checkpoint does not load back bit-equal."""

@@ -58,8 +58,8 @@ def symmetric_roots(C: Tensor, damping: float = 1e-6) -> tuple[Tensor, Tensor]:
     """C^{1/2} and C^{-1/2} of a positive semi-definite ``C`` ``[n, n]``, by ``eigh``.
 
     ``C`` is nearly singular when inputs have low rank, so ``damping`` times the largest eigenvalue
-    is added to every eigenvalue. For C = 0 both roots are the identity: with nothing measured,
-    all directions count alike.
+    is added to every eigenvalue. For C = 0 both roots are the identity: without measurements all
+    directions have the same weight.
     """
     C = C.to(torch.float64)
     eigenvalues, Q = torch.linalg.eigh((C + C.T) / 2)
@@ -72,7 +72,7 @@ def symmetric_roots(C: Tensor, damping: float = 1e-6) -> tuple[Tensor, Tensor]:
 
 
 def whitened_svd(W: Tensor, C: Tensor, rank: int, damping: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Rank-``rank`` factors of ``W`` ``[m, n]`` that lose least of ``W x`` for inputs x.
+    """Rank-``rank`` factors of ``W`` ``[m, n]`` of least mean squared error of W x.
 
     ``C`` ``[n, n]`` is the second moment of x. Minimises E |W x - L R x|^2, which is
     |(W - L R) C^{1/2}|_F^2, by truncating the SVD of W C^{1/2} and undoing C^{1/2}
@@ -85,39 +85,40 @@ def whitened_svd(W: Tensor, C: Tensor, rank: int, damping: float = 1e-6) -> tupl
 
 @dataclass(frozen=True)
 class Roots:
-    """C^{1/2} and C^{-1/2} of a second moment ``[d, d]``, found once for all heads of a block."""
+    """C^{1/2} and C^{-1/2} of a second moment ``[d, d]``, shared by all heads of a block."""
 
     root: Tensor
     inverse: Tensor
 
     @classmethod
     def of(cls, C: Tensor) -> Roots:
-        """As :func:`symmetric_roots` finds them."""
+        """Roots by :func:`symmetric_roots`."""
         return cls(*symmetric_roots(C))
 
 
 def fold_bilinear(
     W_Q: Tensor, W_K: Tensor, C_x: Roots, C_y: Roots, rank: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Smaller queries and keys of one head that lose least of its scores x^T W_Q^T W_K y.
+    """Smaller queries and keys of one head, of least error of its scores x^T W_Q^T W_K y.
 
     Truncates the SVD of C_x^{1/2} W_Q^T W_K C_y^{1/2}, which minimises the mean squared error of
-    the scores when queries and keys are drawn independently. QR of the thin factors first, so
-    nothing d x d is decomposed but the moments.
+    the scores for independently drawn queries and keys. QR of the thin factors comes first, so
+    only the moments are d x d decompositions.
 
     Parameters
     ----------
     W_Q, W_K
         ``[k, d]``.
     C_x, C_y
-        Second moments of what feeds queries and keys.
+        Second moments of the inputs of queries and keys.
     rank
         At most ``k``.
 
     Returns
     -------
-    ``W_Q'``, ``W_K'`` ``[rank, d]`` with W_Q'^T W_K' the truncated form, and the ``k`` singular
-    values, all float64.
+    tuple
+        ``W_Q'``, ``W_K'`` ``[rank, d]`` with W_Q'^T W_K' the truncated form, and the ``k`` singular
+        values, all float64.
     """
     Q_x, R_x = torch.linalg.qr(C_x.root @ W_Q.detach().to(torch.float64).T)  # [d, k], [k, k]
     Q_y, R_y = torch.linalg.qr(C_y.root @ W_K.detach().to(torch.float64).T)
@@ -135,26 +136,27 @@ def fold_rotary(
     C_y: Roots,
     groups: Sequence[Mapping[int, float]],
 ) -> tuple[Tensor, Tensor]:
-    """Fewer rotary pairs for one head: each kept frequency takes over a group of pairs.
+    """Fewer rotary pairs for one head: each kept frequency represents a group of pairs.
 
-    Rows j and j + k/2 make a complex number that turns with frequency w_j, and the score of the
-    pair is Re(conj(q_j) k_j e^{i w_j t}) at distance t: a complex bilinear form of rank one. Over
-    the distances that occur, the part of it that turns with another frequency w is the form times
-    E cos((w_j - w) t). So the forms of a group, each times that weight, are summed and truncated
-    to rank one. A group of one pair keeps it as it is.
+    Rows j and j + k/2 form a complex number that rotates with frequency w_j. The score of the pair
+    at distance t is Re(conj(q_j) k_j e^{i w_j t}): a complex bilinear form of rank one. Over the
+    distances that occur, its component at another frequency w is the form times
+    E cos((w_j - w) t). So the forms of a group are summed with these weights and truncated to rank
+    one. A group of one pair is unchanged.
 
     Parameters
     ----------
     W_Q, W_K
         ``[k, d]``.
     C_x, C_y
-        Second moments of what feeds queries and keys.
+        Second moments of the inputs of queries and keys.
     groups
-        For each kept pair, the pairs it stands for and their weights; its own weight is 1.
+        For each kept pair, the pairs that it represents and their weights; its own weight is 1.
 
     Returns
     -------
-    ``W_Q'``, ``W_K'`` ``[2 len(groups), d]`` in the same layout, float64.
+    tuple
+        ``W_Q'``, ``W_K'`` ``[2 len(groups), d]`` in the same layout, float64.
     """
     half = len(W_Q) // 2
     Q, K = (torch.complex(W[:half], W[half:]) for W in (W_Q.double(), W_K.double()))  # [k/2, d]
@@ -178,12 +180,12 @@ def fold_rotary(
 def fold_values(
     W_O: Tensor, C: Tensor, num_heads: int, rank: int, sweeps: int = 0, *, refit: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Smaller values of all heads of a block that lose least of its output W_O c.
+    """Smaller values of all heads of a block, of least error of its output W_O c.
 
-    c ``[H k]`` holds what the heads read: the attention-weighted values of each. Head h keeps
-    P_h c_h, ``[rank]``, and the output matrix becomes W_O'. Starts from the truncated SVD of each
-    W_O^h C_hh^{1/2}. Each sweep then solves E |W_O c - W_O' P c|^2 for W_O', and for one P_h after
-    the other, with all else fixed: what heads say alike is said once, and the error never grows.
+    c ``[H k]`` has the attention-weighted values of all heads. Head h keeps P_h c_h, ``[rank]``,
+    and the output matrix becomes W_O'. Starts from the truncated SVD of each W_O^h C_hh^{1/2}. Each
+    sweep then minimises E |W_O c - W_O' P c|^2 over W_O' and over each P_h in turn, with the others
+    fixed. Redundancy across heads is used, and the error never grows.
 
     Parameters
     ----------
@@ -200,7 +202,8 @@ def fold_values(
 
     Returns
     -------
-    ``P`` ``[H, rank, k]`` and ``W_O'`` ``[d, H rank]``, float64.
+    tuple
+        ``P`` ``[H, rank, k]`` and ``W_O'`` ``[d, H rank]``, float64.
     """
     W, C = W_O.detach().to(torch.float64), C.to(torch.float64)
     size = W.shape[1] // num_heads
@@ -208,7 +211,7 @@ def fold_values(
     out = torch.zeros(len(W), num_heads, rank, dtype=torch.float64, device=W.device)
     heads = [slice(h * size, (h + 1) * size) for h in range(num_heads)]
     for h, head in enumerate(heads):
-        # Damping in proportion to rounding: these moments may have the rank of one.
+        # Damping in proportion to rounding: these moments may have rank one.
         out[:, h], P[h] = whitened_svd(W[:, head], C[head, head], rank, damping=1e-12)
     if not refit or float(C.diagonal().sum()) <= 0:
         return P, out.flatten(1)
@@ -218,7 +221,7 @@ def fold_values(
     for _ in range(sweeps):
         block = _block_diagonal(P)
         out = least_squares(WC @ block.T, block @ C @ block.T, out.flatten(1)).view_as(out)
-        # E = W - W' P, what is lost
+        # E = W - W' P, the error
         torch.sub(WC, torch.mm(out.flatten(1), block @ C, out=change), out=EC)
         for h, head in enumerate(heads):
             gram = _pseudo_inverse(out[:, h].T @ out[:, h])
@@ -231,7 +234,7 @@ def fold_values(
 
 
 def shared_latent(G: Tensor, C: Roots, rank: int) -> tuple[Tensor, Tensor]:
-    """The ``rank`` numbers z = A y that tell most of W y, and B with y ~ B z.
+    """A and B of least error of W y when y is approximated by B z, z = A y ``[rank]``.
 
     With V_r the leading right singular vectors of W C^{1/2}, A = V_r^T C^{-1/2} and
     B = C^{1/2} V_r minimise E |W y - W B A y|^2.
@@ -239,7 +242,7 @@ def shared_latent(G: Tensor, C: Roots, rank: int) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     G
-        W^T W, ``[d, d]``; of several matrices that read y, the sum.
+        W^T W, ``[d, d]``; the sum over several matrices that read y.
     C
         Second moment of y.
     rank
@@ -247,7 +250,8 @@ def shared_latent(G: Tensor, C: Roots, rank: int) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    A ``[rank, d]`` and B ``[d, rank]``, float64.
+    tuple
+        A ``[rank, d]`` and B ``[d, rank]``, float64.
     """
     whitened = C.root @ G.to(torch.float64) @ C.root
     V = torch.linalg.eigh((whitened + whitened.T) / 2).eigenvectors.flip(1)[:, :rank]
@@ -266,10 +270,10 @@ def _pseudo_inverse(C: Tensor) -> Tensor:
 
 
 def least_squares(T: Tensor, C: Tensor, W: Tensor, damping: float = 1e-6) -> Tensor:
-    """The ``W'`` ``[m, n]`` that minimises E |t - W' u|^2, drawn towards ``W`` where u says little.
+    """``W'`` ``[m, n]`` that minimises E |t - W' u|^2, with ridge regularisation towards ``W``.
 
-    Solves W' (C + s I) = T + s W with s = ``damping`` times the mean eigenvalue of C, so
-    directions that were hardly seen stay as ``W`` has them. With C = 0 that is ``W``.
+    Solves W' (C + s I) = T + s W with s = ``damping`` times the mean eigenvalue of C, so ``W`` is
+    kept in directions of little energy. With C = 0 the result is ``W``.
 
     Parameters
     ----------
@@ -283,49 +287,50 @@ def least_squares(T: Tensor, C: Tensor, W: Tensor, damping: float = 1e-6) -> Ten
     if not strength > 0:
         return W
     damped = C + strength * torch.eye(len(C), dtype=torch.float64, device=C.device)
-    # T + s W = (T - W C) + W (C + s I): solving for the change alone keeps W to the last digit
-    # where there is nothing to change.
+    # T + s W = (T - W C) + W (C + s I): solving for the change keeps W to the bit where the change
+    # is zero.
     change: Tensor = torch.linalg.solve(damped, (T - W @ C).T).T
     return W + change
 
 
 def select_units(W: Tensor, C: Tensor, count: int, *, sketch: int = 128) -> Tensor:
-    """Hidden units that together tell most of W h: greedy column selection.
+    """Hidden units S of least error E |W h - W' h_S|^2, by greedy column selection.
 
-    Each step takes the unit that lowers most the error E |W h - W' h_S|^2 with the best W' for the
-    units S so far, through a pivoted Cholesky factorization of C.
+    Each step adds the unit that lowers the error most, with the best W' for the units so far,
+    through a pivoted Cholesky factorization of C.
 
     Parameters
     ----------
     W
-        ``[m, n]``, what reads the hidden units.
+        ``[m, n]``, the output projection.
     C
         Second moment of the hidden units, ``[n, n]``.
     count
         Units to keep, at most ``n``.
     sketch
-        With more outputs than this, that many random combinations of them stand for all: the
-        error of a unit is then known to about (2 / sketch)^{1/2} of itself.
+        More outputs than this are replaced by this many random combinations of them; the relative
+        error of a unit's gain is then about (2 / sketch)^{1/2}.
 
     Returns
     -------
-    Their indices, ascending, ``[count]``.
+    Tensor
+        Indices of the units, ascending, ``[count]``.
     """
-    # In float32: which units stay is all that is asked.
+    # float32 suffices for a choice of units.
     W, C = W.detach().float(), C.float()
     n = len(C)
     if len(W) > sketch:
         generator = torch.Generator().manual_seed(0)
         mix = torch.randn(sketch, len(W), generator=generator, dtype=torch.float32)
         W = mix.to(W.device) @ W
-    reach = W @ C  # [m, n]: E (what is not yet told) h^T
-    left = C.diagonal().clone()  # variance of each unit that the chosen ones do not explain
+    reach = W @ C  # [m, n]: E (residual) h^T
+    left = C.diagonal().clone()  # residual variance of each unit given the chosen ones
     floor = 1e-6 * float(left.max())
     factor = torch.zeros(count, n, device=C.device)
     chosen = torch.zeros(n, dtype=torch.bool, device=C.device)
     for step in range(count):
         gain = reach.square().sum(0) / left.clamp_min(floor or 1.0)
-        gain[left <= floor] = 0.0  # silent, or told by the chosen ones: nothing to gain
+        gain[left <= floor] = 0.0  # constant 0, or a combination of the chosen ones
         gain[chosen] = -1.0
         pick = int(gain.argmax())
         chosen[pick] = True

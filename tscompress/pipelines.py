@@ -1,10 +1,10 @@
-"""Importing this module lets stock chronos open factored checkpoints.
+"""Import this module to let stock chronos open factored checkpoints.
 
 ``import tscompress.pipelines`` registers the config and the pipeline class, after which
 ``BaseChronosPipeline.from_pretrained(DIR)`` returns the stock pipeline of the model's family, with
 the factored model inside. So do ``ChronosPipeline``, ``ChronosBoltPipeline`` and
-``Chronos2Pipeline``, which do not ask the config for a class: their ``from_pretrained`` is wrapped,
-and does what it did with every other checkpoint. Without the import, transformers refuses the
+``Chronos2Pipeline``: their ``from_pretrained`` is wrapped, because they do not look the class up in
+the config. Other checkpoints open as before. Without the import, transformers refuses the
 ``model_type``.
 """
 
@@ -25,7 +25,7 @@ from tscompress.checkpoints.names import MODEL_TYPE
 from tscompress.errors import UnsupportedModelError
 from tscompress.families.registry import FORECAST_FAMILIES
 
-#: Of what ``from_pretrained`` takes, what says where a config is.
+#: Arguments of ``from_pretrained`` that locate a config.
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
@@ -36,21 +36,21 @@ class FactoredConfig(PretrainedConfig):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """With the original's ``architectures``, by which sktime tells families apart."""
+        """Add the original's ``architectures``, by which sktime recognises families."""
         base = config_dict.get("base_config")
         named = base.get("architectures") if isinstance(base, Mapping) else None
         return super().from_dict({"architectures": named, **config_dict}, **kwargs)
 
 
 class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
-    """What ``chronos_pipeline_class`` of a factored checkpoint names. Only a way in."""
+    """The ``chronos_pipeline_class`` of factored checkpoints; only an entry point."""
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, **kwargs: Any
     ) -> BaseChronosPipeline:
-        """The stock pipeline with the factored model; takes what chronos' own pipelines take:
-        ``revision``, ``device_map`` (one device) and ``dtype`` or ``torch_dtype``.
+        """The stock pipeline with the factored model. Takes ``revision``, ``device_map`` (one
+        device) and ``dtype`` or ``torch_dtype``, as stock pipelines do.
         """
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None)
         kwargs.pop("dtype", None)
@@ -102,13 +102,13 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
 
 
 def _is_factored(source: str | Path, options: Mapping[str, Any]) -> bool:
-    """Whether the config there, if there is one, is that of a factored checkpoint."""
-    if str(source).startswith("s3://"):  # chronos downloads it and comes back with a directory
+    """Whether ``source`` has the config of a factored checkpoint."""
+    if str(source).startswith("s3://"):  # chronos downloads it and calls again with a directory
         return False
     where = {name: options[name] for name in _WHERE if name in options}
     try:
         config, _ = PretrainedConfig.get_config_dict(source, **where)
-    except (OSError, ValueError):  # what is wrong is for stock chronos to say
+    except (OSError, ValueError):  # stock chronos reports the error
         return False
     return is_factored_config(config)
 

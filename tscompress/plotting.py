@@ -16,10 +16,10 @@ from tscompress.errors import UsageError
 # Style
 # --------------------------------------------------------------------------------------------------
 
-#: Okabe and Ito's colours, which people with colour-vision deficiencies tell apart.
+#: Okabe and Ito's colours, distinguishable with colour-vision deficiencies.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-#: For quantities that run from low to high; perceptually uniform and readable in grey.
+#: For ordered quantities; perceptually uniform and readable in grey.
 SEQUENTIAL = "viridis"
 GREY = "#8C8C8C"
 DPI = 150
@@ -27,7 +27,7 @@ TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """An empty figure of ``width`` by ``height`` inches that keeps its panels apart."""
+    """An empty figure of ``width`` by ``height`` inches with constrained layout."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     if title:
@@ -36,7 +36,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
-    """Labels in the sizes of this module, no box, and a grid that stays in the background."""
+    """Labels in this module's sizes, no box, and a light grid."""
     axes.set_xlabel(xlabel, fontsize=LABEL_SIZE)
     axes.set_ylabel(ylabel, fontsize=LABEL_SIZE)
     axes.set_title(title, fontsize=TITLE_SIZE, loc="left")
@@ -67,7 +67,7 @@ def legend_beside(figure: Figure, axes: Axes, title: str | None = None) -> None:
 
 
 class ComparisonRow(NamedTuple):
-    """One compressed model against its original: ratios, below 1 is better. None is not drawn."""
+    """One compressed model against its original: ratios, below 1 is better; None is not drawn."""
 
     name: str
     relative_wql: float | None
@@ -125,7 +125,7 @@ class ForecastPanel(NamedTuple):
 def forecast_figure(
     panels: Sequence[ForecastPanel], title: str = "series that got worst"
 ) -> Figure:
-    """Medians and 80 % intervals of two models next to what happened, two panels a row.
+    """Medians and 80 % intervals of two models with the observed values, two panels per row.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def _draw_forecasts(axes: Axes, panel: ForecastPanel) -> None:
         linewidth=1,
         label="series",
     )
-    # One interval is an area and the other two lines: two areas would mix their colours.
+    # One interval is an area, the other two lines: two areas would mix their colours.
     low, median, high = panel.original
     name = "original, 80 % interval"
     axes.fill_between(steps, low, high, color=PALETTE[0], alpha=0.2, linewidth=0, label=name)

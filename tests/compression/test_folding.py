@@ -35,7 +35,7 @@ from tscompress.compression.calibration import (
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import choose_frequencies
-from tscompress.compression.fold_plans import fold_plan, settle_fold_plan
+from tscompress.compression.fold_plans import complete_fold_plan, fold_plan
 from tscompress.compression.layer_walk import walk
 from tscompress.compression.recording import record, record_entry
 from tscompress.data.batch import ForecastBatch
@@ -239,12 +239,12 @@ def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
     for head in content["heads"]:
         if head["frequencies"]:
             head["frequencies"] = [0, 0]
-    with pytest.raises(ValidationError, match="needs 2 different frequencies below"):
+    with pytest.raises(ValidationError, match="2 different frequencies"):
         Plan.model_validate(content)
     for head in content["heads"]:
         if head["frequencies"]:
             head["frequencies"] = [0, 1, 1]
-    with pytest.raises(ValidationError, match="needs 2 different frequencies below"):
+    with pytest.raises(ValidationError, match="2 different frequencies"):
         Plan.model_validate(content)
 
 
@@ -253,7 +253,7 @@ def test_heads_wider_than_the_model_are_refused(tmp_path: Path) -> None:
     wide = recipe.architecture.model_copy(update={"d_kv": 2 * recipe.architecture.d_model})
     save_pretrained(build_model(recipe.model_copy(update={"architecture": wide})), tmp_path)
     for options in ({"rank": 4}, {"budget": "parameters=0.7"}):
-        with pytest.raises(PlanError, match=r"more than the \d+ of d_model; such heads are not"):
+        with pytest.raises(PlanError, match=r"head size \d+, above d_model \d+"):
             tscompress.compress(str(tmp_path), calibration=CALIBRATION, **options)
 
 
@@ -266,8 +266,8 @@ def test_moments_of_many_units_are_computed_in_strips(
     batches = calibration_batches(loaded, CALIBRATION)
     found = []
     for first in (D_FF + 1, D_FF):  # whole, then in strips
-        monkeypatch.setattr(fold_moments, "_STRIPS_FROM", first)
-        monkeypatch.setattr(fold_moments, "_STRIP", strip)
+        monkeypatch.setattr(fold_moments, "STRIPS_FROM", first)
+        monkeypatch.setattr(fold_moments, "STRIP", strip)
         steps = walk(loaded, record(loaded, batches), on_compressed=False, residual_targets=False)
         step = next(s for s in steps if s.block.name == "encoder.block.1.layer.1.DenseReluDense")
         found.append(fold_moments.hidden_moments(loaded, step).hidden)
@@ -589,10 +589,10 @@ def test_what_fails_names_the_layer(checkpoint: Path, monkeypatch: pytest.Monkey
 
     name = load(checkpoint).architecture.attention[0].name.replace(".", r"\.")
     monkeypatch.setattr(fold_layers, "fold_values", not_finite)
-    with pytest.raises(FactorizationError, match=f"folding {name} gave .* not finite"):
+    with pytest.raises(FactorizationError, match=name):
         folded(checkpoint, vo=4)
     monkeypatch.setattr(fold_layers, "fold_values", diverges)
-    with pytest.raises(FactorizationError, match=f"decomposition of {name} failed: did not"):
+    with pytest.raises(FactorizationError, match=name):
         folded(checkpoint, vo=4)
 
 
@@ -787,7 +787,7 @@ def test_dropping_a_layer_is_leaving_it_out(checkpoint: Path, stack: str, layer:
         pytest.skip("the family has no decoder")
     kept = {stack: (layer,)}
     if original.family == "chronos-t5" and stack == "encoder":
-        with pytest.raises(PlanError, match="1 encoder and 2 decoder layers cannot generate"):
+        with pytest.raises(PlanError, match="1 encoder and 2 decoder layers"):
             keep_layers_(loaded, kept)
         kept |= {"decoder": (0,)}
     keep_layers_(loaded, kept)
@@ -806,12 +806,12 @@ def test_dropping_a_layer_is_leaving_it_out(checkpoint: Path, stack: str, layer:
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
-        ({"encoder": ()}, r"cannot keep layers \[\] of 'encoder', which has 2"),
-        ({"encoder": (2,)}, r"layers \[2\] of 'encoder', which has 2"),
-        ({"encoder": (-1,)}, r"layers \[-1\] of 'encoder'"),
-        ({"encoder": (1, 0)}, "give at least one, ascending"),
-        ({"encoder": (0, 0)}, "give at least one, ascending"),
-        ({"neck": (0,)}, r"of 'neck', which has 0"),
+        ({"encoder": ()}, r"\[\] of 'encoder'"),
+        ({"encoder": (2,)}, r"\[2\] of 'encoder'"),
+        ({"encoder": (-1,)}, r"\[-1\] of 'encoder'"),
+        ({"encoder": (1, 0)}, r"\[1, 0\] of 'encoder'"),
+        ({"encoder": (0, 0)}, r"\[0, 0\] of 'encoder'"),
+        ({"neck": (0,)}, "of 'neck'"),
     ],
     ids=str,
 )
@@ -908,14 +908,15 @@ def test_a_plan_with_fewer_layers_that_counts_all_of_them(checkpoint: Path) -> N
     kept = dict.fromkeys(all_layers(loaded), (0,))
     plan = fold_plan(loaded.model, loaded.architecture, kept_layers=kept, vo=2)
     keep_layers_(loaded, kept)
-    message = r"the plan names 'encoder\.block\.1\..*, which the model does not have"
-    with pytest.raises(PlanError, match=message + ".* among those that stay"):
-        settle_fold_plan(loaded.model, loaded.architecture, plan)
-    with pytest.raises(PlanError, match=message + r"\.$"):  # where none went, none are counted so
-        settle_fold_plan(
+    message = r"'encoder\.block\.1\..*'"
+    with pytest.raises(PlanError, match=message + ".*kept_layers"):
+        complete_fold_plan(loaded.model, loaded.architecture, plan)
+    with pytest.raises(PlanError, match=message) as refused:  # of the whole model's layers
+        complete_fold_plan(
             loaded.model, loaded.architecture, plan.model_copy(update={"kept_layers": None})
         )
-    with pytest.raises(PlanError, match="among those that stay"):
+    assert "kept_layers" not in str(refused.value)
+    with pytest.raises(PlanError, match="kept_layers"):
         tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
 
 
@@ -1089,11 +1090,11 @@ def test_a_plan_goes_with_no_other_selection(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": "factored"}, "layout, multiple, depth and keep_width go with a budget"),
-        ({"depth": True}, "layout, multiple, depth and keep_width go with a budget"),
-        ({"multiple": 8}, "layout, multiple, depth and keep_width go with a budget"),
-        ({"powers_of_two": True}, "powers_of_two rounds a power law"),
-        ({"feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
+        ({"layout": "factored"}, "layout"),
+        ({"depth": True}, "depth"),
+        ({"multiple": 8}, "multiple"),
+        ({"powers_of_two": True}, "powers_of_two"),
+        ({"feed_forward": True}, "ff_ratio"),
         ({"method": "svd"}, "none was given|ff_ratio"),
     ],
     ids=str,
@@ -1120,7 +1121,7 @@ def test_summaries(checkpoint: Path) -> None:
         return fold_plan(loaded.model, loaded.architecture, **sizes).summary().splitlines()
 
     plain = summary(qk=4, vo=4, hidden=20)
-    assert plain[0] == "fold to a plain config with d_kv 4, d_ff 20"
+    assert plain[0] == "fold to a stock config with d_kv 4, d_ff 20"
     assert plain[1].startswith("attention ")
     assert plain[1].endswith("parameters (50.0%)")
     assert plain[2].startswith("feed-forward and patch layers ")
@@ -1149,12 +1150,12 @@ def test_differences_name_layers_that_one_plan_lacks(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"qk": 9}, "heads of size 8; 9 and 8 would not be smaller|at 9"),
-        ({"vo": 9}, "8 and 9 would not be smaller"),
+        ({"qk": 9}, "size 8; 9 and 8|at 9"),
+        ({"vo": 9}, "size 8; 8 and 9"),
         ({"vo": 0}, "greater than or equal to 1"),
-        ({"hidden": 41}, "has 40 hidden units, not 41 to keep"),
+        ({"hidden": 41}, "40 hidden units, .*41"),
         ({"hidden": 0}, "greater than or equal to 1"),
-        ({"hidden": {"nothing": 3}}, "the model has no 'nothing' to give a size to"),
+        ({"hidden": {"nothing": 3}}, "'nothing'"),
     ],
     ids=str,
 )
@@ -1166,7 +1167,7 @@ def test_sizes_that_cannot_be(checkpoint: Path, sizes: dict[str, Any], message: 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 6])
 def test_rotary_sizes_that_no_plain_config_has(checkpoints: dict[str, Path], size: int) -> None:
-    with pytest.raises(PlanError, match=f"turns pairs: .* not at {size}"):
+    with pytest.raises(PlanError, match=f"rotary .* {size}"):
         tscompress.compress(checkpoints["chronos-2"], rank=size, calibration=CALIBRATION)
 
 

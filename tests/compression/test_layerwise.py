@@ -23,7 +23,7 @@ from tscompress.compression.calibration import (
 )
 from tscompress.compression.fold_config import FoldConfig, multiplies_bfloat16
 from tscompress.compression.layer_walk import Step, runs_of, walk
-from tscompress.compression.recording import Recording, _Lookup, record
+from tscompress.compression.recording import Recording, RowTable, record
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.stacks import sublayer_of
 
@@ -91,7 +91,7 @@ def test_rows_of_small_batches_side_by_side_lead_to_the_same_model(
         return outputs_by_row(model, probe)
 
     together = outputs()
-    monkeypatch.setattr(layerwise, "_UNITS_AT_ONCE", 1)
+    monkeypatch.setattr(layerwise, "UNITS_AT_ONCE", 1)
     alone = outputs()
     # Rounding differs, and a fit magnifies it.
     apart = sum(float((alone[row] - values).square().sum()) for row, values in together.items())
@@ -103,24 +103,24 @@ def test_streams_that_repeat_rows_are_held_once(rows: int, lengths: list[int], s
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(rows, 4, generator=generator)
     batches = [table[torch.randint(rows, (2, n), generator=generator)] for n in lengths]
-    held = _Lookup.of(batches)
+    held = RowTable.of(batches)
     entered = Recording(entries={"encoder": held}).entered("encoder")
     assert all(map(torch.equal, entered, batches))
     if 2 * sum(lengths) >= 2 * rows:
-        assert isinstance(held, _Lookup)
+        assert isinstance(held, RowTable)
         assert len(held.table) <= rows
 
 
 def test_streams_of_rows_of_their_own_are_held_as_they_are() -> None:
     for batches in ([torch.randn(2, 8, 4)], [torch.full((2, 8, 4), torch.nan)]):
-        assert _Lookup.of(batches) is batches
+        assert RowTable.of(batches) is batches
 
 
 def test_embedded_tokens_are_held_once(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     entries = record(loaded, calibration_batches(loaded, CALIBRATION)).entries
     if loaded.family == "chronos-t5":
-        assert all(isinstance(entry, _Lookup) for entry in entries.values())
+        assert all(isinstance(entry, RowTable) for entry in entries.values())
 
 
 def test_a_recording_computes_no_more_than_it_needs(checkpoint: Path) -> None:
@@ -165,7 +165,7 @@ def test_moments_of_many_positions_come_from_every_other_batch(
 
         positions = sum(stream.shape[:2].numel() for stream in step.inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(fold_moments, "_ENOUGH_POSITIONS", positions // 2)
+            patch.setattr(fold_moments, "ENOUGH_POSITIONS", positions // 2)
             patch.setattr(Step, "run", run)
             fold_moments.attention_moments(loaded, step)
         everything = list(range(len(step.inputs)))

@@ -25,13 +25,14 @@ from tscompress.compression.apply import fold_planned_, keep_layers_
 from tscompress.compression.calibration import calibration_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.layer_walk import reading
-from tscompress.compression.residual_stream import stream_bases, streams_of, turn_
+from tscompress.compression.layer_walk import reconstruction
+from tscompress.compression.residual_stream import principal_directions, rotate_, streams_of
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError, RecipeError, UnsupportedModelError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.families.t5_stack import has_own_head
-from tscompress.plan.plan import Plan, WidthPlan
+from tscompress.plan.layer_plans import WidthPlan
+from tscompress.plan.plan import Plan
 from tscompress.plan.width import dimensions_of
 from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable
@@ -116,7 +117,7 @@ def test_a_turned_stream_says_the_same(checkpoint: Path) -> None:
     expected, before = outputs(loaded), weights(loaded)
     names = STACKS if loaded.family != "chronos-2" else STACKS[:1]
     alike = loaded.family != "chronos-bolt"
-    turn_(loaded, {stack: random_basis(0 if alike else i) for i, stack in enumerate(names)})
+    rotate_(loaded, {stack: random_basis(0 if alike else i) for i, stack in enumerate(names)})
     assert distance(outputs(loaded), expected) < 1e-5
     found = weights(loaded)
     streams = streams_of(loaded.model)
@@ -131,7 +132,7 @@ def test_a_turned_stream_says_the_same(checkpoint: Path) -> None:
 def test_bases_are_principal_directions(checkpoint: Path) -> None:
     loaded = with_norms(checkpoint)
     make_narrow_(loaded, 5)
-    bases = stream_bases(loaded, calibration_batches(loaded, CALIBRATION))
+    bases = principal_directions(loaded, calibration_batches(loaded, CALIBRATION))
     alike = loaded.family != "chronos-bolt"
     for index, (stack, basis) in enumerate(sorted(bases.items(), reverse=True)):
         assert torch.allclose(basis.T @ basis, torch.eye(D_MODEL, dtype=torch.float64), atol=1e-9)
@@ -144,8 +145,8 @@ def test_directions_with_most_energy_come_first(checkpoints: dict[str, Path]) ->
     batches = calibration_batches(loaded, CALIBRATION)
     seen: list[Tensor] = []
     norm = loaded.model.get_submodule("decoder.block.1.layer.2.layer_norm")
-    bases = stream_bases(loaded, batches)
-    turn_(loaded, bases)
+    bases = principal_directions(loaded, batches)
+    rotate_(loaded, bases)
     handle = norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(0, 1)))
     outputs(loaded, batches)
     handle.remove()
@@ -160,7 +161,9 @@ def test_padding_and_hooks_leave_nothing(checkpoint: Path) -> None:
     given = calibration_batches(loaded, CALIBRATION, series)
     longer = calibration_batches(loaded, CALIBRATION, [s.numpy() for s in padded])
     for found, expected in zip(
-        stream_bases(loaded, longer).values(), stream_bases(loaded, given).values(), strict=True
+        principal_directions(loaded, longer).values(),
+        principal_directions(loaded, given).values(),
+        strict=True,
     ):
         torch.testing.assert_close(found.abs(), expected.abs(), rtol=1e-3, atol=1e-3)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in loaded.model.modules())
@@ -179,12 +182,12 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
     handle = loaded.model.encoder.register_forward_hook(
         lambda _, args, out: calls.append(out[0].shape[:2].numel())
     )
-    found = stream_bases(loaded, batches)
+    found = principal_directions(loaded, batches)
     parts = calls.copy()
     monkeypatch.setattr(
         "tscompress.compression.residual_stream.small_batches", lambda _, batches, **__: batches
     )
-    expected = stream_bases(loaded, batches)
+    expected = principal_directions(loaded, batches)
     handle.remove()
     assert len(parts) >= 5
     assert 4 * max(parts) <= max(calls)
@@ -247,7 +250,7 @@ def test_it_is_a_plain_checkpoint(checkpoint: Path, tmp_path: Path, dtype: torch
     )
     assert small.plan is not None
     assert small.plan.summary().startswith(
-        "fold to a plain config with d_model 12, d_kv 4, d_ff 20"
+        "fold to a stock config with d_model 12, d_kv 4, d_ff 20"
     )
     tscompress.save(small, tmp_path / "small")
     config = json.loads((tmp_path / "small" / "config.json").read_text())
@@ -332,7 +335,7 @@ def test_a_plan_is_applied_again_and_compared(checkpoint: Path, tmp_path: Path) 
     loaded = load(checkpoint)
     whole = fold_plan(loaded.model, loaded.architecture)
     assert whole.diff(plan) == ["width: all -> 12"]
-    with pytest.raises(PlanError, match="a d_model of 24; the model has 12"):
+    with pytest.raises(PlanError, match=r"d_model of 24.* 12"):
         tscompress.compress(_folded_again(first, tmp_path), plan=_of_width(plan, 12))
 
 
@@ -410,7 +413,7 @@ def test_the_head_of_tokens_is_its_own(checkpoints: dict[str, Path], tmp_path: P
 
 def test_what_is_no_width_is_refused(checkpoint: Path) -> None:
     for width in (D_MODEL, D_MODEL + 1):
-        with pytest.raises(PlanError, match=f"a width of {width} is not smaller than d_model"):
+        with pytest.raises(PlanError, match=f"width {width} .* d_model"):
             tscompress.compress(checkpoint, width=width)
     with pytest.raises(RecipeError, match="width"):
         tscompress.compress(checkpoint, width=0)
@@ -433,7 +436,7 @@ def test_a_narrow_student_learns(checkpoint: Path) -> None:
     assert recovered.recovery is not None
     assert recovered.config["d_model"] == WIDTH
     assert set(weights(recovered)) == set(before)
-    with pytest.raises(UsageError, match="the student has d_model 24 and the teacher 12"):
+    with pytest.raises(UsageError, match=r"d_model 24 .* 12"):
         check_comparable(small, load(checkpoint))
 
 
@@ -442,9 +445,9 @@ def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
     stacks = [stack for stack in STACKS if hasattr(loaded.model, stack)]
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     for kept, d_model, message in (
-        ((1,), 99, "a d_model of 99; the model has 24"),
-        ((0, 1), 24, "kept_layers names every layer"),
-        ((5,), 24, "cannot keep layers"),
+        ((1,), 99, "d_model of 99.* 24"),
+        ((0, 1), 24, "kept_layers"),
+        ((5,), 24, r"\[5\]"),
     ):
         plan = Plan(
             family=loaded.family,
@@ -458,11 +461,11 @@ def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
 
 
 def test_streams_of_two_widths_are_not_compared(checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="always keeps the width"):
+    with pytest.raises(UsageError, match="keep_width"):
         tscompress.compress(checkpoint, budget="parameters=0.5", layout="factored", keep_width=True)
     narrow = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     narrow.plan = None  # of one that nothing says was narrowed
-    with pytest.raises(UsageError, match="d_model 12 and the teacher 24"):
+    with pytest.raises(UsageError, match=r"d_model 12 .* 24"):
         check_comparable(load(checkpoint), narrow)
 
 
@@ -470,7 +473,7 @@ def test_plans_of_two_widths_are_refused(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     content = fold_plan(loaded.model, loaded.architecture, width=WIDTH).model_dump()
     content["width"]["d_model"] = D_MODEL + 1
-    with pytest.raises(PlanError, match="a stream of 24 numbers, and width has 25 before"):
+    with pytest.raises(PlanError, match=r"d_model 24, .*d_model 25"):
         Plan.parse(content)
 
 
@@ -483,7 +486,7 @@ def test_what_is_missing_is_guessed_from_what_is_there() -> None:
     valid = torch.ones(3, 200, dtype=torch.bool)
     valid[0, :150] = False
     changed[0, :150] = 9.0  # does not count
-    found = reading([original], [changed], [valid], 4)
+    found = reconstruction([original], [changed], [valid], 4)
     torch.testing.assert_close(found[:4, :4], torch.eye(4).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(found[4:, :4], mix.double(), atol=0.1, rtol=0.02)
     assert not found[:, 4:].any()
@@ -491,7 +494,7 @@ def test_what_is_missing_is_guessed_from_what_is_there() -> None:
     pairs = torch.randn(3000, 2, 6, generator=generator)
     pairs[:, 1, 4:] = pairs[:, 1, :4] @ mix.T
     pairs[:, 0, 4:] = 0
-    half = reading([pairs], [pairs], [None], 4)[4:, :4]
+    half = reconstruction([pairs], [pairs], [None], 4)[4:, :4]
     torch.testing.assert_close(half, mix.double() / 2, atol=0.15, rtol=0)
 
 
@@ -526,7 +529,7 @@ def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path
     assert (written["tie_word_embeddings"], written["scale_decoder_outputs"]) == (False, False)
     model: Any = load(checkpoints["chronos-t5"]).model
     model.config.tie_word_embeddings = model.config.scale_decoder_outputs = False
-    with pytest.raises(UnsupportedModelError, match="set tie_word_embeddings to false"):
+    with pytest.raises(UnsupportedModelError, match="tie_word_embeddings"):
         adapter_of("chronos-t5").complete_config(model, {}, ["lm_head.weight"])
 
 

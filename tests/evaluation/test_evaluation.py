@@ -321,7 +321,7 @@ def test_forecasts_that_are_not_finite_are_refused(bad: float) -> None:
     dataset = dataset_of([[1, 2, 3, 4], [1, 2, 3, 4]], horizon=1, freq="Y")
     quantiles = np.ones((2, 9, 1))
     quantiles[1, 8] = bad
-    with pytest.raises(DataError, match="'m' forecasts NaN or infinity for 1 of 2 series of 'toy'"):
+    with pytest.raises(DataError, match=r"'m' .* 1 of 2 series of 'toy'"):
         series_contributions(quantiles, dataset, name="m")
 
 
@@ -456,7 +456,7 @@ def test_the_global_generator_is_left_alone(t5: BaseChronosPipeline) -> None:
 
 
 def test_forecast_options_are_checked(t5: BaseChronosPipeline, bolt: BaseChronosPipeline) -> None:
-    with pytest.raises(UsageError, match="draws no samples"):
+    with pytest.raises(UsageError, match="num_samples"):
         forecast(bolt, contexts(1), 2, num_samples=5)
     with pytest.raises(UsageError, match="num_samples is 0"):
         forecast(t5, contexts(1), 2, num_samples=0)
@@ -515,7 +515,7 @@ def test_one_series_that_does_not_fit_is_an_error(
     bolt: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = with_little_memory(bolt, monkeypatch, 0, CUDA_ERROR)
-    with pytest.raises(NotEnoughMemoryError, match="not enough memory to forecast one series"):
+    with pytest.raises(NotEnoughMemoryError, match="memory"):
         forecast(bolt, contexts(4), 2)
     assert sizes == [4, 2, 1]
 
@@ -665,7 +665,7 @@ def test_evaluate_quantile_models(bolt: BaseChronosPipeline, chronos2: Chronos2P
 
 
 def test_evaluate_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(UsageError, match="expected a loaded Chronos pipeline or 'seasonal-naive'"):
+    with pytest.raises(UsageError, match="'seasonal-naive'"):
         evaluate("amazon/chronos-t5-tiny", name="x")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match="no suite 'nope'"):
         evaluate("seasonal-naive", "nope", name="x")
@@ -731,7 +731,7 @@ def test_lists_of_numbers_are_one_line_and_strings_stay() -> None:
 def test_contributions_of_other_series_are_refused() -> None:
     kept = evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=3).to_dict()
     kept["rows"][0]["series_count"] = 4
-    with pytest.raises(DataError, match="3 series contribute, series_count is 4"):
+    with pytest.raises(DataError, match="series_count is 4"):
         EvaluationResult.from_dict(kept)
     kept["rows"][0]["series"]["quantile_loss"] = [1.0]
     with pytest.raises(DataError, match="the columns differ in length"):

@@ -167,18 +167,18 @@ def test_a_suite_counts_each_dataset_once() -> None:
 def test_wrong_input_is_refused() -> None:
     data = dataset(3)
     good = forecasts(data)
-    with pytest.raises(UsageError, match=r"compressed have shape \(3, 9, 3\); expected \(3, 9, 4"):
+    with pytest.raises(UsageError, match=r"\(3, 9, 3\).* \(3, 9, 4"):
         dataset_fidelity(good, good[:, :, :3], data)
     bad = good.copy()
     bad[0, 0, 0] = np.nan
-    with pytest.raises(DataError, match="the compressed forecasts NaN or infinity on 'toy'"):
+    with pytest.raises(DataError, match=r"compressed .*'toy'"):
         dataset_fidelity(good, bad, data)
     exact = np.repeat(data.labels[:, None], 9, axis=1)
-    with pytest.raises(DataError, match="no ratio of losses on 'toy': one of them is zero"):
+    with pytest.raises(DataError, match=r"ratio .*'toy'"):
         dataset_fidelity(exact, good, data)
-    with pytest.raises(UsageError, match="no dataset to sum up"):
+    with pytest.raises(UsageError, match="no dataset"):
         summarize([])
-    with pytest.raises(UsageError, match="the original has no forecasts for 'toy'"):
+    with pytest.raises(UsageError, match=r"original .*'toy'"):
         PairedForecasts().compressed(data, good)
     with pytest.raises(DataError, match="not a comparison of forecasts"):
         Fidelity.from_dict({})

@@ -237,7 +237,7 @@ def test_the_model_that_an_embedding_is_from_is_shown_by_name(
 
 def test_the_original_is_the_one_that_both_records_name(fold: Path) -> None:
     edit_recipe(fold, model="someone/else", revision=COMMIT)
-    with pytest.raises(VerificationError, match=r"recipe\.yaml in .* names 'someone/else' as"):
+    with pytest.raises(VerificationError, match=r"recipe\.yaml .*'someone/else'"):
         make_card(fold)
     # What was recovered has the student as its source; the recipe knows the student's original.
     record = json.loads((fold / "provenance.json").read_text())
@@ -380,12 +380,12 @@ def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> No
     made = read_made(saved["fold"])
     content = bench_content(saved["fold"])
     swapped = {**content, "models": content["models"][::-1]}
-    with pytest.raises(UsageError, match="of 'large' against 'chronos-bolt-fold', the wrong way"):
+    with pytest.raises(UsageError, match="'large' against 'chronos-bolt-fold'"):
         make_card(saved["fold"], bench=swapped)
     with pytest.raises(UsageError, match=f"has {made.parameters:,} parameters; this model has"):
         make_card(saved["svd"], bench=content)
     backwards = CardScores.of(result("large", 1.0), result("small", 1.1))
-    with pytest.raises(UsageError, match="of 'large' against 'small', the wrong way round"):
+    with pytest.raises(UsageError, match="'large' against 'small'"):
         make_card(saved["fold"], "me/small", scores=backwards)
     # A name alone proves nothing, but it is told.
     scores = CardScores.of(result("small", 1.1), result("large", 1.0))
@@ -466,7 +466,7 @@ def test_a_card_by_hand_is_kept(fold: Path) -> None:
 def test_what_is_no_file_is_no_card(fold: Path) -> None:
     path = fold / "README.md"
     os.mkfifo(path)  # whose reader would wait for ever
-    with pytest.raises(OutputExistsError, match="it is not a regular file; mend it, or pass"):
+    with pytest.raises(OutputExistsError, match="not a regular file"):
         write_card(fold)
     path.unlink()
     path.symlink_to("/dev/zero")  # which has no end

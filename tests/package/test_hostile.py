@@ -508,7 +508,7 @@ def test_settings_of_generation_that_do_nothing(originals: dict[str, Path], kind
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"num_beams": 1_000_000}, "has 'num_beams': 1000000, which Chronos does not draw"),
+        ({"num_beams": 1_000_000}, "has 'num_beams': 1000000"),
         ({"num_beam_groups": 3}, "has 'num_beam_groups': 3"),
         ({"dola_layers": "low"}, "has 'dola_layers': 'low'"),
         ({"custom_generate": "somebody/code"}, "has 'custom_generate': 'somebody/code'"),
@@ -517,8 +517,8 @@ def test_settings_of_generation_that_do_nothing(originals: dict[str, Path], kind
         ({"suppress_tokens": ["all"]}, "has 'suppress_tokens': ['all']"),
         ({"repetition_penalty": 2.0}, "has 'repetition_penalty': 2.0"),
         ({"forced_eos_token_id": 10**9}, "has 'forced_eos_token_id': 1000000000"),
-        ({"eos_token_id": 10**9}, "generation_config.json has eos_token_id 1000000000; it must be"),
-        ({"eos_token_id": [1, 2]}, "generation_config.json has eos_token_id [1, 2]; it must be"),
+        ({"eos_token_id": 10**9}, "generation_config.json has eos_token_id 1000000000"),
+        ({"eos_token_id": [1, 2]}, "generation_config.json has eos_token_id [1, 2]"),
         ({"decoder_start_token_id": "0"}, "generation_config.json has decoder_start_token_id '0'"),
     ],
 )
@@ -550,7 +550,7 @@ def test_settings_of_generation_that_are_none(copy: Path, text: str, said: str) 
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
 def test_files_that_may_not_be_read(copy: Path, name: str) -> None:
     (copy / name).chmod(0)
-    assert f"{name} may not be read (permission denied)" in str(attempt(lambda: load(copy)))
+    assert f"{name} cannot be read (permission" in str(attempt(lambda: load(copy)))
 
 
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
@@ -566,7 +566,7 @@ def test_files_that_the_system_refuses(
         return before(path, **options)
 
     monkeypatch.setattr("tscompress.io.untrusted.Path.stat", refuse)
-    assert f"{name} may not be read (permission denied)" in str(attempt(lambda: load(copy)))
+    assert f"{name} cannot be read (permission" in str(attempt(lambda: load(copy)))
 
 
 SETTINGS = (

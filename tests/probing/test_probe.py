@@ -199,7 +199,7 @@ def test_a_pipeline_that_stops_early_is_refused(
     monkeypatch.setattr(
         type(loaded.forecaster), "predict", lambda *a, **k: predict(*a, **k)[..., :5]
     )
-    with pytest.raises(UsageError, match=r"forecasts 5 steps, .*'gaps-7' asks for 24"):
+    with pytest.raises(UsageError, match=r"5 steps, .*'gaps-7'"):
         probe(loaded, ["gaps-7"], num_series=2)
 
 
@@ -254,7 +254,7 @@ def test_the_command_shows_writes_and_compares(
     [
         (("--tasks", "gaps,nothing"), 2, "no task 'nothing'; groups: seasons"),
         (("--tasks-file", "none.yaml"), 2, "no file of tasks"),
-        (("--num-samples", "3", "--tasks", "gaps"), 2, "draws no samples"),
+        (("--num-samples", "3", "--tasks", "gaps"), 2, "num_samples"),
         (("--batch-size", "0"), 2, "batch_size"),
     ],
 )

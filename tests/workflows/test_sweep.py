@@ -247,7 +247,7 @@ def test_a_suite_whose_file_changed_is_scored_again(
         pd.DataFrame({"date": dates, "target": 2 * level}).to_csv(file, index=False)
 
     pd.DataFrame({"date": dates, "target": level**2}).to_csv(file, index=False)
-    with pytest.raises(DataError, match="changed while points were scored; run the sweep again"):
+    with pytest.raises(DataError, match="changed while points were scored"):
         sweep(chosen, on_point=write_meanwhile)
 
 

@@ -1,3 +1,3 @@
-"""What one ``predict`` call takes (``workload``): latency (``bench``), parameters, bytes, cache and
-multiply-accumulates (``sizes``), memory (``process_memory``); its ``results`` and ``tables``.
+"""Cost of one ``predict`` call (``workload``): latency (``bench``), parameters, bytes, cache and
+multiply-accumulates (``sizes``), memory (``process_memory``); ``results`` and ``tables``.
 """

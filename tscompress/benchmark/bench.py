@@ -1,8 +1,8 @@
-"""Time, memory and size of forecasters, alone or side by side.
+"""Latency, memory and size of one forecaster or several.
 
-Every figure comes from ``pipeline.predict``, the call that users make. Models are timed in turn
-within one process, because absolute seconds on a shared machine drift: the ratio of two models
-that ran seconds apart is what holds up, so it is reported with an interval.
+Every figure comes from ``pipeline.predict``, the call that users make. Absolute times drift on a
+shared machine, so models are timed in turn within one process and the ratio of two models is
+reported with an interval.
 """
 
 from __future__ import annotations
@@ -43,33 +43,31 @@ def bench(
 ) -> BenchResult:
     """Measure the models under one workload; the first is the baseline of all ratios.
 
-    Models run in turn, and who goes first rotates from round to round, so that neither a drift of
-    the machine nor the place in a round favours one. Threads and random state are as before
-    afterwards.
+    Models run in turn, and the first of a round rotates, so that neither drift of the machine nor
+    the place in a round favours a model. Threads and random state are restored afterwards.
 
     Parameters
     ----------
     pipelines
         Name and pipeline of each model, already on ``workload.device``.
     workload
-        What is asked of each.
+        The call that is measured.
     directories
-        Checkpoint directory of each name, where there is one: needed for ``bytes_on_disk`` and
-        for peak memory on the CPU.
+        Checkpoint directory by name; needed for ``bytes_on_disk`` and for peak memory on the CPU.
     measure_macs
-        Count multiply-accumulates, at the cost of about one more run of each model.
+        Count multiply-accumulates; takes about one more run of each model.
     measure_memory
         Measure peak memory: on the CPU in a fresh process for each directory, on CUDA here.
     on_run
         Called after each timed run.
     clock
-        Seconds; for tests.
+        Returns seconds; for tests.
 
     Raises
     ------
     UsageError
-        CUDA is asked for and missing, names are unknown or given twice, or the workload does not
-        fit a pipeline.
+        CUDA is not available, names are unknown or given twice, or the workload does not fit a
+        pipeline.
     ModelNotFoundError
         A directory holds no weights.
     """
@@ -127,7 +125,7 @@ def _by_name(
 def _device_of(
     pipelines: Mapping[str, BaseChronosPipeline], workload: Workload
 ) -> AbstractContextManager[Any]:
-    """Of several GPUs the one that the first model is on is waited for and measured."""
+    """The device of the workload; of several GPUs, the first model's."""
     if workload.device != "cuda":
         return nullcontext()
     first = next(iter(pipelines.values()))
@@ -140,7 +138,7 @@ def _time_in_turn(
     on_run: Callable[[Run], None],
     clock: Callable[[], float],
 ) -> dict[str, list[float]]:
-    """Latencies of each model in milliseconds, one a round."""
+    """Latencies of each model in milliseconds, one per round."""
     series = synthetic_batch(workload)
     for pipeline in pipelines.values():
         for _ in range(workload.warmup):

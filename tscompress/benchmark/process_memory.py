@@ -1,7 +1,7 @@
-"""Memory that a model takes: on the CPU in a process of its own, on CUDA in this one.
+"""Memory of a model: on the CPU in a separate process, on CUDA in this one.
 
 ``python -m tscompress.benchmark.process_memory DIRECTORY DTYPE WORKLOAD_JSON [shared]`` prints the
-memory that one checkpoint takes; :func:`process_memory` runs it.
+memory of one checkpoint; :func:`process_memory` runs it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SHARED = "shared"
 class MemoryUse:
     """Memory around loading a model and forecasting with it, in bytes.
 
-    On the CPU these are resident set sizes of a fresh process, the first one being the
-    interpreter and its libraries. On CUDA they are what the allocator handed out, from 0.
+    On the CPU these are resident set sizes of a fresh process; the first is that of the
+    interpreter and its libraries. On CUDA they are the allocator's, starting at 0.
     """
 
     before_load_bytes: int
@@ -49,16 +49,16 @@ class MemoryUse:
 def process_memory(
     directory: Path, dtype: torch.dtype, workload: Workload, *, shared: bool = False
 ) -> MemoryUse:
-    """Memory that the checkpoint in ``directory``, loaded as ``dtype``, takes on the CPU.
+    """Memory on the CPU of the checkpoint in ``directory``, loaded as ``dtype``.
 
-    Measured in a process of its own, because the peak of a resident set never falls: a second
-    model in the same process would inherit the first one's. With ``shared`` its sample paths
-    share cross-attention.
+    Measured in a separate process, because the peak of a resident set never falls: a second model
+    in the same process would inherit the first one's. With ``shared``, sample paths share
+    cross-attention.
 
     Raises
     ------
     TscompressError
-        The process failed; the message ends with the last line that it wrote.
+        The process failed; the message ends with its last line.
     """
     arguments = [str(directory), str(dtype).removeprefix("torch."), workload.model_dump_json()]
     arguments += [_SHARED] if shared else []
@@ -73,7 +73,7 @@ def process_memory(
         raise TscompressError(
             f"measuring the memory of {directory} ended with status {done.returncode}: {reason}"
         )
-    # Libraries may print on loading; the figures are the last line.
+    # Libraries may print while loading; the figures are the last line.
     return MemoryUse(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
@@ -95,7 +95,7 @@ def _measure_this_process(
 
 
 def forget_peak() -> None:
-    """On Linux, so that what importing libraries took for a moment is not the model's."""
+    """Reset the peak on Linux: importing libraries must not count as the model's."""
     with suppress(OSError):  # no such file elsewhere, and some containers refuse it
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -103,7 +103,7 @@ def forget_peak() -> None:
 def peak_rss_bytes() -> int:
     """Largest resident set of this process so far, in bytes."""
     if sys.platform == "linux":
-        # Not ru_maxrss: Linux hands the parent's peak down to a spawned child.
+        # Not ru_maxrss: on Linux a spawned child inherits the parent's peak.
         status = Path("/proc/self/status").read_text()
         return next(
             1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
@@ -119,7 +119,7 @@ def peak_rss_bytes() -> int:
 def _cuda_memory(
     pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Workload
 ) -> MemoryUse:
-    """The model's own weights, and on top what the allocator handed out during one forecast."""
+    """The model's weights, and the memory allocated on top during one forecast."""
     weights = parameter_bytes(pipeline.inner_model)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -132,7 +132,7 @@ def _cuda_memory(
 def memory_of(
     pipeline: BaseChronosPipeline, directory: Path | None, workload: Workload
 ) -> MemoryUse | None:
-    """On CUDA here, on the CPU of the checkpoint in ``directory``; None without one."""
+    """On CUDA measured here; on the CPU that of the checkpoint in ``directory``, or None."""
     if workload.device == "cuda":
         with settings(workload):
             return _cuda_memory(pipeline, synthetic_batch(workload), workload)

@@ -29,7 +29,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ModelBench:
-    """What was measured of one model; ``None`` where it was not."""
+    """Measurements of one model; ``None`` where there is none."""
 
     name: str
     latencies_ms: tuple[float, ...]
@@ -48,6 +48,7 @@ class ModelBench:
 
     @property
     def latency_p95_ms(self) -> float:
+        """95th percentile of the runs."""
         return float(np.percentile(self.latencies_ms, 95))
 
     @property
@@ -58,17 +59,18 @@ class ModelBench:
 
     @property
     def series_per_second(self) -> float:
+        """Throughput at the median latency."""
         return 1000 * self.batch_size / self.latency_ms
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """What the model adds: weights and the working memory of one forecast."""
+        """Weights and the working memory of one forecast."""
         if self.memory is None:
             return None
         return self.memory.peak_bytes - self.memory.before_load_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in types that JSON knows."""
+        """Everything, in types of JSON."""
         derived = {measure.name: getattr(self, measure.name) for measure in MEASURES}
         return {**asdict(self), "latencies_ms": list(self.latencies_ms), **derived}
 
@@ -86,7 +88,7 @@ class Measure:
 MEASURES = (
     Measure("latency_ms", "latency, median (ms)"),
     Measure("latency_p95_ms", "latency, p95 (ms)"),
-    # A spread of two noisy samples of different size says nothing as a ratio.
+    # The ratio of two noisy spreads has no meaning.
     Measure("latency_iqr_ms", "latency, IQR (ms)", has_ratio=False),
     Measure("series_per_second", "throughput (series/s)"),
     Measure("macs", "compute (GMAC)", 1e9),
@@ -109,7 +111,7 @@ class BenchResult:
     torch_version: str
 
     def ratios(self, name: str) -> dict[str, float]:
-        """``name`` / first model, for every measure that both have and where it means something.
+        """``name`` / first model, for every measure that both have and that has a ratio.
 
         Raises
         ------
@@ -142,7 +144,7 @@ class BenchResult:
         return ratio_interval(self.models[0].latencies_ms, model.latencies_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in types that JSON knows."""
+        """Everything, in types of JSON."""
         return {
             "workload": self.workload.model_dump(),
             "threads": self.threads,
@@ -176,8 +178,8 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of median(candidate) / median(baseline).
 
-    Entry ``i`` of both, ``[rounds]``, was timed in the same round; rounds are resampled whole, so
-    that what slowed both models down at once cancels.
+    Both are ``[rounds]``; entries of the same round were timed together. Rounds are resampled
+    whole, so that a slowdown of both models cancels.
     """
     rounds = np.array([baseline_ms, candidate_ms])  # [2, R]
     rng = np.random.default_rng(0)

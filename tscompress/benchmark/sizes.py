@@ -18,12 +18,12 @@ from tscompress.layers.latent_cross_attention import LatentCrossAttention
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of parameters; a tied one counts once."""
+    """Number of parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters in memory; a tied one counts once."""
+    """Bytes of the parameters in memory; tied ones count once."""
     return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
 
 
@@ -52,20 +52,20 @@ def kv_cache_bytes(
 ) -> int:
     """Bytes of the key-value cache at its fullest during one ``predict`` call.
 
-    The cache holds keys and values, as wide as the projections that make them, of the
-    self-attention (over decoder tokens) and the cross-attention (over encoder tokens) of
-    every decoder layer, or of cross-attention the one latent that all layers read:
+    The cache holds the keys and values of every decoder layer: of its self-attention (over decoder
+    tokens) and its cross-attention (over encoder tokens). A latent that all cross-attention reads
+    is cached once:
 
     * Chronos-T5 keeps ``batch_size * num_samples`` rows, because the encoder output is repeated
       for each sample path. Encoder tokens are the context plus EOS, decoder tokens the horizon.
-    * Chronos-Bolt takes one decoder step on ``batch_size`` rows. Its cache is never read again,
-      but it is held until the last layer is done: patches plus REG, and one decoder token.
+    * Chronos-Bolt takes one decoder step on ``batch_size`` rows. Its cache is held until the last
+      layer is done, though it is not read again: patches plus REG, and one decoder token.
     * Chronos-2 has no decoder: 0.
 
     A horizon beyond the model's ``prediction_length`` is forecast in several passes over a growing
-    context (on ``batch_size * num_quantiles`` rows from the second one on for Bolt); the largest
+    context (for Bolt on ``batch_size * num_quantiles`` rows from the second pass on); the largest
     counts. Sizes are read from each attention module, so head sizes may differ by layer and the
-    model may live on the meta device.
+    model may be on the meta device.
 
     Parameters
     ----------
@@ -74,46 +74,46 @@ def kv_cache_bytes(
     workload
         Gives ``batch_size``, ``context_length``, ``horizon`` and ``num_samples``.
     dtype
-        Type of the cached tensors; the model's own by default.
+        Of the cached tensors; the model's by default.
     shared_cross_attention
-        Whether the sample paths of a series share one row of cross-attention, as those of
-        :func:`tscompress.share_cross_attention` do.
+        Whether the sample paths of a series share one row of cross-attention, as with
+        :func:`tscompress.share_cross_attention`.
     """
     decoder = getattr(model, "decoder", None)
     if decoder is None:
         return 0
     dtype = dtype or model_dtype(model)
-    self_width = cross_width = 0  # numbers cached per token, over all layers
+    self_width = cross_width = 0  # values cached per token, over all layers
     for block in decoder.block:
-        self_width += _cached_numbers_per_token(block.layer[0].SelfAttention)
-        cross_width += _cached_numbers_per_token(block.layer[1].EncDecAttention)
+        self_width += _cached_values_per_token(block.layer[0].SelfAttention)
+        cross_width += _cached_values_per_token(block.layer[1].EncDecAttention)
     chronos_config: dict[str, Any] = model.config.chronos_config  # type: ignore[union-attr,assignment]
 
-    def numbers(one: Pass) -> int:
+    def cached_values(one: Pass) -> int:
         rows = one.series * one.paths
         cross_rows = one.series if shared_cross_attention else rows
         return rows * self_width * one.outputs + cross_rows * cross_width * one.encoder_tokens
 
     passes = adapter_of_model(model).passes(chronos_config, workload)
-    return max(map(numbers, passes)) * dtype.itemsize
+    return max(map(cached_values, passes)) * dtype.itemsize
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
+    """Dtype of the model's first parameter."""
     return next(model.parameters()).dtype
 
 
-def _cached_numbers_per_token(attention: Any) -> int:
+def _cached_values_per_token(attention: Any) -> int:
     if isinstance(attention, LatentCrossAttention):  # one latent for all layers
-        return attention.cached_numbers
+        return attention.cached_values
     return int(attention.k.out_features) + int(attention.v.out_features)
 
 
 def count_macs(pipeline: BaseChronosPipeline, workload: Workload) -> int:
     """Multiply-accumulates of one ``predict`` call, over the whole batch.
 
-    Counted on the real call rather than extrapolated: every matrix product is seen with the shape
-    it has, so decoder steps, sample paths, factored projections and attention (eager or fused)
-    are exact. Element-wise work is left out. The call costs about one untimed run.
+    Counted on a real call, so decoder steps, sample paths, factored projections and attention
+    (eager or fused) are exact. Element-wise operations are not counted. Takes about one run.
 
     Raises
     ------
@@ -121,8 +121,7 @@ def count_macs(pipeline: BaseChronosPipeline, workload: Workload) -> int:
         The workload does not fit the pipeline.
     """
     check_fits(pipeline, "the model", workload)
-    # PyTorch knows the cost of the fused attention kernels of CUDA only; without this, attention
-    # on a CPU would count as free.
+    # PyTorch counts fused attention on CUDA only; without this, attention on a CPU counts as 0.
     cpu_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={cpu_attention: _attention_flops})
     with settings(workload), counter:

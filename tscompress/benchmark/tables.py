@@ -12,10 +12,10 @@ from tscompress.io.text import ratio_text
 
 
 def bench_table(result: BenchResult) -> Table:
-    """One row a measure, one column a model, and the ratio of each later model to the first.
+    """One row per measure, one column per model, and the ratio of each later model to the first.
 
-    The latency ratio carries its 95 % interval. Measures that no model has (such as the
-    cache of an encoder) are left out.
+    The latency ratio has its 95 % interval. Measures that no model has (such as the cache of an
+    encoder) are omitted.
     """
     workload = result.workload
     table = Table(
@@ -40,12 +40,12 @@ def bench_table(result: BenchResult) -> Table:
     return table
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _figure(value: float | None, unit_size: float) -> str:
-    """At least three significant digits, never in exponents."""
+    """At least three significant digits, without an exponent."""
     if value is None:
         return "–"
     shown = value / unit_size

@@ -1,4 +1,4 @@
-"""One ``predict`` call: what is asked for, the series, and the settings that it runs under."""
+"""One ``predict`` call: its sizes, its series and the settings that it runs under."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tscompress.families.registry import adapter_of_pipeline
 
 
 class Workload(BaseModel):
-    """What one ``predict`` call is asked for, and how often it is timed."""
+    """Sizes of one ``predict`` call, and how often it is timed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,14 +71,14 @@ def forecast(pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Work
 
 
 def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) -> None:
-    """Refuse what would be measured wrongly without anyone noticing."""
+    """Raise UsageError for a call that would be measured wrongly without notice."""
     if workload.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is 'cuda' but PyTorch finds no CUDA device; use device 'cpu'.")
     model = pipeline.inner_model
     device = next(model.parameters()).device.type
     if device != workload.device:
         raise UsageError(
-            f"{label} is on {device!r} but the workload says {workload.device!r}; "
+            f"{label} is on {device!r} but the workload's device is {workload.device!r}; "
             f"load it with device={workload.device!r}."
         )
     if model.training:
@@ -92,7 +92,7 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
 
 @contextmanager
 def settings(workload: Workload) -> Iterator[None]:
-    """The workload's threads and a random state of its own; both restored on leaving."""
+    """Set the workload's threads and seed; restore threads and random state on leaving."""
     threads = torch.get_num_threads()
     devices = [torch.cuda.current_device()] if workload.device == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -1,9 +1,9 @@
-"""What a planned architecture costs: parameters, bytes, compute and key-value cache.
+"""Costs of a planned architecture: parameters, bytes, compute and key-value cache.
 
-With the layers and the workload given, every cost is a constant plus a multiple of each head size
-and of each number of hidden units. A :class:`CostModel` finds these numbers once, from shapes
-alone, and then prices any sizes with a few additions. The results are not estimates: they are what
-:mod:`tscompress.benchmark.sizes` counts on a model of that shape.
+For given layers and a given workload, every cost is an affine function of the head sizes and the
+numbers of hidden units. A :class:`CostModel` finds the coefficients once, from shapes, and then
+prices any sizes with a few additions. Results are exact: they equal the counts of
+:mod:`tscompress.benchmark.sizes` on a model of that shape.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.families.t5_stack import has_own_head
 from tscompress.plan.architecture import Architecture, AttentionBlock
-from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
+from tscompress.plan.plan import Plan
 
 PartKind = Literal["qk", "vo", "hidden"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]
 
 
-#: Bytes of a safetensors header: its length, metadata and padding, and of each tensor what stands
-#: beside its name, at most: dtype, a shape of two and two offsets of up to twelve digits each.
+#: Upper bounds of the bytes of a safetensors header: its length, metadata and padding; and for each
+#: tensor, besides its name, a dtype, a shape of two and two offsets of up to twelve digits each.
 _HEADER_START, _HEADER_ENTRY = 64, 88
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a model costs, or a part of one, or one unit of a part.
+    """Costs of a model, of a part, or of one unit of a part.
 
     Attributes
     ----------
     parameters, bytes
-        Of the weights; a tied one counts once.
+        Of the weights; tied ones count once.
     macs
         Multiply-accumulates of one ``predict`` call, over the whole batch.
     kv_cache_bytes
@@ -81,24 +82,24 @@ class Costs:
 
 
 class CostModel:
-    """Prices sizes of one model under one workload.
+    """Costs of any sizes of one model under one workload.
 
     Parameters
     ----------
     family, model
-        The original, dense; of a :class:`~tscompress.checkpoints.load.LoadedModel`. Only shapes are
-        read, so the model may live on the meta device.
+        The dense original, from a :class:`~tscompress.checkpoints.load.LoadedModel`. Only shapes
+        are read, so the model may be on the meta device.
     workload
         The ``predict`` call whose ``macs`` and ``kv_cache_bytes`` count.
     bytes_per_number
-        Of stored weights and cached keys and values: the ``itemsize`` of their dtype.
+        ``itemsize`` of the dtype of stored weights and of cached keys and values.
 
     Attributes
     ----------
     original
-        Costs of the model as it is.
+        Costs of the original.
     header_bytes
-        At most what the header of its weights takes on disk, and that of a model made of it.
+        Upper bound of the header of its weight file, and of that of a model compressed from it.
 
     Raises
     ------
@@ -129,7 +130,7 @@ class CostModel:
         self._latent_block, self._latent_shared = _latent_costs(
             model, architecture, work, bytes_per_number
         )
-        # Costs of each layer (stack and index), and under None of what is in no layer.
+        # Costs of each layer (stack and index); under None of all that is in no layer.
         self._layers: dict[tuple[str, int] | None, Costs] = {
             None: Costs(macs=_fixed_macs(model, work))
         }
@@ -151,27 +152,28 @@ class CostModel:
         latent: int | None = None,
         kept_layers: Mapping[str, Sequence[int]] | None = None,
     ) -> Costs:
-        """Costs of the whole model with other sizes; what is not named keeps its own.
+        """Costs of the whole model with other sizes; parts that are not named keep theirs.
 
-        A dropped layer costs nothing: its layer norms go with it. The relative position bias
-        stays, because the first layer that is left takes it over.
+        A dropped layer costs nothing, layer norms included. The relative position bias stays: the
+        first remaining layer takes it over.
 
         Parameters
         ----------
         qk, vo
-            Attention block to the size of queries and keys, and of values, of each head.
+            Attention block to the head size of queries and keys, and of values.
         hidden
             Feed-forward or patch embedding to its hidden units.
         latent
-            Numbers of the latent that all cross-attention reads; then ``qk`` and ``vo`` name none.
+            Dimensions of the latent that all cross-attention reads; ``qk`` and ``vo`` then have no
+            cross-attention.
         kept_layers
-            Stack to the original's indices of the layers that stay, in order. Names in the other
-            arguments are then those after the drop, as in a plan.
+            Stack to the original's indices of the kept layers, in order. Names in the other
+            arguments are then those after dropping, as in a plan.
 
         Raises
         ------
         PlanError
-            A name or a layer is unknown, or a size is not possible.
+            A name or a layer is unknown, or a size is impossible.
         """
         kept = {} if kept_layers is None else self._checked(kept_layers)
         dropped = (
@@ -200,22 +202,22 @@ class CostModel:
         return total
 
     def of_plan(self, plan: Plan) -> Costs:
-        """Costs of the model after a plan to fold it; see :meth:`costs` on dropped layers.
+        """Costs of the model after a fold plan; see :meth:`costs` on dropped layers.
 
         Raises
         ------
         PlanError
-            The plan is of another method or another model.
+            The plan is for another method or another model.
         """
         if plan.family != self.family or plan.method != "fold":
             raise PlanError(
-                f"a {plan.method} plan of a {plan.family} model has no costs here; "
-                f"give a fold plan of a {self.family} model."
+                f"costs are of a fold plan for a {self.family} model; "
+                f"this is a {plan.method} plan for a {plan.family} model."
             )
         if plan.width is not None:
             raise PlanError(
-                "costs of a narrower stream are those of the narrower model; give its cost model "
-                "the plan.narrowed()."
+                "the plan has another width; build the cost model from the sliced model and give "
+                "it plan.narrowed()."
             )
         self._check_shapes(plan)
         heads = [head for head in plan.heads if not head.latent]
@@ -228,7 +230,7 @@ class CostModel:
         )
 
     def layer_of(self, name: str) -> tuple[str, int] | None:
-        """Stack and index of the layer that a part is, or is in; None: of none."""
+        """Stack and index of the layer that a part is or belongs to; None: no layer."""
         place = self._places.get(name)
         return None if place is None else place[:2]
 
@@ -239,7 +241,7 @@ class CostModel:
         stack, index, part = place
         kept = kept_layers[stack]
         if index >= len(kept):
-            raise PlanError(f"{name!r} is beyond the {len(kept)} layers of {stack!r} that stay.")
+            raise PlanError(f"{name!r} is beyond the {len(kept)} kept layers of {stack!r}.")
         before = (stack, kept[index], part)
         return next((other for other, found in self._places.items() if found == before), name)
 
@@ -257,7 +259,7 @@ class CostModel:
             ) from None
 
     def _check_shapes(self, plan: Plan) -> None:
-        """Names alone do not tell a plan for another size of the same family."""
+        """Refuse a plan for another size of the same family, whose names are the same."""
         kept = plan.kept_layers or {}
         heads: tuple[PartKind, ...] = ("qk", "vo")
         hidden: tuple[PartKind, ...] = ("hidden",)
@@ -280,13 +282,13 @@ class CostModel:
             if not known.issuperset(kept) or len(set(kept)) < len(kept) or not kept:
                 raise PlanError(
                     f"cannot keep layers {list(kept)} of {stack!r}, which has {len(known)}; "
-                    "give each that stays once."
+                    "give each kept layer once."
                 )
         return kept_layers
 
 
 # --------------------------------------------------------------------------------------------------
-# What one predict call does
+# Work of one predict call
 # --------------------------------------------------------------------------------------------------
 
 
@@ -297,9 +299,9 @@ class _Attended:
     Attributes
     ----------
     queries, keys
-        Tokens that the projections of queries and outputs see, and those of keys and values.
+        Tokens that go through the projections of queries and outputs, and of keys and values.
     pairs
-        Of a query and a key, in one head.
+        Query-key pairs in one head.
     cached
         Tokens in the key-value cache at its fullest.
     """
@@ -320,7 +322,7 @@ def _attended(work: Pass, block: AttentionBlock) -> _Attended:
     if block.stack == "decoder":  # step t reads the keys of steps 1 to t
         pairs = decoded * (work.outputs + 1) // 2
         return _Attended(decoded, decoded, pairs, cached=decoded)
-    # Over the batch at each token, or over the tokens of each series.
+    # Across the batch at each token, or across the tokens of each series.
     others = work.series if block.across_series else work.encoder_tokens
     return _Attended(encoded, encoded, encoded * others)
 
@@ -336,7 +338,7 @@ def _decoded(work: Pass) -> int:
 
 
 def _check_single_pass(settings: Mapping[str, Any], workload: Workload) -> None:
-    """Later passes read a longer context, some of them on more rows: not worth a formula each."""
+    """Refuse several passes: later ones read a longer context, some on more rows."""
     if workload.context_length > settings["context_length"]:
         raise UsageError(
             f"context_length is {workload.context_length} but the model reads only the last "
@@ -347,13 +349,13 @@ def _check_single_pass(settings: Mapping[str, Any], workload: Workload) -> None:
     )
     if workload.horizon > longest:
         raise UsageError(
-            f"a horizon of {workload.horizon} takes several passes; costs are known of one pass, "
-            f"which forecasts {longest} steps: ask for that or less."
+            f"horizon {workload.horizon} takes several passes; costs are known for one pass of "
+            f"{longest} steps: ask for that or less."
         )
 
 
 # --------------------------------------------------------------------------------------------------
-# What each part of the model costs
+# Costs of each part
 # --------------------------------------------------------------------------------------------------
 
 
@@ -361,7 +363,7 @@ def _check_single_pass(settings: Mapping[str, Any], workload: Workload) -> None:
 class _Part:
     """Something of adjustable size: queries and keys or values of a block, or hidden units.
 
-    ``step`` is 2 for queries and keys that a rotary embedding turns in pairs, otherwise 1.
+    ``step`` is 2 for queries and keys that a rotary embedding rotates in pairs, otherwise 1.
     """
 
     name: str
@@ -403,7 +405,7 @@ def _attention_parts(
             step = 1
             if block.rotary and kind == "qk":
                 step = 2
-                # The angles, position times frequency, come from a matrix product of their own.
+                # The angles, position times frequency, are one more matrix product.
                 unit = unit * step + Costs(macs=work.encoder_tokens)
             yield _Part(block.name, kind, inner // block.num_heads, step, unit)
 
@@ -411,7 +413,7 @@ def _attention_parts(
 def _latent_costs(
     model: nn.Module, architecture: Architecture, work: Pass, bytes_per_number: int
 ) -> tuple[dict[str, Costs], Costs]:
-    """For each number of a latent: costs of each cross-attention, and of what they share."""
+    """For each dimension of a latent: costs of each cross-attention, and of the shared latent."""
     shared, by_name = Costs(), {}
     for block in architecture.attention:
         if not block.reads_encoder:
@@ -462,7 +464,7 @@ def _patch_tokens(model: nn.Module, work: Pass) -> dict[str, int]:
 
 
 def _fixed_macs(model: nn.Module, work: Pass) -> int:
-    """Of matrix products whose shapes no plan changes."""
+    """MACs of matrix products whose shapes no plan changes."""
     patch_tokens = _patch_tokens(model, work)
     if not patch_tokens:
         head = _linear(model, "lm_head")
@@ -478,19 +480,19 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     module = model.get_submodule(name)
     if not isinstance(module, nn.Linear):
         raise UnsupportedModelError(
-            f"{name} is a {type(module).__name__}, not a Linear; costs are those of a dense model, "
-            "so give the original."
+            f"{name} is a {type(module).__name__}, not a Linear; costs are of a dense model: "
+            "give the original."
         )
     return module
 
 
 def _outer_width(linear: nn.Linear, inner: int) -> int:
-    """Weights for each of the ``inner`` numbers that it writes or reads."""
+    """Weights for each of the ``inner`` dimensions that it writes or reads."""
     return linear.weight.numel() // inner
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Name and size of every parameter, a tied one once, also where meta tensors lost the ties."""
+    """Name and size of every parameter, tied ones once, even if meta tensors lost their ties."""
     tied = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
     if not has_own_head(model.config):
         tied.add("lm_head.weight")
@@ -500,7 +502,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _places(model: nn.Module, architecture: Architecture) -> dict[str, tuple[str, int, int]]:
-    """Stack, layer and sublayer of every block, and of every layer as a whole (sublayer -1)."""
+    """Stack, layer and sublayer of every block, and of every whole layer (sublayer -1)."""
     blocks = (*architecture.attention, *architecture.feed_forward)
     places = {block.name: (block.stack, block.layer, block.sublayer) for block in blocks}
     for stack, layers in stack_layers(model).items():
@@ -509,11 +511,11 @@ def _places(model: nn.Module, architecture: Architecture) -> dict[str, tuple[str
 
 
 def _layers_of_parameters(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Stack and index of the layer that each parameter goes with."""
+    """Stack and index of the layer that each parameter belongs to."""
     return {
         f"{layer_name(stack, index)}.{name}": (stack, index)
         for stack, layers in stack_layers(model).items()
         for index, layer in enumerate(layers)
         for name, _ in layer.named_parameters()
-        if "relative_attention_bias" not in name  # of all layers of a stack; the first only owns it
+        if "relative_attention_bias" not in name  # shared by all layers; the first only holds it
     }

@@ -1,4 +1,4 @@
-"""The forecast loss of a model, and of one with a single part changed."""
+"""The forecast loss of a model, and of the model with a single part changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tscompress.errors import DataError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.layers.resize import replace_heads_
-from tscompress.plan.plan import HeadPlan
+from tscompress.plan.layer_plans import HeadPlan
 
 T = TypeVar("T")
 
@@ -31,14 +31,15 @@ def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int
 
     Returns
     -------
-    The sum, and the number of steps.
+    tuple
+        The sum, and the number of steps.
     """
     output = run_teacher_forced(loaded, batch)
     return adapter_of(loaded.family).forecast_loss(loaded.forecaster, output, batch)
 
 
-class _Recalled(nn.Module):
-    """Stands where something unchanged is, and gives back what that put out for each batch."""
+class _CachedOutput(nn.Module):
+    """Takes the place of an unchanged module and returns its cached output for each batch."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
@@ -50,13 +51,13 @@ class _Recalled(nn.Module):
 
 
 class Forecasts:
-    """Losses of the model as it is, run only from the block on that may have changed."""
+    """Losses of the model, computed only from the first changed block on."""
 
     def __init__(self, loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.loaded = loaded
         self.batches = batches
         self._start: tuple[str, int] | None = ("", 0)
-        self._recalled: dict[str, _Recalled] = {}
+        self._cached: dict[str, _CachedOutput] = {}
 
     def loss(self) -> float:
         """Mean over all observed target steps."""
@@ -64,15 +65,15 @@ class Forecasts:
         count = sum(steps for _, steps in totals)
         if not count:
             raise DataError(
-                "no window to measure the loss on has an observed target after a context that "
+                "no window for measuring the loss has an observed target after a context that "
                 "varies; give other series."
             )
         return sum(total for total, _ in totals) / count
 
     def start_at(self, layer: tuple[str, int] | None) -> None:
-        """Recall what precedes a layer, given by stack and index; None: all layers.
+        """Cache the outputs before a layer, given by stack and index; None: all layers.
 
-        The model must be the original as far as that, and starts only ever move forward.
+        The model must be the original up to there, and starts only move forward.
         """
         if layer == self._start:
             return
@@ -80,14 +81,14 @@ class Forecasts:
         stacks = list(stack_layers(self.loaded.model))
         stack, depth = layer or ("", 0)
         done = stacks[: stacks.index(stack)] if layer else stacks
-        recalled = {name: self._recalled.get(name) or self._recall(name) for name in done}
+        cached = {name: self._cached.get(name) or self._cache_output(name) for name in done}
         if depth:
-            # Each layer reads what the one before put out, so all may say what the last one said.
-            last = self._recall(layer_name(stack, depth - 1))
-            recalled |= {layer_name(stack, index): last for index in range(depth)}
-        self._recalled = recalled
+            # Each layer reads the output of the one before, so all may return the last one's.
+            last = self._cache_output(layer_name(stack, depth - 1))
+            cached |= {layer_name(stack, index): last for index in range(depth)}
+        self._cached = cached
 
-    def _recall(self, name: str) -> _Recalled:
+    def _cache_output(self, name: str) -> _CachedOutput:
         outputs: list[Any] = []
         module = self.loaded.model.get_submodule(name)
         handle = module.register_forward_hook(lambda _, __, output: outputs.append(output))
@@ -95,20 +96,21 @@ class Forecasts:
             list(self._each(lambda batch: run_teacher_forced(self.loaded, batch)))
         finally:
             handle.remove()
-        return _Recalled(outputs)
+        return _CachedOutput(outputs)
 
     def _each(self, run: Callable[[ForecastBatch], T]) -> Iterator[T]:
-        with ExitStack() as stand_ins:
-            for name, recalled in self._recalled.items():
-                stand_ins.enter_context(swapped(self.loaded.model, name, recalled))
+        with ExitStack() as replaced:
+            for name, cached in self._cached.items():
+                replaced.enter_context(swapped(self.loaded.model, name, cached))
             for index, batch in enumerate(self.batches):
-                for recalled in self._recalled.values():
-                    recalled.batch = index
+                for cached in self._cached.values():
+                    cached.batch = index
                 yield run(batch)
 
 
 @contextmanager
 def swapped(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
+    """Put ``other`` in the place of the module ``name``, and restore it on leaving."""
     original = model.get_submodule(name)
     try:
         model.set_submodule(name, other)
@@ -119,6 +121,7 @@ def swapped(model: nn.Module, name: str, other: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_heads(model: nn.Module, plan: HeadPlan, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Give the block ``plan.name`` new head sizes and weights (by role); restore it on leaving."""
     with swapped(model, plan.name, model.get_submodule(plan.name)):
         attention = replace_heads_(model, plan)
         for role, weight in weights.items():
@@ -128,7 +131,7 @@ def with_heads(model: nn.Module, plan: HeadPlan, weights: dict[str, Tensor]) -> 
 
 @contextmanager
 def with_hidden(model: nn.Module, name: str, fold: Callable[[], object]) -> Iterator[None]:
-    """``fold`` changes the module ``name`` in place, so it gets a copy."""
+    """Let ``fold`` change a copy of the module ``name`` in place; restore it on leaving."""
     with swapped(model, name, copy.deepcopy(model.get_submodule(name))):
         fold()
         yield
@@ -136,9 +139,9 @@ def with_hidden(model: nn.Module, name: str, fold: Callable[[], object]) -> Iter
 
 @contextmanager
 def without_layer(model: nn.Module, name: str) -> Iterator[None]:
-    """Take away what the sublayers add to the residual stream.
+    """Remove what the sublayers add to the residual stream; restore it on leaving.
 
-    They still run: the relative position bias that the first one computes is for all layers.
+    They still run: the first one computes the relative position bias of all layers.
     """
 
     def skip(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What each part of a model costs in forecast loss when it alone is made smaller.
+"""Sensitivity: the rise of the forecast loss when one part of a model is made smaller.
 
 The loss is measured, not weight error: every attention block's queries and keys, its values, every
 feed-forward and every layer is compressed alone, and the whole model forecasts held-out windows.
-A pass runs the model hundreds of times, so its result is kept in a file named by the content of
-everything it depends on, block by block, and an interrupted pass goes on where it stopped.
+A pass runs the model hundreds of times, so its result is saved after each block, in a file named
+by a hash of everything that it depends on, and an interrupted pass resumes.
 """
 
 from __future__ import annotations
@@ -43,24 +43,14 @@ from tscompress.compression.fold_moments import attention_moments, hidden_moment
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, check_heads, fold_plan
 from tscompress.compression.layer_walk import Step, advance_, walk
 from tscompress.compression.recording import Recording, blocks_of, record
-from tscompress.compression.residual_stream import projected, stream_bases
+from tscompress.compression.residual_stream import principal_directions, projected
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError
 from tscompress.families.stacks import layer_name, sublayers
 from tscompress.io.files import cache_directory
-from tscompress.plan.plan import HeadPlan, HiddenPlan, stock_frequencies
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, stock_frequencies
 
 DEFAULT_WIDTHS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
-
-
-# --------------------------------------------------------------------------------------------------
-# The loss
-# --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
-# The model with one part changed
-# --------------------------------------------------------------------------------------------------
 
 
 # --------------------------------------------------------------------------------------------------
@@ -81,45 +71,44 @@ def measure_sensitivity(
     cache: Path | Literal["default"] | None = "default",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Sensitivity:
-    """Measure what each part costs at each size, all else being the original.
+    """Measure the forecast loss with each part at each size, all others being the original's.
 
-    The model is bit for bit as before when this returns or raises.
+    The model is unchanged to the bit when this returns or raises.
 
     Parameters
     ----------
     batches
-        Statistics for folding come from these.
+        For the statistics of folding.
     holdout
-        The loss is measured on these; None: on ``batches``.
+        For the loss; None: ``batches``.
     fold
-        How layers are folded; each is fitted to its own original output, whatever ``refit`` says
-        but ``none``, on ``batches`` alone and in float32: ``continuations`` and ``precision``
-        have no say.
+        How layers are folded. Each is fitted to its original output (unless ``refit`` is
+        ``none``), on ``batches`` and in float32: ``continuations`` and ``precision`` are ignored.
     head_sizes
-        Sizes to try, where they are smaller; None: halves and three quarters of halves down to 1.
-        Queries and keys with rotary embedding are tried only at sizes that a plain config allows,
+        Sizes to try below the original; None: halves and three quarters of halves down to 1.
+        Queries and keys with rotary embedding are tried only at sizes that a stock config allows,
         or with free ``frequencies`` at even ones.
     hidden_ratios
         Hidden units to try, as shares of the original's, in (0, 1).
     width_ratios
-        Numbers of the residual stream to try, as shares of the original's, in (0, 1).
+        Residual-stream widths to try, as shares of ``d_model``, in (0, 1).
     layers
-        Measure leaving out whole layers too, or those of some stacks. Where a feed-forward precedes
-        a layer, it is fitted to what comes after both.
+        Also measure dropping whole layers, of all or of some stacks. A feed-forward before a
+        dropped layer is fitted to the original's residual stream after both.
     cache
-        Directory to keep results in; ``default``: ``$TSCOMPRESS_CACHE``, or ``tscompress`` in
-        ``$XDG_CACHE_HOME`` or ``~/.cache``; None: keep nothing.
+        Directory of results; ``default``: ``$TSCOMPRESS_CACHE``, or ``tscompress`` in
+        ``$XDG_CACHE_HOME`` or ``~/.cache``; None: no cache.
     on_progress
-        Called with the number of measurements made and to be made.
+        Called with the number of measurements done and in all.
 
     Raises
     ------
     PlanError
-        A size or ratio is not possible, or the model is compressed already.
+        A size or ratio is impossible, or the model is compressed already.
     DataError
         There is no window, or none has an observed target.
     FactorizationError
-        A decomposition or a loss is not finite; names the layer.
+        A decomposition or a loss is not finite; the message names the layer.
     UsageError
         The cache cannot be written.
     UnsupportedModelError
@@ -158,7 +147,7 @@ def _check_measurable(
     loaded: LoadedModel, batches: Sequence[ForecastBatch], holdout: Sequence[ForecastBatch]
 ) -> None:
     if not batches or not holdout:
-        raise DataError("a sensitivity pass needs at least one batch to fold and to measure on.")
+        raise DataError("a sensitivity pass needs at least one batch for folding and for the loss.")
     if loaded.plan is not None:
         raise PlanError(f"{loaded.name!r} is compressed already; measure the original checkpoint.")
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
@@ -171,7 +160,7 @@ def _nothing_measured(
     config: FoldConfig,
     forecasts: Forecasts,
 ) -> Sensitivity:
-    """A sensitivity of the original's loss alone."""
+    """A sensitivity that has only the original's loss."""
     base_loss = forecasts.loss()
     if not math.isfinite(base_loss):
         raise DataError(f"the original's own forecast loss is {base_loss}; check the windows.")
@@ -244,7 +233,7 @@ def _below(size: int, sizes: Iterable[int]) -> tuple[int, ...]:
 
 @dataclass
 class _Pass:
-    """One walk through the model. Parts that ``result`` holds already are not measured again."""
+    """One walk through the model. Parts that ``result`` has already are not measured again."""
 
     loaded: LoadedModel
     batches: Sequence[ForecastBatch]
@@ -263,7 +252,7 @@ class _Pass:
         self.heads = {head.name: head for head in plan.heads}
         self.hidden = {hidden.name: hidden for hidden in plan.hidden}
         for part in [part for part in self.open.values() if not part.sizes]:
-            self._measure(part.name, part.kind, lambda _: nullcontext())  # there is nothing to try
+            self._measure(part.name, part.kind, lambda _: nullcontext())  # no sizes to try
         self._width()
         self._patch(PATCH_EMBEDDINGS[0])
         recording = record(self.loaded, self.batches)
@@ -287,15 +276,15 @@ class _Pass:
 
     def _width(self) -> None:
         if (STREAM, "width") in self.open:
-            bases = stream_bases(self.loaded, self.batches)
+            bases = principal_directions(self.loaded, self.batches)
             self._measure(STREAM, "width", lambda size: projected(self.loaded, bases, size))
 
     def _layer(self, name: str) -> None:
-        """The first layer of a stack: nothing before it can make up for it."""
+        """The first layer of a stack: no feed-forward before it can be fitted."""
         self._measure(name, "layer", lambda _: without_layer(self.model, name))
 
     def _layer_after(self, step: Step, name: str, recording: Recording) -> None:
-        """A layer that the feed-forward of ``step`` precedes: fitted to what comes after both."""
+        """A layer after the feed-forward of ``step``, which is fitted to the output of both."""
         if (name, "layer") not in self.open:
             return
         block = step.block.name
@@ -341,7 +330,7 @@ class _Pass:
                     plan = with_free_frequencies(attention, plan, moments)
                 if plan.frequencies is not None or not leading:
                     leading = folded_heads(attention, plan, moments, self.config)
-            # Components come in the order of what they tell: the largest size has all others.
+            # Components are in order of importance: the largest size has all others.
             weights = {
                 role: weight.reshape(plan.num_heads, -1, plan.d_model)[:, :size].flatten(0, 1)
                 if role in ("q", "k")
@@ -404,8 +393,3 @@ def _with_qk(whole: HeadPlan, size: int) -> HeadPlan:
     if whole.frequencies is not None:
         turned = stock_frequencies(whole.head_size, size) or tuple(range(size // 2))
     return whole.model_copy(update={"qk_size": size, "frequencies": turned})
-
-
-# --------------------------------------------------------------------------------------------------
-# The cache
-# --------------------------------------------------------------------------------------------------

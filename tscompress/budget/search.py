@@ -1,8 +1,8 @@
-"""From sensitivities to sizes: what fits a budget and is predicted to cost least in forecast loss.
+"""From sensitivities to sizes: the candidate of least predicted loss within a budget.
 
-Losses of parts are taken to add up. That orders candidates well; it is no forecast of their
-quality. So budgets in parameters, bytes, compute or cache, which are counted exactly, are settled
-here, while those in latency or forecast quality are settled by measuring a few candidates.
+Losses of parts are assumed to add up. This ranks candidates well but does not predict their loss.
+So budgets in parameters, bytes, compute or cache are met by exact counts, and budgets in latency or
+forecast quality by measuring a few candidates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.residual_stream import narrowed_config
+from tscompress.compression.residual_stream import sliced_config
 from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import adapter_of, build_empty, describe, wrap_pipeline
 from tscompress.families.t5_stack import tie_weights_
@@ -43,15 +43,15 @@ class Candidate:
     Attributes
     ----------
     qk, vo, hidden
-        Numbers of a plain config, or sizes by name.
+        Sizes of a stock config, or sizes by name.
     kept_layers
-        Stack to the original's indices of the layers that stay; None: all.
+        Stack to the original's indices of the kept layers; None: all.
     loss
         Predicted rise of the forecast loss.
     costs
         Exact, of the whole model.
     width
-        Of the residual stream; None: as it was.
+        New residual-stream width; None: unchanged.
     """
 
     qk: int | Mapping[str, int] = field(hash=False)
@@ -79,23 +79,23 @@ def folded_candidates(
     depth: bool = False,
     narrower: Callable[[int], CostModel] | None = None,
 ) -> list[Candidate]:
-    """Every plain config of measured sizes, the original's among them.
+    """Every stock config of measured sizes, including the original's.
 
     Parameters
     ----------
     multiple
-        Sizes that change are multiples of this: measured ones are rounded up.
+        Changed sizes are multiples of this: measured ones are rounded up.
     depth
-        Also with fewer layers. Those that cost least go first; each stack keeps one, and a
-        Chronos-T5 no fewer in the encoder than in the decoder: stock transformers 5 counts the
-        decoder's caches by the encoder's layers and cannot generate then.
+        Also with fewer layers. The least sensitive are dropped first; each stack keeps one, and a
+        Chronos-T5 keeps as many in the encoder as in the decoder or more: stock transformers 5
+        counts the decoder's caches by the encoder's layers and cannot generate otherwise.
     narrower
-        Costs of the model with a residual stream of a width; None: it keeps its own.
+        Gives the costs of the model at another residual-stream width; None: keep ``d_model``.
 
     Raises
     ------
     PlanError
-        The sensitivity has no sizes that all layers share, no layers, or is of another model.
+        The sensitivity has no sizes common to all layers, no layers, or is of another model.
     """
     head_sizes = _common_sizes(sensitivity, _HEADS, multiple)
     full, family = head_sizes[0], adapter_of(sensitivity.family)
@@ -103,11 +103,11 @@ def folded_candidates(
     unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
     candidates = []
     for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
-        # A head of its own has a name of its own in the header of the weights.
+        # An untied head adds one name to the header of the weights.
         header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
         for kept, lost_layers in _depths(sensitivity, cost_model, depth):
             base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
-            # Costs are affine in these sizes: price each size once, and not each pair of sizes.
+            # Costs are affine in these sizes: price each size once, not each pair.
             heads = [(n, *_priced(sensitivity, costs, _HEADS, n, kept)) for n in head_sizes]
             units = [(n, *_priced(sensitivity, costs, _HIDDEN, n, kept)) for n in unit_sizes]
             candidates += [
@@ -123,7 +123,7 @@ def _widths(
     multiple: int,
     narrower: Callable[[int], CostModel] | None,
 ) -> Iterator[tuple[int | None, float, CostModel]]:
-    """Widths of the residual stream, the predicted loss, and what a model so wide costs."""
+    """Residual-stream widths, the predicted loss, and the costs of a model of that width."""
     yield None, 0.0, cost_model
     if narrower is None:
         return
@@ -135,7 +135,7 @@ def _widths(
 
 
 def efficient(candidates: Iterable[Candidate], measure: Measure) -> list[Candidate]:
-    """Candidates that none as cheap in ``measure`` is predicted to beat, dearest first."""
+    """The Pareto front of predicted loss and ``measure``, most expensive first."""
     best = math.inf
     kept = []
     for candidate in sorted(candidates, key=lambda one: (one.costs.of(measure), one.loss)):
@@ -152,7 +152,7 @@ def _sizes(sensitivity: Sensitivity, part: Part, multiple: int) -> list[int]:
     rounded = {min(part.size, math.ceil(size / multiple) * multiple) for size in part.sizes}
     free = sensitivity.settings.get("fold", {}).get("frequencies") == "free"
     if part.kind == "qk" and not free:
-        # Rounded, a size may not be one at which a plain config keeps the rotary frequencies.
+        # A rounded size may not be one at which a stock config keeps the rotary frequencies.
         allows = adapter_of(sensitivity.family).allows_head_size
         rounded = {size for size in rounded if size in part.sizes or allows(part.size, size)}
     return sorted(rounded | {part.size}, reverse=True)
@@ -167,7 +167,7 @@ def _common_sizes(
     common = set.intersection(*found) if found else set()
     if not common:
         raise PlanError(
-            f"the sensitivity has no {' or '.join(kinds)} size that all layers share; "
+            f"the sensitivity has no {' or '.join(kinds)} size common to all layers; "
             "measure every layer at the same sizes."
         )
     return sorted(common, reverse=True)
@@ -180,7 +180,7 @@ def _priced(
     size: int,
     kept: Mapping[str, tuple[int, ...]] | None,
 ) -> tuple[float, Costs]:
-    """Loss and costs added by giving all parts of these kinds in the kept layers one size."""
+    """Loss and costs added by one size for all parts of these kinds in the kept layers."""
     sizes: dict[str, dict[str, int]] = {kind: {} for kind in kinds}
     loss = 0.0
     for part in sensitivity.parts:
@@ -189,7 +189,7 @@ def _priced(
         if part.kind in kinds and not gone:
             sizes[part.kind][part.name] = size
             loss += sensitivity.cost(part.name, part.kind, size)
-    # What a size saves does not depend on the other layers, so names need not follow the drop.
+    # The saving of a size does not depend on other layers, so names may be those before dropping.
     return loss, _costs_of(cost_model, sizes) - cost_model.original
 
 
@@ -200,7 +200,7 @@ def _costs_of(cost_model: CostModel, sizes: Mapping[str, Mapping[str, int]]) -> 
 def _depths(
     sensitivity: Sensitivity, cost_model: CostModel, depth: bool
 ) -> Iterator[tuple[dict[str, tuple[int, ...]] | None, float]]:
-    """Layers that stay and the predicted loss, from all of them to fewer."""
+    """Kept layers and the predicted loss, from all layers to fewer."""
     yield None, 0.0
     if not depth:
         return
@@ -248,7 +248,7 @@ def choose_folded(
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
 ) -> Candidate:
-    """The candidate of least predicted loss within the budget; of equals the cheapest.
+    """The candidate of least predicted loss within the budget; among equals, the cheapest.
 
     For ``latency`` and ``wql`` about log2(n) + 2 of the efficient candidates are measured: for
     ``latency`` to find the one of least predicted loss that is fast enough, for ``wql`` the one of
@@ -257,18 +257,18 @@ def choose_folded(
     Parameters
     ----------
     measure_latency, measure_wql
-        Ratio of a candidate to the original; the one that the budget is in is needed.
+        Ratio of a candidate to the original; required for a budget in that measure.
     on_measured
-        Called with each candidate that was measured, and its ratio.
+        Called with each measured candidate and its ratio.
 
     Raises
     ------
     PlanError
-        No candidate fits; says how far the smallest is.
+        No candidate fits; the message gives the costs of the smallest.
     """
     smaller = [candidate for candidate in candidates if candidate.costs != cost_model.original]
     if budget.measure == "latency":
-        # Of equal predictions the cheapest, which comes last.
+        # Among equal predictions the cheapest, which is last.
         ranked = {candidate.loss: candidate for candidate in efficient(smaller, "macs")}
         return _first_within(budget, list(ranked.values()), measure_latency, on_measured)
     if budget.measure == "wql":
@@ -294,11 +294,10 @@ def choose_factored(
 ) -> Candidate:
     """Sizes by layer within the budget.
 
-    From the full sizes on, the step that adds least predicted loss for what it saves is taken,
-    until the budget is met; no more loss is predicted than for a plain config that meets it. For
-    ``latency`` and ``wql`` the place to stop on this path, which then saves compute or parameters,
-    is found by measuring, as in :func:`choose_folded`; other parameters and errors are the same
-    too.
+    Greedy: starting from the full sizes, take the step of least predicted loss per saving until
+    the budget is met. The predicted loss is at most that of a stock config within the budget. For
+    ``latency`` and ``wql`` the steps save compute or parameters, and where to stop is found by
+    measuring, as in :func:`choose_folded`. Parameters and errors are as there.
     """
     if budget.measure == "latency" or budget.measure == "wql":
         counted: Measure = "macs" if budget.measure == "latency" else "parameters"
@@ -320,7 +319,7 @@ def choose_factored(
 
 
 class _Step(NamedTuple):
-    """A change of one size; ``loss`` and ``costs`` are what that adds."""
+    """A change of one size, and the ``loss`` and ``costs`` that it adds."""
 
     part: Part
     before: int
@@ -365,7 +364,7 @@ def _path(
 def _steps(
     sensitivity: Sensitivity, cost_model: CostModel, measure: Measure, multiple: int
 ) -> list[_Step]:
-    """Steps down in all parts, by the loss that each adds for what it saves of ``measure``."""
+    """Steps down in all parts, sorted by added loss per saving in ``measure``."""
     ranked = []
     for part in sensitivity.parts:
         if part.kind == "layer":
@@ -378,7 +377,7 @@ def _steps(
         for (before, _), (after, _) in pairwise(_hull(points)):
             step = _step(sensitivity, cost_model, part, before, after)
             if saved := -step.costs.of(measure):
-                # A measured 0 is none exactly: of equal steps the one that leaves most of its part.
+                # Measured losses of 0 tie: then prefer the step that leaves most of its part.
                 slope = max(slope, step.loss / saved)  # rounding must not reorder a part's steps
                 ranked.append((slope, -after / part.size, step))
     return [step for *_, step in sorted(ranked, key=lambda entry: entry[:2])]
@@ -392,9 +391,9 @@ def _grown(
     allowed: int,
     multiple: int,
 ) -> Candidate:
-    """With larger sizes as far as the budget goes, where that gains most.
+    """Enlarge sizes within the budget, where that gains most.
 
-    The last step down may have saved more than was needed.
+    The last step down may have saved more than needed.
     """
     while True:
         ways = (
@@ -412,7 +411,7 @@ def _grown(
 
 
 def _hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Of sizes, descending, and losses those on the lower convex hull, so that slopes ascend."""
+    """Points (size, descending, and loss) on the lower convex hull, so that slopes ascend."""
 
     def slope(larger: tuple[int, float], smaller: tuple[int, float]) -> float:
         return (smaller[1] - larger[1]) / (larger[0] - smaller[0])
@@ -426,10 +425,10 @@ def _hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _allowed(budget: Budget, measure: Measure, cost_model: CostModel) -> int:
-    """Largest figure within a budget in something that is counted."""
+    """Largest figure within a budget in a counted measure."""
     original = cost_model.original.of(measure)
     if not original:
-        raise PlanError(f"a {cost_model.family} model has no {measure} to budget.")
+        raise PlanError(f"a {cost_model.family} model has no {measure}; choose another budget.")
     if budget.limit is not None:
         header = cost_model.header_bytes if measure == "bytes" else 0  # of the file
         return max(0, budget.limit - header)
@@ -453,9 +452,9 @@ def _first_within(
     measure: Measurement | None,
     on_measured: OnMeasured,
 ) -> Candidate:
-    """First of ``ranked`` that is measured within the budget, if those after it are as well."""
+    """First of ``ranked`` measured to be within the budget, if those after it are too."""
     if measure is None:
-        raise UsageError(f"{budget} is settled by measuring: give measure_{budget.measure}.")
+        raise UsageError(f"{budget} needs measurements: give measure_{budget.measure}.")
     allowed = budget.ratio or 1 + (budget.percent or 0) / 100
     ratios: dict[int, float] = {}
 
@@ -469,7 +468,7 @@ def _first_within(
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    # Measurements scatter and need not fall along the line, so look beyond its edge.
+    # Measurements are noisy and need not be monotone, so also try beyond the edge.
     for index in range(max(0, low - 2), min(low + 1, len(ranked))):
         if fits(index):
             return ranked[index]
@@ -490,17 +489,17 @@ def _first_within(
 def latency_of(
     loaded: LoadedModel, candidate: Candidate, workload: Workload, *, repeats: int = 5
 ) -> float:
-    """Latency of the candidate / that of the original, both run in turn ``repeats`` times.
+    """Latency of the candidate / latency of the original, timed in turn ``repeats`` times.
 
-    Time does not depend on what the weights are, so the candidate gets random ones, and ``loaded``
-    stays as it is.
+    Latency does not depend on the values of weights, so the candidate has random ones. ``loaded``
+    is left unchanged.
 
     Raises
     ------
     UsageError
         The model is on another device than the workload's, or the workload does not fit it.
     PlanError
-        The model has no parts of these names and sizes.
+        The model has no parts with these names and sizes.
     """
     dtype = next(loaded.model.parameters()).dtype
     device = next(loaded.model.parameters()).device
@@ -513,7 +512,7 @@ def latency_of(
 
 
 def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Give a model on the meta device random weights: enough to see how long it takes."""
+    """Give a model on the meta device random weights, for timing."""
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in list(model.named_parameters()):
         weight = torch.empty(parameter.shape, dtype=dtype, device=device)
@@ -524,10 +523,10 @@ def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.dev
 
 
 def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
-    """A model of the candidate's shape on the meta device."""
+    """A model with the candidate's sizes on the meta device."""
     config = config_of_layers(loaded, candidate.kept_layers or {})
     if candidate.width is not None:
-        config = narrowed_config(loaded.family, config, candidate.width)
+        config = sliced_config(loaded.family, config, candidate.width)
     qk, vo, hidden = candidate.qk, candidate.vo, candidate.hidden
     if isinstance(qk, int) and qk == vo and isinstance(hidden, int):
         return build_empty(loaded.family, config | {"d_kv": qk, "d_ff": hidden})

@@ -1,4 +1,4 @@
-"""What each part of a model costs in forecast loss: the result, and its file."""
+"""Sensitivity of the forecast loss to each part of a model: the result, and its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAM = "stream"
 
 
 class Part(BaseModel):
-    """One thing that can be made smaller, and what that costs.
+    """One part that can be made smaller, and its measured losses.
 
     Attributes
     ----------
@@ -34,9 +34,9 @@ class Part(BaseModel):
     sizes
         Measured sizes, descending, below ``size``; of a layer ``(0,)``.
     losses
-        Forecast loss of the model with only this part at that size, less the original's; without a
-        layer, with the feed-forward before it fitted; of a narrower stream, with nothing fitted.
-        Raw: noise may make it slightly negative.
+        Forecast loss of the model with only this part at that size, minus the original's. Without
+        a layer, the feed-forward before it is fitted; at a smaller width, nothing is fitted. Raw:
+        noise may make it slightly negative.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +63,7 @@ class Part(BaseModel):
 
     @cached_property
     def costs(self) -> tuple[float, ...]:
-        """``losses`` made monotone: smaller sizes never cost less, nothing costs less than 0."""
+        """``losses`` made monotone and non-negative: smaller sizes never cost less."""
         return tuple(max(0.0, value) for value in rising(self.losses))
 
 
@@ -95,7 +95,7 @@ class Sensitivity(BaseModel):
         Raises
         ------
         PlanError
-            Nothing was measured of that part, or ``size`` is outside the measured sizes.
+            That part was not measured, or ``size`` is outside the measured sizes.
         """
         matching = (part for part in self.parts if part.name == name and part.kind == kind)
         part = next(matching, None)
@@ -124,8 +124,8 @@ class Sensitivity(BaseModel):
         Raises
         ------
         PlanError
-            The file is missing, is not JSON, or is not a sensitivity; names the first offending
-            key.
+            The file is missing, is not JSON, or is not a sensitivity; the message names the first
+            offending key.
         """
         content = read_json(path, "sensitivity")
         try:

@@ -1,4 +1,4 @@
-"""Sensitivities kept in files named by the content of everything they depend on."""
+"""Sensitivities cached in files named by a hash of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
-#: What folds and measures; in a development version it changes without a number.
-_CODE = ("compression", "families", "layers", "linalg", "budget")
+#: Code that folds and measures; a development version changes it without a version number.
+CODE = ("compression", "families", "layers", "linalg", "budget")
 
 
 class WantedPart(NamedTuple):
@@ -33,13 +33,13 @@ class WantedPart(NamedTuple):
 
 
 class SensitivityStore:
-    """One result's file. Until it is complete it says so, and cannot be loaded as a result."""
+    """File of one result. While incomplete it is marked so, and cannot be loaded as a result."""
 
     def __init__(self, directory: Path, key: str) -> None:
         self.path = directory / "sensitivity" / f"{key}.json"
 
     def read(self, wanted: Sequence[WantedPart]) -> Sensitivity | None:
-        """What was measured so far; None if there is nothing that can be used."""
+        """The parts measured so far; None if there is no usable file."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             incomplete = isinstance(content, dict) and "incomplete" in content
@@ -52,6 +52,7 @@ class SensitivityStore:
         return found if fits else None
 
     def write(self, result: Sensitivity, *, complete: bool) -> None:
+        """Replace the file in one step; UsageError if it cannot be written."""
         text = result.model_dump_json(indent=2)
         try:
             write_text_atomically(
@@ -60,7 +61,7 @@ class SensitivityStore:
         except OSError as error:
             raise UsageError(
                 f"{str(self.path)!r} cannot be written ({error}); set TSCOMPRESS_CACHE to a "
-                "directory that can, or do without a cache."
+                "writable directory, or use no cache."
             ) from None
 
 
@@ -83,13 +84,13 @@ def content_key(
         digest.update(flat.view(torch.uint8).numpy().data)
 
     add("version", SENSITIVITY_VERSION)
-    add("code", code_digest(_CODE))
+    add("code", code_digest(CODE))
     add("versions", versions())
     add("family", loaded.family)
     add("config", dict(loaded.config))
     add("fold", config.model_dump(mode="json"))
     add("wanted", wanted)
-    # Of what is in memory, not of its files: it may have been cast, or have lost layers since.
+    # Hash the model in memory, not its files: it may have been cast, or have lost layers.
     for name, tensor in [*loaded.model.named_parameters(), *loaded.model.named_buffers()]:
         add_tensor(name, tensor)
     for label, windows in (("calibration", batches), ("holdout", holdout)):

@@ -1,4 +1,4 @@
-"""Directories of files: where they are (``locate``), whether they are sound (``integrity``,
-``config_checks``), how they are loaded (``load``), the factored format (``format``), and where a
-compressed one came from (``provenance``).
+"""Checkpoint directories: find them (``locate``), check them (``integrity``, ``config_checks``),
+load them (``load``), the factored format (``format``), and the origin of a compressed one
+(``provenance``).
 """

@@ -1,9 +1,9 @@
-"""Whether a ``config.json`` is one that a model may be built from, and forecasts be drawn with.
+"""Check a ``config.json`` before a model is built and sampled from.
 
-Sizes are held against bounds before anything is built: a config of a billion layers would take the
-machine down long before its weights were found not to fit. Keys that make transformers fetch or run
-something else than the checkpoint's weights are refused, and so are settings of generation that
-have no part in how Chronos draws: a million beams need no large file.
+Sizes are checked against bounds before anything is built: a config of a billion layers would
+exhaust memory before its weights are found not to fit. Keys that make transformers fetch or run
+anything but the checkpoint's weights are refused, and so are settings of generation that Chronos
+does not use: a million beams need no large file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WIDTHS = (
 _LAYERS = (
     "num_layers", "num_decoder_layers", "num_hidden_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
-#: Bounds of numbers, both inclusive.
+#: Lower and upper bounds, inclusive.
 _NUMBERS: dict[str, tuple[float, float]] = {
     "layer_norm_epsilon": (0, 1),
     "layer_norm_eps": (0, 1),
@@ -61,13 +61,13 @@ _FORECAST_NUMBERS: dict[str, tuple[float, float]] = {
 }
 _MAX_QUANTILES = 1000
 
-#: Settings of generation that chronos gives itself, with every forecast.
+#: Settings of generation that chronos sets in every forecast.
 _OVERRULED = (
     "do_sample", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
     "num_return_sequences", "temperature", "top_k", "top_p",
 )  # fmt: skip
 _BOOKKEEPING = ("_from_model_config", "transformers_version", "use_cache")
-#: What the others of transformers 4 and 5 are where they do nothing, besides null and false.
+#: Neutral values of the other settings in transformers 4 and 5, besides null and false.
 _NEUTRAL: dict[str, Any] = {
     "assistant_confidence_threshold": 0.4,
     "assistant_lookbehind": 10,
@@ -103,12 +103,12 @@ _NEUTRAL: dict[str, Any] = {
     "typical_p": 1.0,
     "watermarking_config": None,
 }
-#: The Hub's kernels, which these are not, are code.
+#: Others, such as kernels from the Hub, are code.
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2")
 
 
 def check_given(config: Mapping[str, Any], names: Sequence[str], source: str) -> None:
-    """Refuse a config that lacks a setting which a forecast needs.
+    """Refuse a config without a setting that forecasting needs.
 
     Raises
     ------
@@ -123,21 +123,21 @@ def check_given(config: Mapping[str, Any], names: Sequence[str], source: str) ->
 def check_config(
     config: Mapping[str, Any], source: str, tensors: int, *, generates: bool = True
 ) -> None:
-    """Refuse what no model has, or what would load something else.
+    """Refuse implausible sizes, and keys that would load anything but the weights.
 
     Parameters
     ----------
     tensors
-        How many the checkpoint stores: it cannot have more layers.
+        Number of tensors in the checkpoint, an upper bound of the number of layers.
     generates
-        Whether forecasts are drawn with the model, so that settings of generation count.
+        Whether forecasts are sampled, so that settings of generation are checked too.
 
     Raises
     ------
     CorruptCheckpointError
-        A size is no whole number within bounds, or a setting is no number.
+        A size is not an integer within bounds, or a setting is not a number.
     UnsupportedModelError
-        It names other weights, an adapter, or code for its attention.
+        It refers to other weights, an adapter, or code for its attention.
     """
     _check_redirections(config, source)
     for name in _WIDTHS:
@@ -158,20 +158,20 @@ def check_config(
                 raise _bad(name, settings[name], "true or false", source)
     if isinstance(forecast, Mapping):
         _check_forecast(forecast, vocab_size, source)
-    if generates:  # transformers 4 kept settings of generation here, and still reads them
+    if generates:  # transformers 4 stored settings of generation here; they are still read
         given = {key: config[key] for key in _NEUTRAL if key in config}
         _check_neutral(given, source, "config.json")
 
 
 def check_generation(settings: Any, source: str, vocab_size: int) -> None:
-    """Refuse a ``generation_config.json`` that changes how forecasts are drawn.
+    """Refuse a ``generation_config.json`` that changes how forecasts are sampled.
 
     Raises
     ------
     CorruptCheckpointError
-        It is no object, or a token is none of ``vocab_size``.
+        It is not an object, or a token is not below ``vocab_size``.
     UnsupportedModelError
-        It has a setting that Chronos does not draw with.
+        It has a setting that Chronos does not use.
     """
     file = "generation_config.json"
     if not isinstance(settings, Mapping):
@@ -192,7 +192,7 @@ def _check_neutral(settings: Mapping[str, Any], source: str, file: str) -> None:
         if value not in (None, False) and value != _NEUTRAL.get(name):
             raise UnsupportedModelError(
                 f"{source!r}: {file} has {shown(name)}: {shown(value)}, which Chronos does not "
-                "draw forecasts with; remove the key."
+                "use; remove the key."
             )
 
 
@@ -200,24 +200,24 @@ def _check_redirections(config: Mapping[str, Any], source: str) -> None:
     for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
         if config.get(name) not in _ATTENTION:
             raise UnsupportedModelError(
-                f"{source!r}: config.json asks for {name} {shown(config[name])}; allowed: "
+                f"{source!r}: config.json has {name} {shown(config[name])}; allowed: "
                 f"{', '.join(filter(None, _ATTENTION))}. Remove the key."
             )
     for name in ("transformers_weights", "quantization_config"):
         if config.get(name) is not None:
             raise UnsupportedModelError(
-                f"{source!r}: config.json has {name}; tscompress reads plain weights from "
+                f"{source!r}: config.json has {name}; tscompress reads only weights in "
                 "model.safetensors. Save the model without it."
             )
 
 
 def _check_forecast(forecast: Mapping[str, Any], vocab_size: int, source: str) -> None:
-    """``chronos_config``: horizons and samples are allocated when a forecast is made."""
+    """Check ``chronos_config``: forecasting allocates memory for horizons and samples."""
     for name, highest in _FORECAST_WIDTHS.items():
         _check_whole(forecast, name, highest, source)
     for name, bounds in _FORECAST_NUMBERS.items():
         _check_number(forecast, name, bounds, source)
-    # Every token has a row in the embedding and a bin in the tokenizer.
+    # Every token has a row in the embedding and a bin in the tokenizer, hence the same bound.
     _check_whole(forecast, "n_tokens", vocab_size, source)
     _check_whole(forecast, "n_special_tokens", vocab_size, source)
     tokenizer = forecast.get("tokenizer_class", "MeanScaleUniformBins")
@@ -234,7 +234,7 @@ def _check_forecast(forecast: Mapping[str, Any], vocab_size: int, source: str) -
     levels = forecast.get("quantiles")
     if levels is not None and not _are_levels(levels):
         raise _bad(
-            "quantiles", levels, f"at most {_MAX_QUANTILES} rising numbers in (0, 1)", source
+            "quantiles", levels, f"at most {_MAX_QUANTILES} ascending numbers in (0, 1)", source
         )
 
 
@@ -263,7 +263,7 @@ def _check_whole(
     value = settings[name]
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not lowest <= value <= highest:
-        raise _bad(name, value, f"a whole number from {lowest} to {highest:,}", source, file)
+        raise _bad(name, value, f"an integer from {lowest} to {highest:,}", source, file)
 
 
 def _check_number(

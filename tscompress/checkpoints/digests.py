@@ -1,4 +1,4 @@
-"""SHA-256 of what results depend on: models in memory, datasets and source code."""
+"""SHA-256 of the inputs of a result: models in memory, datasets and source code."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tscompress.data.evaluation_sets import EvaluationDataset
 LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
 PACKAGE = Path(__file__).resolve().parents[1]
 
-#: Where a model was read from or written by, not what it says.
+#: Keys of a config that do not change forecasts: its source and the versions that wrote it.
 _NOT_CONTENT = ("_name_or_path", "name_or_path", "transformers_version")
 _PLAIN = (int, float, str, bool, list, tuple, type(None))
 
 
 def model_digest(model: BaseChronosPipeline | str) -> str:
-    """SHA-256 of a pipeline as it is in memory: config, structure, dtypes and weights.
+    """SHA-256 of a pipeline in memory: config, structure, dtypes and weights.
 
-    Not of its files: it may have been cast or changed since. Of a baseline, its name.
+    Its files are not hashed: it may have been cast or changed since. For a baseline, of its name.
     """
     digest = _ContentHash()
     if isinstance(model, str):
@@ -48,7 +48,7 @@ def model_digest(model: BaseChronosPipeline | str) -> str:
 
 
 def dataset_digest(dataset: EvaluationDataset) -> str:
-    """SHA-256 of the series and all that is known of them, the season's length included."""
+    """SHA-256 of every field of a dataset, with its frequency and season length."""
     digest = _ContentHash()
     digest.add("season", [dataset.freq, dataset.seasonality])
     for known in dataclasses.fields(dataset):
@@ -57,7 +57,7 @@ def dataset_digest(dataset: EvaluationDataset) -> str:
 
 
 def code_digest(parts: Sequence[str]) -> str:
-    """SHA-256 of the source of modules and folders of the package, given by name."""
+    """SHA-256 of the source of the named modules and folders of the package."""
     digest = hashlib.sha256()
     for part in parts:
         for path in sorted([*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")]):
@@ -67,13 +67,13 @@ def code_digest(parts: Sequence[str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of tscompress and the libraries that a forecast or a score comes from."""
+    """Versions of tscompress and of the libraries that affect forecasts and scores."""
     found = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {"tscompress": __version__, **found}
 
 
 def hardware(device: torch.device) -> list[str]:
-    """The kind of device, and what decides how it rounds."""
+    """Type of the device, and the settings that affect its rounding."""
     kind = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -96,7 +96,7 @@ class _ContentHash:
         self._digest.update(flat.view(torch.uint8).numpy().data)
 
     def add_value(self, label: str, value: object) -> None:
-        """Plain data or arrays, or a sequence of either."""
+        """Add plain data, an array, or a sequence of these."""
         if isinstance(value, np.ndarray):
             self.add_tensor(label, torch.from_numpy(np.ascontiguousarray(value)))
         elif isinstance(value, tuple | list):
@@ -120,7 +120,7 @@ def _settings(config: Any) -> Any:
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Sizes and switches, such as the number of heads, which no weight tells."""
+    """Sizes and flags that do not follow from weights, such as the number of heads."""
     return {
         name: value
         for name, value in vars(module).items()

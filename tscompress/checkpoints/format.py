@@ -1,8 +1,8 @@
 """Factored checkpoints: some Linear layers are two factors, or sizes differ from layer to layer.
 
-Stock software must not open one by accident: it would find no ``q.weight`` and start from random
-queries without a word. So ``config.json`` has a ``model_type`` of its own, which stock loaders
-refuse, and keeps the original config inside.
+Stock software must not open one by accident: it would find no ``q.weight`` and silently start from
+random queries. So ``config.json`` has its own ``model_type``, which stock loaders refuse, and
+contains the original config.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.plan.plan import Plan
 
 FORMAT_VERSION = 1
-#: Of one weight file; what is larger becomes several, and an index.
+#: Upper bound of one weight file; larger checkpoints have several files and an index.
 MAX_SHARD_SIZE = "5GB"
 
 
@@ -51,7 +51,7 @@ def is_factored_config(config: Mapping[str, Any]) -> bool:
 
 
 def replace_module_(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put ``module`` where ``name`` is."""
+    """Replace the module ``name`` by ``module``."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
 
@@ -62,7 +62,7 @@ def projection_(model: nn.Module, name: str) -> nn.Linear:
     Raises
     ------
     PlanError
-        There is no such layer or it is not a Linear.
+        There is no such layer, or it is not a Linear.
     """
     try:
         module = model.get_submodule(name)
@@ -75,9 +75,9 @@ def projection_(model: nn.Module, name: str) -> nn.Linear:
 
 
 def apply_structure_(model: nn.Module, plan: Plan) -> None:
-    """Replace the planned layers by empty ones, on the device and in the dtype of the layers.
+    """Replace the planned layers by empty ones, on their device and in their dtype.
 
-    If the plan narrows the residual stream, ``model`` has the narrower one already.
+    If the plan has a width, ``model`` must have that width already.
     """
     plan = plan.narrowed()
     for head in plan.heads:
@@ -119,8 +119,9 @@ def write_factored(
         "model_type": MODEL_TYPE,
         "format_version": FORMAT_VERSION,
         "chronos_pipeline_class": PIPELINE_CLASS,
-        # Model classes of transformers only warn of another model_type: they look for their own in
-        # what is nested, else take default sizes, and start from random weights. This is no size.
+        # Model classes of transformers only warn about another model_type: they look for their own
+        # among nested configs, else use default sizes and random weights. This text is no size, so
+        # they fail.
         "d_model": "in base_config",
         "base_model_type": base_config.get("model_type"),
         "base_config": {k: v for k, v in base_config.items() if k != "model_type"},
@@ -136,10 +137,10 @@ def write_folded(
     directory: Path,
     max_shard_size: int | str = MAX_SHARD_SIZE,
 ) -> None:
-    """Write a plain checkpoint, which stock software loads, and ``plan.json`` for the record.
+    """Write a stock checkpoint, and ``plan.json`` for the record.
 
-    ``config`` is already that of the folded model. The dtype is written under the names that old
-    and new versions of transformers look for. Raises as :func:`write_factored`.
+    ``config`` is that of the folded model. The dtype is written under the names of both old and
+    new versions of transformers. Raises as :func:`write_factored`.
     """
     name = str(dtype).removeprefix("torch.")
     both = {"dtype": name, "torch_dtype": name}
@@ -165,13 +166,13 @@ def write_weights(
 ) -> None:
     """Write ``model.safetensors``, or several files and the index that transformers reads.
 
-    Only one file's tensors are on the CPU at a time, if they come from another device.
+    Tensors on another device are copied to the CPU one file at a time.
 
     Parameters
     ----------
     max_shard_size
-        Of one file, in bytes, or as text such as ``"5GB"`` (powers of ten). A larger tensor has a
-        file to itself.
+        Of one file, in bytes, or as text such as ``"5GB"`` (powers of ten). A larger tensor has its
+        own file.
 
     Raises
     ------
@@ -197,12 +198,12 @@ def write_weights(
 
 
 def shard_bytes(size: int | str) -> int:
-    """The largest weight file, in bytes, of a number or of text such as ``"1.5GB"``.
+    """Size in bytes, from a number or from text such as ``"1.5GB"``.
 
     Raises
     ------
     UsageError
-        It is no size, or not above 0.
+        It is not a size, or not above 0.
     """
     given = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", str(size).strip().upper())
     count = 0 if given is None else int(float(given[1]) * 1000 ** " KMGT".index(given[2] or " "))
@@ -225,7 +226,7 @@ def save_tensors(
     """
     try:
         save_file(dict(tensors), path, metadata=dict(metadata))
-    except (SafetensorError, OSError) as error:  # safetensors wraps what the system says
+    except (SafetensorError, OSError) as error:  # safetensors wraps the system's message
         reason = re.sub(r".*I/O error: (.*) \(os error \d+\)", r"\1", single_line(error))
         raise cannot_write(path, reason) from None
 
@@ -248,7 +249,7 @@ def base_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     CorruptCheckpointError
-        There is none.
+        It is missing.
     """
     base = config.get("base_config")
     if not isinstance(base, Mapping):
@@ -319,17 +320,17 @@ def _read_shard(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def check_stored(name: str, found: StoredTensor, expected: torch.Tensor, source: str) -> None:
-    """Hold what a header declares against the tensor of an empty model.
+    """Check a header's declaration against the tensor of an empty model.
 
     Raises
     ------
     CorruptCheckpointError
-        It has another shape, or whole numbers for weights.
+        It has another shape, or an integer dtype.
     """
     if found.shape != tuple(expected.shape):
         raise CorruptCheckpointError(
-            f"{source!r}: the weights do not fit the config ({name} is {list(found.shape)}, the "
-            f"config says {list(expected.shape)})."
+            f"{source!r}: the weights do not fit the config ({name} is {list(found.shape)}, by the "
+            f"config {list(expected.shape)})."
         )
     if expected.is_floating_point() and not found.is_floating:
         raise CorruptCheckpointError(

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are whole and fit each other."""
+"""Check that the files of a checkpoint are complete and consistent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tscompress.io.untrusted import (
 )
 
 _LAYER_NORM = {"gamma": "weight", "beta": "bias"}
-#: Flipped bits make larger ones, and they make forecasts that are not finite.
+#: Flipped bits give larger values, and forecasts that are not finite.
 _LARGEST_WEIGHT = 1e8
 
 
@@ -38,7 +38,7 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     Raises
     ------
     ModelNotFoundError
-        There is none.
+        It is missing.
     CorruptCheckpointError
         It is not a JSON object.
     """
@@ -57,6 +57,7 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
 
 
 def check_generation_file(directory: Path, config: Mapping[str, Any], source: str) -> None:
+    """Check ``generation_config.json``, if there is one; raises as :func:`check_generation`."""
     try:
         settings = read_json(directory / GENERATION_FILE)
     except FileNotFoundError:
@@ -88,14 +89,14 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def source_files(directory: Path) -> list[Path]:
-    """The files of a checkpoint that determine what it forecasts: its configs and its weights."""
+    """The files of a checkpoint that determine its forecasts: configs and weights."""
     names = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
     configs = [directory / name for name in names if (directory / name).is_file()]
     return [*configs, *weight_files(directory)]
 
 
 def check_files(directory: Path, source: str) -> None:
-    """Refuse links that lead elsewhere, and adapters, whose weights are on top of other ones."""
+    """Refuse links out of the directory, and adapters, which need the weights of another model."""
     for path in directory.iterdir():
         if path.suffix in (".json", ".safetensors", ".yaml") and leads_outside(path):
             raise CorruptCheckpointError(
@@ -108,22 +109,22 @@ def check_files(directory: Path, source: str) -> None:
 
 
 def stored_tensors(directory: Path, source: str) -> dict[str, StoredTensor]:
-    """What the headers of all weight files declare, held against the files' sizes.
+    """Declarations in the headers of all weight files, checked against the files' sizes.
 
     Raises
     ------
     ModelNotFoundError, UnsupportedModelError
         There are no weights, or only pickled ones.
     CorruptCheckpointError
-        A file is missing, truncated, or its header lies.
+        A file is missing or truncated, or its header is wrong.
     """
     found = weight_files(directory)
     if not found:
         pickles = sorted(p.name for p in directory.glob("*.bin"))
         if pickles:
             raise UnsupportedModelError(
-                f"{source!r} has only pickled weights ({pickles[0]}); tscompress reads safetensors "
-                "alone and never unpickles. Save the model again with safe_serialization=True."
+                f"{source!r} has only pickled weights ({pickles[0]}); tscompress reads only "
+                "safetensors. Save the model again with safe_serialization=True."
             )
         raise ModelNotFoundError(f"{source!r} has no {WEIGHTS_FILE}.")
     tensors: dict[str, StoredTensor] = {}
@@ -151,29 +152,31 @@ def stored_dtype(directory: Path) -> torch.dtype:
 
 
 def most_common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The floating-point dtype of most tensors; float32 if none has one."""
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in names)
     return names[counts.most_common(1)[0][0]] if counts else torch.float32
 
 
 def check_finite(model: nn.Module, source: str) -> None:
+    """Raise CorruptCheckpointError for weights that are infinite, NaN or implausibly large."""
     for name, parameter in model.named_parameters():
         low, high = (float(bound) for bound in torch.aminmax(parameter.detach()))
-        if not (math.isfinite(low) and math.isfinite(high)):  # aminmax passes NaN on
+        if not (math.isfinite(low) and math.isfinite(high)):  # aminmax propagates NaN
             raise CorruptCheckpointError(f"{source!r}: {name} has values that are not finite.")
         if max(-low, high) > _LARGEST_WEIGHT:
             raise CorruptCheckpointError(
-                f"{source!r}: {name} has a value of {max(-low, high):.3g}, which no trained "
-                "network has; fetch the checkpoint again."
+                f"{source!r}: {name} has a value of {max(-low, high):.3g}, implausible for a "
+                "trained network; fetch the checkpoint again."
             )
 
 
 def check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Hold the headers against an empty model, before any memory is given to weights.
+    """Check the headers against an empty model, before memory is allocated for weights.
 
     transformers fills missing weights with random ones and only logs it; here it is an error.
     """
-    # Old BERT checkpoints name the two weights of a LayerNorm as TensorFlow did.
+    # Old BERT checkpoints have TensorFlow's names for the two weights of a LayerNorm.
     found = {
         re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_LAYER_NORM[m[1]]}", key): tensor
         for key, tensor in stored.items()
@@ -204,9 +207,9 @@ def check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: str
 
 
 def check_count(model: nn.Module, stored: Mapping[str, StoredTensor], source: str) -> None:
-    """Refuse a config of a larger model than the headers have weights for.
+    """Refuse a config of a larger model than the stored weights.
 
-    Of families whose checkpoints name weights otherwise, see :func:`check_complete`.
+    For families whose checkpoints have other names of weights; see also :func:`check_complete`.
     """
     asked = sum(parameter.numel() for parameter in model.parameters())
     found = sum(math.prod(tensor.shape) for tensor in stored.values())
@@ -217,7 +220,7 @@ def check_count(model: nn.Module, stored: Mapping[str, StoredTensor], source: st
 
 
 def check_complete(info: Mapping[str, Any], source: str) -> None:
-    """Refuse a model some of whose weights transformers drew, having found none."""
+    """Refuse a model with missing weights, which transformers initialised at random."""
     missing = sorted(info["missing_keys"])
     if missing:
         raise CorruptCheckpointError(

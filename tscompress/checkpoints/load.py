@@ -1,4 +1,4 @@
-"""Reading checkpoints: Hub ids, directories, the shipped references, and what tscompress wrote."""
+"""Load checkpoints: Hub ids, directories, shipped references, and outputs of tscompress."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tscompress.io.untrusted import StoredTensor, single_line
 from tscompress.plan.architecture import Architecture
 from tscompress.plan.plan import Plan
 
-#: What from_pretrained calls it; chronos passes on what it does not know.
+#: The name of the argument of from_pretrained; chronos passes unknown arguments on.
 _DTYPE_ARGUMENT = (
     "dtype"
     if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56)
@@ -79,15 +79,15 @@ class LoadedModel:
     pipeline
         The chronos pipeline around it; None for families that do not forecast.
     config
-        The checkpoint's ``config.json`` as it was read; of a factored checkpoint, the original's.
+        The checkpoint's ``config.json``; of a factored checkpoint, the original's.
     source
-        What :func:`load` was asked for. ``name`` is for people, ``source`` for provenance.
+        The argument of :func:`load`. ``name`` is for people, ``source`` for provenance.
     revision
         The commit that a Hub id resolved to.
     plan
         The plan of a factored checkpoint.
     stored_dtype
-        The dtype of the weights on disk, in which a compressed model is written back.
+        The dtype of the weights on disk, and of a compressed model when saved.
     """
 
     model: nn.Module
@@ -103,6 +103,7 @@ class LoadedModel:
 
     @property
     def architecture(self) -> Architecture:
+        """Attention blocks and feed-forwards of the model, by name."""
         return describe(self.family, self.model)
 
     @property
@@ -112,7 +113,7 @@ class LoadedModel:
         Raises
         ------
         UnsupportedModelError
-            The family is for profiling only.
+            The family is only for profiling.
         """
         if self.pipeline is None:
             raise UnsupportedModelError(
@@ -124,16 +125,16 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are here and whose headers were read, but no weights yet.
+    """A checkpoint on disk with its config and headers; weights are not loaded yet.
 
     Attributes
     ----------
     source
-        What :func:`find` was asked for.
+        The argument of :func:`find`.
     revision
         The commit that a Hub id resolved to.
     stored
-        What the headers of the weight files declare.
+        Tensor name to its declaration in the headers of the weight files.
     """
 
     source: str
@@ -144,22 +145,24 @@ class Checkpoint:
 
     @property
     def is_factored(self) -> bool:
+        """Whether it needs tscompress to load."""
         return is_factored_config(self.config)
 
     @property
     def parameters(self) -> int:
+        """Number of stored weights."""
         return sum(math.prod(tensor.shape) for tensor in self.stored.values())
 
     @property
     def bytes_on_disk(self) -> int:
-        """Of all weight files."""
+        """Bytes of all weight files."""
         return sum(path.stat().st_size for path in weight_files(self.directory))
 
 
 def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
-    """Look a checkpoint up, download it if need be, and read config and headers.
+    """Locate a checkpoint, download it if necessary, and read config and headers.
 
-    Takes and raises what :func:`load` does.
+    Parameters and errors are as for :func:`load`.
     """
     source = str(model)
     directory, commit = locate(source, revision)
@@ -169,7 +172,7 @@ def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
         stored = stored_tensors(directory, source)
     except PermissionError as error:
         raise ModelLoadError(
-            f"{source!r}: {error.filename} may not be read (permission denied)."
+            f"{source!r}: {error.filename} cannot be read (permission denied)."
         ) from None
     return Checkpoint(source, directory, commit, config, stored)
 
@@ -181,13 +184,13 @@ def load(
     device: str = "cpu",
     dtype: str | torch.dtype | None = None,
 ) -> LoadedModel:
-    """Load a checkpoint through chronos' own pipelines.
+    """Load a checkpoint as a chronos pipeline.
 
     Parameters
     ----------
     model
         A Hub id (``amazon/chronos-bolt-small``), a directory, ``reference/bolt``, ``reference/t5``,
-        or the output of ``tscompress compress``. Or what :func:`find` found.
+        or the output of ``tscompress compress``. Or a result of :func:`find`.
     revision
         Branch, tag or commit of a Hub id.
     device
@@ -198,11 +201,11 @@ def load(
     Raises
     ------
     ModelNotFoundError, GatedModelError, OfflineError
-        The checkpoint could not be had.
+        The checkpoint could not be found or downloaded.
     UnsupportedModelError
         It is of another family, or has no safetensors weights.
     CorruptCheckpointError
-        It is truncated, incomplete, or holds weights that are not finite.
+        It is truncated, incomplete, or has weights that are not finite.
     UsageError
         ``device`` or ``dtype`` is not available.
     """
@@ -218,12 +221,7 @@ def load(
 
 
 # --------------------------------------------------------------------------------------------------
-# Where it is
-# --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
-# Whether it is whole
+# Device and dtype
 # --------------------------------------------------------------------------------------------------
 
 
@@ -235,10 +233,10 @@ def _check_device(device: str) -> str:
     if wanted.type == "meta":  # shapes without values
         raise UsageError(f"{device!r} is not a device; try cpu or cuda.")
     if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {device!r} was asked for, but torch sees no CUDA; use cpu.")
+        raise UsageError(f"device {device!r} is not available: torch finds no CUDA; use cpu.")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"there is no {device!r}; torch sees {torch.cuda.device_count()} device(s)."
+            f"there is no {device!r}; torch finds {torch.cuda.device_count()} device(s)."
         )
     return device
 
@@ -303,7 +301,7 @@ def _load_stock(
 
 
 def family_name(config: Mapping[str, Any], source: str) -> str:
-    """Name of the family of a ``config.json``.
+    """Name of the model family of a ``config.json``.
 
     Raises
     ------
@@ -322,7 +320,7 @@ def family_name(config: Mapping[str, Any], source: str) -> str:
 
 @contextmanager
 def _misfits(source: str) -> Iterator[None]:
-    """What transformers, chronos and their validators raise on a bad config can be anything."""
+    """Turn any exception of transformers and chronos on a bad config into a typed error."""
     try:
         yield
     except Exception as error:
@@ -368,6 +366,6 @@ def _load_factored(
 
 
 def cast_parameters_(model: nn.Module, dtype: torch.dtype) -> None:
-    """Change the dtype of the weights and leave buffers alone: rotary frequencies stay float32."""
+    """Change the dtype of the weights but not of buffers: rotary frequencies stay float32."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

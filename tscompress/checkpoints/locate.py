@@ -1,4 +1,4 @@
-"""From a Hub id, a directory or a shipped reference to a directory of files."""
+"""Locate the directory of a Hub id, a path or a shipped reference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tscompress.io.untrusted import UnreadableFileError, read_json
 
 
 def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
-    """The directory of a checkpoint and, of a Hub id, the commit."""
+    """The directory of a checkpoint and, for a Hub id, its commit."""
     if not source.strip():  # Path("") is the current directory
         raise ModelNotFoundError(f"there is no directory {source!r}.")
     try:
@@ -76,13 +76,13 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
                 if not (is_network(error) or isinstance(error, FileNotFoundError)):
                     raise
                 raise OfflineError(
-                    f"{source!r}: {damaged[0]} in the local cache was damaged and is removed, and "
-                    "the Hub cannot be reached for another one; connect, or give a directory."
+                    f"{source!r}: {damaged[0]} in the local cache was damaged and removed, and the "
+                    "Hub cannot be reached for a new copy; connect, or give a directory."
                 ) from None
             if damaged := _remove_damaged_files(directory, source):
                 raise CorruptCheckpointError(
-                    f"{source!r}: {damaged[0]} arrived twice with another hash than the Hub "
-                    "announced; nothing of it was kept: try again."
+                    f"{source!r}: {damaged[0]} arrived twice with another hash than announced by "
+                    "the Hub; it was removed: try again."
                 )
     _check_recorded_files(directory, source)
     # snapshots are cached under their commit: .../snapshots/<commit>
@@ -90,14 +90,15 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
 
 
 def _worth_another_look(error: BaseException) -> bool:
-    """What passes and huggingface_hub has not retried: it does with 429, but for the first look."""
+    """Whether an error is transient and was not retried by huggingface_hub (which retries 429,
+    except in the first request)."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return is_passing(error) and not (isinstance(error, HfHubHTTPError) and status_of(error) == 429)
 
 
 def _remove_damaged_files(directory: Path, source: str) -> list[str]:
-    """Remove from the cache what has another hash than the Hub announced, and name it.
+    """Remove cached files whose hash differs from the Hub's, and return their names.
 
     huggingface_hub compares only sizes.
     """
@@ -116,10 +117,10 @@ def _remove_damaged_files(directory: Path, source: str) -> list[str]:
 
 
 def _announced_hashes(directory: Path, source: str) -> dict[str, str]:
-    """File name to the hash that the Hub announced: SHA-256 of large files, git's of others.
+    """File name to the hash announced by the Hub: SHA-256 of large files, git's of others.
 
-    A cache of links has them as the names of what they lead to. One without, where the system has
-    none, does not keep them, and the Hub is asked again; without a network nothing is known there.
+    In a cache of links, the hash is the name of the link's target. A cache without links has no
+    hashes: the Hub is asked again, and without a network nothing is checked.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
@@ -140,7 +141,7 @@ def _announced_hashes(directory: Path, source: str) -> dict[str, str]:
 
 
 def _check_recorded_files(directory: Path, source: str) -> None:
-    """Compare what was downloaded with what provenance.json, if there is one, says was written.
+    """Compare downloaded files with the hashes in provenance.json, if there is one.
 
     Raises
     ------
@@ -155,8 +156,8 @@ def _check_recorded_files(directory: Path, source: str) -> None:
         expected = recorded.get(path.name)
         if expected is not None and path.is_file() and sha256_of(path) != expected:
             raise CorruptCheckpointError(
-                f"{source!r}: {path.name} is not what tscompress wrote (sha256 in "
-                f"{PROVENANCE_FILE}); it was changed or damaged: ask its author."
+                f"{source!r}: {path.name} does not have its sha256 of {PROVENANCE_FILE}; it was "
+                "changed or damaged: ask its author."
             )
 
 

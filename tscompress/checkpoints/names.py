@@ -7,6 +7,6 @@ INDEX_FILE = "model.safetensors.index.json"
 PLAN_FILE = "plan.json"
 PROVENANCE_FILE = "provenance.json"
 REFERENCE_PREFIX = "reference/"
-#: In the config.json of a factored checkpoint, so that stock software does not open it by accident.
+#: In the config.json of a factored checkpoint, so that stock software refuses it.
 MODEL_TYPE = "tscompress"
 PIPELINE_CLASS = "FactoredChronosPipeline"

@@ -1,4 +1,4 @@
-"""``provenance.json``: what a checkpoint was made from and with, and the hashes of its files."""
+"""``provenance.json``: the origin of a checkpoint, versions, and hashes of its files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _RECORDED_LIBRARIES = (
 def write_provenance(
     directory: Path, source: dict[str, Any], *, others: Iterable[Path] = (), **facts: Any
 ) -> None:
-    """Write it beside weights, configs and plan, which must be there already.
+    """Write ``provenance.json`` beside weights, configs and plan, which must exist.
 
     Parameters
     ----------
     source
-        ``model``, ``revision``, ``family`` and ``sha256`` of what it was made from; of a model
-        trained from scratch, ``model`` and ``revision`` are None.
+        ``model``, ``revision``, ``family`` and ``sha256`` of the original; for a model trained from
+        scratch, ``model`` and ``revision`` are None.
     others
-        More files whose hashes are to be kept.
+        More files to hash.
     facts
-        Whatever else is to be known; plain data.
+        Further records; plain data.
     """
     record = {
         "tscompress": __version__,

@@ -1,3 +1,3 @@
-"""The command: a module for each group of subcommands, joined in ``app``; the options that they
-share (``options``), what they print (``console``), and Ctrl-C (``interrupts``).
+"""The command: a module for each group of subcommands, joined in ``app``; shared options
+(``options``), output (``console``), and Ctrl-C (``interrupts``).
 """

@@ -1,6 +1,6 @@
-"""The ``tscompress`` command: its subcommands, its exit codes, and one line for each failure.
+"""The ``tscompress`` command: subcommands, exit codes, and one line for each failure.
 
-Nothing heavy is imported until a command runs, so that ``--help`` is instant.
+Nothing heavy is imported until a command runs, so ``--help`` is instant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 
 from tscompress._version import __version__
 from tscompress.cli.compress import compress, diff
-from tscompress.cli.console import quiet_libraries, say, write_what_can_be
+from tscompress.cli.console import quiet_libraries, replace_unencodable, say
 from tscompress.cli.evaluate import compare, evaluate
 from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, arrived
 from tscompress.cli.measure import bench, probe, profile, sensitivity
@@ -30,10 +30,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help=(
-        "Make pretrained Chronos models smaller and faster, and measure what it cost.\n\n"
+        "Make pretrained Chronos models smaller and faster, and measure the cost.\n\n"
         "A MODEL is a Hub id (amazon/chronos-bolt-small), a directory, reference/bolt or "
         "reference/t5 (small models that ship with tscompress), or the output of compress.\n\n"
-        "A first walk, offline:\n\n"
+        "First steps, offline:\n\n"
         "  tscompress profile reference/bolt\n\n"
         "  tscompress compress reference/bolt --rank 8 --ff-ratio 0.25 --output small\n\n"
         "  tscompress evaluate small --against reference/bolt\n\n"
@@ -41,7 +41,7 @@ app = typer.Typer(
     ),
 )
 _debug = False
-#: ClickException; typer brings a click of its own, or not, depending on its version.
+#: ClickException; some versions of typer bundle click.
 _UsageMistake: Any = typer.BadParameter.__mro__[2]
 
 #: In the order of the help.
@@ -71,7 +71,7 @@ def _options(
 
 def main() -> None:
     """Run the command: every expected error is one line and an exit code."""
-    write_what_can_be()
+    replace_unencodable()
     try:
         code = app(prog_name="tscompress", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -88,7 +88,7 @@ def main() -> None:
         code = _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1, error)
     except Exception as error:
         text = (str(error).splitlines() or [""])[0]
-        if arrived():  # a library made another error of Ctrl-C
+        if arrived():  # a library turned Ctrl-C into another error
             code = STOPPED
         else:
             code = _fail(f"unexpected {type(error).__name__}: {text}; see --debug", 1, error)

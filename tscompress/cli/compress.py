@@ -1,4 +1,4 @@
-"""``tscompress compress`` and ``diff``: sizes to a checkpoint, and two plans side by side."""
+"""``tscompress compress`` and ``diff``: compress a checkpoint, and compare two plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compress(
         str, typer.Option(help="fold (smaller layers), svd or activation-svd (two factors).")
     ] = "fold",
     rank: Annotated[
-        int | None, typer.Option(help="Of every projection; with fold the size of heads, d_kv.")
+        int | None, typer.Option(help="Rank of every projection; with fold the head size, d_kv.")
     ] = None,
     ff_ratio: Annotated[
         float | None, typer.Option(help="With fold: share of hidden units to keep.")
@@ -53,23 +53,23 @@ def compress(
     latent: Annotated[
         int | None,
         typer.Option(
-            help="With fold: all cross-attention reads one latent of this size; smallest KV cache, "
-            "fewer parameters if well below half of heads x d_kv, needs tscompress to load."
+            help="With fold: all cross-attention reads one latent of this size. Smallest KV cache, "
+            "fewer parameters if well below half of heads x d_kv; needs tscompress to load."
         ),
     ] = None,
     width: Annotated[
         str | None,
         typer.Option(
             metavar="DIMENSIONS|SHARE",
-            help="With fold: new d_model (residual-stream width), which makes every layer smaller: "
-            "dimensions, an integer from 2, or a share such as 0.5.",
+            help="With fold: new d_model (residual-stream width), dimensions (an integer from 2) "
+            "or a share such as 0.5.",
         ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
-            help="Experimental, with fold, ENCODER,DECODER: how many layers stay, those that the "
-            "forecast needs most; one number is for each. Recover afterwards."
+            help="Experimental, with fold: ENCODER,DECODER, the numbers of layers to keep, or one "
+            "number for both. The least needed are dropped. Recover afterwards."
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
@@ -78,7 +78,7 @@ def compress(
         str | None, typer.Option(help="D0,ALPHA: head sizes ⌈D0 (1+i)^ALPHA⌉ at depth i.")
     ] = None,
     fit: Annotated[
-        float | None, typer.Option(help="With fold: the schedule that fits the ranks at this ε.")
+        float | None, typer.Option(help="With fold: the schedule fitted to the ε-ranks at this ε.")
     ] = None,
     powers_of_two: Annotated[
         bool, typer.Option("--powers-of-two", help="Round the schedule down to powers of two.")
@@ -92,7 +92,7 @@ def compress(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="With a budget: folded (a plain checkpoint) or factored (by layer)."),
+        typer.Option(help="With a budget: folded (a stock checkpoint) or factored (by layer)."),
     ] = None,
     multiple: Annotated[
         int | None, typer.Option(help="With a budget: sizes in multiples of 8 or 16.")
@@ -101,20 +101,20 @@ def compress(
         bool, typer.Option("--depth", help="Experimental, with a budget: may drop whole layers.")
     ] = False,
     keep_width: Annotated[
-        bool, typer.Option("--keep-width", help="With a budget: d_model stays as it is.")
+        bool, typer.Option("--keep-width", help="With a budget: keep d_model.")
     ] = False,
     plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.", parser=path)] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(help="Shell pattern of layers to leave (but for a --width); repeatable."),
+        typer.Option(help="Shell pattern of layers to keep (except for --width); repeatable."),
     ] = None,
     feed_forward: Annotated[
-        bool, typer.Option("--feed-forward", help="With svd: factor the feed-forwards too.")
+        bool, typer.Option("--feed-forward", help="With svd: also factor the feed-forwards.")
     ] = False,
     series: SeriesFile = None,
     calibration_series: CalibrationSeries = None,
     max_shard_size: Annotated[
-        str, typer.Option(help="Of one weight file; larger ones become several and an index.")
+        str, typer.Option(help="Largest weight file; larger models have several and an index.")
     ] = "5GB",
     revision: Revision = None,
     device: Device = "cpu",
@@ -124,7 +124,7 @@ def compress(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the layers of a model smaller and save a verified checkpoint."""
+    """Compress a model and save a verified checkpoint."""
     from tscompress.plan.plan import Plan
     from tscompress.workflows.compress import compress_checkpoint, recovery_directory
     from tscompress.workflows.options import SIZE_OPTIONS
@@ -195,7 +195,7 @@ def diff(
     new: Annotated[Path, typer.Argument(help="plan.json or a compressed checkpoint.", parser=path)],
     as_json: AsJson = False,
 ) -> None:
-    """Show which layers two plans treat differently."""
+    """Show the layers whose sizes differ between two plans."""
     from tscompress.checkpoints.names import PLAN_FILE
     from tscompress.plan.plan import Plan
 

@@ -1,4 +1,4 @@
-"""Between the commands and the person: results, progress, memory and doubtful options.
+"""Output of the commands: results, progress, memory estimates and notes; checks of options.
 
 Results go to stdout, everything else to stderr.
 """
@@ -23,9 +23,9 @@ from tscompress.errors import OutputError, UsageError
 from tscompress.io.files import user_path
 from tscompress.progress import OnProgress
 
-#: A pipe has no width; tables need about this much.
+#: Width of tables in a pipe, which has none.
 _WIDTH = 110
-#: 128 + SIGPIPE, as a shell reports of other tools that nobody reads on from.
+#: 128 + SIGPIPE, the exit code of a tool whose output is no longer read.
 _NOT_READ = 141
 
 
@@ -35,20 +35,20 @@ def path(text: str) -> Path:
 
 
 def duration(seconds: float) -> str:
-    """``HH:MM:SS``, however many hours."""
+    """``HH:MM:SS``, with any number of hours."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
-def write_what_can_be() -> None:
-    """What an encoding other than UTF-8 lacks, as ASCII does ε, is printed as a question mark."""
+def replace_unencodable() -> None:
+    """Print characters that the encoding lacks, such as ε in ASCII, as question marks."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def quiet_libraries() -> None:
-    """Libraries log and draw bars for developers; a command shows its own progress."""
+    """Silence the logs and progress bars of libraries; a command shows its own progress."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -57,7 +57,7 @@ def quiet_libraries() -> None:
 
 
 def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
-    """Print a result: ``content`` as JSON, or what is ``shown``, texts and tables of rich.
+    """Print a result: ``content`` as JSON, or the texts and rich tables in ``shown``.
 
     Raises as :func:`say`.
     """
@@ -69,20 +69,20 @@ def show(as_json: bool, content: dict[str, Any], *shown: object) -> None:
         console = _Results(width=_WIDTH)
     with _printing():
         for item in shown:
-            # Text is shown as it is: paths are not broken, nor brackets in them taken for markup.
+            # Text is printed verbatim: no line breaks in paths, no markup in brackets.
             plain = isinstance(item, str)
             console.print(item, markup=not plain, highlight=not plain, soft_wrap=plain)
 
 
 def say(text: str) -> None:
-    """Print a line to stdout, at once.
+    """Print a line to stdout and flush.
 
     Raises
     ------
     typer.Exit
-        Nobody reads on; with 141, as other tools, and as quietly.
+        The pipe is closed; silently and with 141, as other tools.
     OutputError
-        It cannot be written: what it reports is done all the same.
+        It cannot be written; the work of the command is done nevertheless.
     """
     with _printing():
         print(text, flush=True)
@@ -90,7 +90,7 @@ def say(text: str) -> None:
 
 class _Results(Console):
     def on_broken_pipe(self) -> None:
-        """Some versions of rich end with 1, from within the except clause that calls this."""
+        """Some versions of rich exit with 1 in the except clause that calls this."""
         raise
 
 
@@ -99,20 +99,19 @@ def _printing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        with suppress(OSError, ValueError):  # or the interpreter tries once more when it ends
+        with suppress(OSError, ValueError):  # or the interpreter flushes again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(_NOT_READ) from None
         raise OutputError(
-            f"the result could not be printed: {error.strerror}; what the command wrote elsewhere "
-            "is in place."
+            f"the result could not be printed: {error.strerror}; files of the command are complete."
         ) from None
 
 
 def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
-    """Before it is taken, by part in bytes; and a note if there is not so much.
+    """Print an estimate of memory by part, in bytes, and a note if less is free.
 
-    ``needed`` is that of each of several ``processes``.
+    ``needed`` is for each of several ``processes``.
     """
     import psutil
 
@@ -126,7 +125,7 @@ def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
 
 
 def say_note(note: str | None) -> None:
-    """What whoever runs the command should know, if anything, beside its output."""
+    """Print notes to stderr, a line each, if there are any."""
     for line in (note or "").splitlines():
         typer.echo(f"note: {line}", err=True)
 
@@ -141,7 +140,7 @@ def refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
     Raises
     ------
     UsageError
-        One of ``names`` was given on the command line; ``reason`` says why it cannot be.
+        One of ``names`` was given on the command line; the message starts with ``reason``.
     """
     for name in names:
         source = context.get_parameter_source(name)
@@ -150,16 +149,16 @@ def refuse(context: typer.Context, reason: str, names: Sequence[str]) -> None:
 
 
 def integers(text: str, option: str) -> list[int]:
-    """``0,1,2`` as a list; anything else is a UsageError that names the option."""
+    """Read ``0,1,2`` as a list; UsageError with the name of the option for other text."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not whole numbers such as 0,1,2.") from None
+        raise UsageError(f"{option} {text!r} is not a list of integers such as 0,1,2.") from None
 
 
 @contextmanager
 def progress_bars() -> Iterator[OnProgress]:
-    """Bars on stderr, one a stage; yields ``advance(stage, done, total)``."""
+    """Bars on stderr, one per stage; yields ``advance(stage, done, total)``."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -182,7 +181,7 @@ def progress_bars() -> Iterator[OnProgress]:
 
 @contextmanager
 def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
-    """One bar with loss, learning rate and time left on stderr; lines where it is no terminal."""
+    """One bar with loss, learning rate and time left on stderr; lines if it is not a terminal."""
     console = Console(stderr=True)
     live = console.is_terminal
     with Progress(
@@ -210,7 +209,7 @@ def training_progress(shown: bool) -> Iterator[Callable[[Any], None]]:
             if live:
                 bars.update(task, completed=line.share, text=text)
             elif shown and line.held_out is not None:
-                with suppress(OSError):  # a recovery goes on though nobody reads
+                with suppress(OSError):  # a recovery continues although the pipe is closed
                     typer.echo(text, err=True)
 
         yield report

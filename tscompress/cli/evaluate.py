@@ -37,8 +37,10 @@ _NOT_FOR_FEV = (
 
 def evaluate(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Like every MODEL, or seasonal-naive.")],
-    against: Annotated[str | None, typer.Option(help="Compare with it; or seasonal-naive.")] = None,
+    model: Annotated[str, typer.Argument(help="A MODEL, or seasonal-naive.")],
+    against: Annotated[
+        str | None, typer.Option(help="Compare with this model, or seasonal-naive.")
+    ] = None,
     suite: Annotated[
         str,
         typer.Option(
@@ -50,13 +52,14 @@ def evaluate(
         int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)
     ] = None,
     windows: Annotated[
-        int, typer.Option(help="Of a file of series: forecast so often, up to its end.", min=1)
+        int,
+        typer.Option(help="Of a file of series: windows to forecast, up to its end.", min=1),
     ] = 1,
     seasonality: Annotated[
         int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
     ] = None,
     frequency: Annotated[
-        str | None, typer.Option(help="Of a file of series, such as 30min; or from its times.")
+        str | None, typer.Option(help="Of a file of series, such as 30min; inferred by default.")
     ] = None,
     id_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
     time_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
@@ -73,19 +76,19 @@ def evaluate(
     batch_size: BatchSize = "32",
     seed: Annotated[int, typer.Option(help="Of the sample paths of Chronos-T5.")] = 0,
     seeds: Annotated[
-        str | None, typer.Option(help="0,1,2: average over several, so that less is chance.")
+        str | None, typer.Option(help="0,1,2: average over several seeds, for less noise.")
     ] = None,
     num_samples: Samples = None,
     margin: Margin = 0.005,
     fidelity: Annotated[
         bool,
-        typer.Option("--fidelity", help="With --against: how forecasts changed, and the worst."),
+        typer.Option("--fidelity", help="With --against: how forecasts changed; worst series."),
     ] = False,
     gift_eval: Annotated[
-        bool, typer.Option("--gift-eval", help="Into the output also all_results.csv, its layout.")
+        bool, typer.Option("--gift-eval", help="Also write all_results.csv in GIFT-Eval's layout.")
     ] = False,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Forecast anew what an earlier run has scored.")
+        bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")
     ] = False,
     output: Annotated[
         Path | None,
@@ -97,10 +100,10 @@ def evaluate(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """WQL and MASE on real series, next to seasonal naive and, if given, another model.
+    """Measure WQL and MASE on real series, relative to seasonal naive and to another model.
 
-    Scores are kept below $TSCOMPRESS_CACHE, so that a run that was stopped goes on. Several
-    processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
+    Scores are cached below $TSCOMPRESS_CACHE, so a stopped run resumes. Several processes:
+    torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
     from tscompress.data.suites import find_suite
     from tscompress.evaluation.batching import Processes
@@ -110,7 +113,7 @@ def evaluate(
     from tscompress.workflows.evaluate_models import evaluate_models, save_evaluation
 
     if suite.startswith("fev:"):
-        refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
+        refuse(context, "fev's tasks define what is forecast and scored", _NOT_FOR_FEV)
         _evaluate_fev(context)
         return
     processes = Processes()
@@ -120,11 +123,11 @@ def evaluate(
     if output is not None:
         check_output(output, force=force, inputs=inputs, keep=True)
     if fidelity and against is None:
-        raise UsageError("--fidelity compares with another model; give --against.")
+        raise UsageError("--fidelity needs another model; give --against.")
     if gift_eval and (output is None or output.suffix == ".json"):
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
-        refuse(context, "--seeds says every seed", ("seed",))
+        refuse(context, "--seeds has every seed", ("seed",))
     config = _evaluation_config(context)
     find_suite(suite, config.long_format)  # refused before a model is loaded
     cache = None if no_cache else ScoreCache()
@@ -146,19 +149,19 @@ def evaluate(
     if not processes.is_main:
         return
     if cache is not None and cache.trouble:
-        typer.echo(f"note: scores are not kept: {cache.trouble}", err=True)
+        typer.echo(f"note: scores are not cached: {cache.trouble}", err=True)
     if output is not None:
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
     content = evaluated.to_dict(margin)
-    for key in ("result", "against"):  # every series is for files
+    for key in ("result", "against"):  # contributions of series are only for files
         for row in content.get(key, {}).get("rows", ()):
             row.pop("series", None)
     show(as_json, content, *_tables(evaluated, margin))
 
 
 def _evaluation_config(context: typer.Context) -> EvaluationConfig:
-    """What the options of ``evaluate`` say is scored."""
+    """The evaluation config from the options of ``evaluate``."""
     from tscompress.data.evaluation_sets import LongFormat
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.workflows.recipe import EvaluationConfig
@@ -191,7 +194,7 @@ def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
 
 
 def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
-    """Scores, the comparison with the other model, and how forecasts changed."""
+    """Tables of scores, of the comparison with the other model, and of fidelity."""
     from tscompress.evaluation.tables import comparison_tables, evaluation_table, fidelity_tables
 
     model, naive, against = evaluated.model, evaluated.naive, evaluated.against
@@ -210,7 +213,7 @@ def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
 
 
 def _evaluate_fev(context: typer.Context) -> None:
-    """The same options, where the suite is a file of fev's tasks."""
+    """``evaluate`` with a suite of fev's tasks."""
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.evaluation.fev_tasks import summaries_table
     from tscompress.io.files import check_output
@@ -244,7 +247,7 @@ def compare(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="What evaluate --output wrote; the first is the reference.", parser=path
+            help="Outputs of evaluate --output; the first is the reference.", parser=path
         ),
     ],
     margin: Margin = 0.005,
@@ -257,7 +260,7 @@ def compare(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ratios of WQL and MASE to the first result, with confidence intervals and a verdict.
+    """Print ratios of WQL and MASE to the first result, with confidence intervals and a verdict.
 
     A single result is compared with the one of --against in the same file.
     """

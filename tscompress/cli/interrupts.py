@@ -1,7 +1,8 @@
-"""Ctrl-C that is heard: also while libraries are imported, which swallow it now and then.
+"""Reliable Ctrl-C, also during imports of libraries that swallow it.
 
-An exception that a signal raises within a callback, such as a finalizer, Python only reports; and
-some libraries go on after whatever their imports raise. So it is raised again until it has arrived.
+Python only reports an exception that a signal raises within a callback, such as a finalizer, and
+some libraries continue after any error of their imports. So Ctrl-C is raised again until it is
+handled.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import signal
 import sys
 from typing import Any
 
-STOPPED = 130  # as a shell reports a command that SIGINT ended
+STOPPED = 130  # exit code of a command that SIGINT ended
 STOPPED_MESSAGE = "stopped; nothing half-written was kept."
 _SECONDS = 0.2
 _heard = _listening = False
 
 
 def listen() -> None:
-    """From here to :func:`arrived`, the process insists on Ctrl-C; unless it is to ignore it."""
+    """Repeat Ctrl-C from here to :func:`arrived`, unless the process ignores SIGINT."""
     global _listening
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
@@ -29,7 +30,7 @@ def listen() -> None:
 
 
 def arrived() -> bool:
-    """Whether Ctrl-C came. What is left to do is brief, and another one ends it without a word."""
+    """Whether Ctrl-C was pressed. From here on, another one ends the process silently."""
     global _listening
     if _listening:
         _listening = False
@@ -48,7 +49,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _insist(*_: object) -> None:
-    """Raise it again, unless it is on its way and lets blocks clean up."""
+    """Raise it again, unless it is propagating and cleanup is running."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

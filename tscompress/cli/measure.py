@@ -1,4 +1,4 @@
-"""``tscompress profile``, ``sensitivity``, ``probe`` and ``bench``: what a model is and costs."""
+"""``tscompress profile``, ``sensitivity``, ``probe`` and ``bench``: measure a model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def profile(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the ε-ranks of embedding, weights and layer inputs, and what they would save."""
+    """Measure the ε-ranks of embedding, weights and layer inputs, and the possible savings."""
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output, new_directory
@@ -80,7 +80,7 @@ def sensitivity(
         int | None, typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1)
     ] = None,
     depth: Annotated[
-        bool, typer.Option("--depth", help="Experimental: also what leaving out each layer costs.")
+        bool, typer.Option("--depth", help="Experimental: also measure dropping each layer.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Write all sizes to FILE.json.", parser=path)
@@ -90,9 +90,9 @@ def sensitivity(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what each block costs in forecast loss when it alone is made smaller.
+    """Measure the rise of the forecast loss when one block is made smaller.
 
-    What --budget plans with: measured once for a model and its series, then read from a cache.
+    --budget uses this; it is measured once for a model and its series, and then cached.
     """
     from tscompress.budget.plan_within_budget import sensitivities, sensitivity_tables
     from tscompress.compression.calibration import MIXED, CalibrationConfig
@@ -112,21 +112,21 @@ def sensitivity(
         )
     if output is not None:
         found.save(output)
-    what = f"rise of the forecast loss, {found.base_loss:.4f}, with one part alone at a size:"
-    show(as_json, found.model_dump(mode="json"), what, *sensitivity_tables(found))
+    title = f"rise of the forecast loss, {found.base_loss:.4f}, with only one part at a size:"
+    show(as_json, found.model_dump(mode="json"), title, *sensitivity_tables(found))
 
 
 def probe(
     model: Model,
     against: Annotated[
-        str | None, typer.Option(help="The original: what of its skill is kept.")
+        str | None, typer.Option(help="The original, for the share of its skill that is kept.")
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(help="Names, groups or patterns: seasons,'period-7*'; all without."),
+        typer.Option(help="Names, groups or patterns: seasons,'period-7*'; default: all."),
     ] = None,
     tasks_file: Annotated[
-        Path | None, typer.Option(help="YAML with tasks of your own, instead.", parser=path)
+        Path | None, typer.Option(help="YAML with your own tasks instead.", parser=path)
     ] = None,
     num_series: Annotated[int | None, typer.Option(help="Of each task.", min=1)] = None,
     num_samples: Samples = None,
@@ -141,7 +141,7 @@ def probe(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Skill at tasks whose best possible forecast is known: seasons, trends, noise, gaps, ...
+    """Measure skill at tasks with a known best forecast: seasons, trends, noise, gaps, ...
 
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
@@ -163,7 +163,7 @@ def probe(
         batch_size=parse_batch_size(batch_size),
         seed=seed,
     )
-    config.chosen()  # what is wrong with it is said before a model is loaded
+    config.chosen()  # check it before a model is loaded
     names = [(model, revision)] if against is None else [(model, revision), (against, None)]
     loaded = [load_model(name, device, dtype, at) for name, at in names]
     labels = [one.name for one in loaded]
@@ -195,13 +195,13 @@ def bench(
     warmup: Annotated[int, typer.Option(min=0)] = 3,
     threads: Threads = None,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Peak memory, in a process of its own.")
+        bool, typer.Option("--memory/--no-memory", help="Peak memory, in a separate process.")
     ] = True,
     share: Annotated[
         bool,
         typer.Option(
             "--share-cross-attention",
-            help="Chronos-T5: measure each model once more, with sample paths that share the "
+            help="Chronos-T5: also measure each model with sample paths that share the "
             "cross-attention keys and values of their series.",
         ),
     ] = False,
@@ -209,7 +209,7 @@ def bench(
     dtype: Dtype = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Latency, memory, MACs and size; two models take turns in one process."""
+    """Measure latency, memory, MACs and size; two models take turns in one process."""
     from tscompress.benchmark.bench import bench as bench_models
     from tscompress.benchmark.tables import bench_table
     from tscompress.benchmark.workload import make_workload

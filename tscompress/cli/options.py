@@ -1,4 +1,4 @@
-"""Options that several commands share, each with its help, and how models are opened by them."""
+"""Options that several commands share, with their help, and loading of models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Model = Annotated[str, typer.Argument(help="Hub id, directory, or reference/bolt
 Against = Annotated[str | None, typer.Option(help="Compare with this model.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[
-    str, typer.Option(help="float32, bfloat16, float16, or 'stored' for the checkpoint's own.")
+    str, typer.Option(help="float32, bfloat16, float16, or 'stored' for the checkpoint's.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
@@ -28,7 +28,7 @@ Epsilons = Annotated[
     typer.Option("--epsilon", "-e", help="Threshold of the ε-rank; repeat for several."),
 ]
 Margin = Annotated[
-    float, typer.Option(help="Loss that is still acceptable, as a share, for the verdict.")
+    float, typer.Option(help="Acceptable rise of a score, as a share, for the verdict.")
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads of torch.", min=1)]
 Samples = Annotated[int | None, typer.Option(help="Sample paths of Chronos-T5.", min=1)]
@@ -57,17 +57,17 @@ def load_model(model: str, device: str, dtype: str, revision: str | None = None)
 
 
 def distinct(name: str, other: str) -> str:
-    """``name``, told apart from another model of the same name."""
+    """``name``, with a number if another model has the same name."""
     return name if name != other else f"{name} (2)"
 
 
 class StoppedAndSaved(Exception):
-    """Ctrl-C ended a training; what resumes it was saved, and the user was told how."""
+    """Ctrl-C ended a training; its checkpoint was saved, and a message explained how to resume."""
 
 
 @contextmanager
 def keeping_recovery(work: Path | None) -> Iterator[None]:
-    """Where Ctrl-C stops the recovery within a command: say that ``work`` resumes it.
+    """If Ctrl-C stops the recovery within a command, print that ``work`` resumes it.
 
     Raises
     ------

@@ -13,14 +13,14 @@ from tscompress.cli.options import AsJson
 
 def push(
     directory: Annotated[
-        Path, typer.Argument(help="What compress, recover or run wrote.", parser=path)
+        Path, typer.Argument(help="Output of compress, recover or run.", parser=path)
     ],
     repo_id: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")],
     private: Annotated[
         bool, typer.Option("--private", help="Create it private; refuse a public one.")
     ] = False,
     branch: Annotated[
-        str | None, typer.Option(help="Commit to this branch; created if it is not there.")
+        str | None, typer.Option(help="Commit to this branch; created if missing.")
     ] = None,
     create_pr: Annotated[bool, typer.Option("--pr", help="Open a pull request.")] = False,
     message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
@@ -28,11 +28,11 @@ def push(
         Path | None, typer.Option(help="For the card: scores.json of evaluate.", parser=path)
     ] = None,
     bench: Annotated[
-        Path | None, typer.Option(help="For the card: what bench --json printed.", parser=path)
+        Path | None, typer.Option(help="For the card: output of bench --json.", parser=path)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the Hub may stay silent.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the Hub.")] = 60.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would go up; touch no network.")
+        bool, typer.Option("--dry-run", help="Show what would be uploaded; use no network.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Write the card over one written by hand.")
@@ -41,7 +41,7 @@ def push(
 ) -> None:
     """Verify a compressed checkpoint and push it to the Hub, with a model card, in one commit.
 
-    The token is the one of `hf auth login`, or HF_TOKEN.
+    The token is from `hf auth login`, or HF_TOKEN.
     """
     from tscompress.hub import push as hub
     from tscompress.hub.card_scores import read_bench, read_scores

@@ -1,4 +1,4 @@
-"""``tscompress run``, ``sweep`` and ``report``: a recipe from its model to a page of results."""
+"""``tscompress run``, ``sweep`` and ``report``: run a recipe and report its results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """The whole walk: profile, compress, save, load again, evaluate, bench, report."""
+    """Run a recipe: profile, compress, save, load again, evaluate, bench, report."""
     from tscompress.io.files import check_output, user_path
     from tscompress.reports.write import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
     from tscompress.workflows.recipe import inputs_of, load_recipe
@@ -70,9 +70,9 @@ def sweep(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Many compressions of one model, and which of them nothing else beats: the Pareto fronts.
+    """Measure many compressions of one model and their Pareto fronts.
 
-    A sweep that was stopped goes on with the same command.
+    The same command resumes a stopped sweep.
     """
     from tscompress.io.files import check_output, user_path
     from tscompress.workflows.measure_point import Measured
@@ -121,11 +121,11 @@ def sweep(
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="What run wrote.", parser=path)],
+    directory: Annotated[Path, typer.Argument(help="Output of run.", parser=path)],
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The page alone, here; by default report.html in DIRECTORY.", parser=path
+            help="Write only the page, here; by default report.html in DIRECTORY.", parser=path
         ),
     ] = None,
     compare: Annotated[
@@ -138,7 +138,7 @@ def report(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """One page of HTML about a run, from its measurements; it needs no model and no network."""
+    """Write an HTML page about a run, from its measurements; needs no model and no network."""
     from tscompress.reports.write import rewrite_report
 
     page = rewrite_report(directory, output, compare=compare or (), force=force)

@@ -24,39 +24,39 @@ from tscompress.errors import OutputError, UsageError
 
 def recover(
     context: typer.Context,
-    student: Annotated[str, typer.Argument(help="What compress wrote.")],
-    teacher: Annotated[str, typer.Option(help="The original it was made from.")],
+    student: Annotated[str, typer.Argument(help="Output of compress.")],
+    teacher: Annotated[str, typer.Option(help="Its original.")],
     output: Annotated[
         Path, typer.Option(help="Directory of the recovered checkpoint.", parser=path)
     ],
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML, what a recipe has below recover; for all options.", parser=path),
+        typer.Option(help="YAML of a recipe's recover; instead of all options.", parser=path),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="Of wall time; 5 without steps.")] = None,
     series: Annotated[
         list[str] | None,
         typer.Option(
-            help="Series to train on too: a file (CSV, Parquet, Arrow, JSON lines), a directory of "
-            "such, or a Hub dataset owner/name[:config]; repeatable, of any size. The rows of one "
-            "series follow one another, in one file."
+            help="Further training series: a file (CSV, Parquet, Arrow, JSON lines), a directory "
+            "of files, or a Hub dataset owner/name[:config]; repeatable, of any size. The rows of "
+            "a series are consecutive, in one file."
         ),
     ] = None,
     synthetic_share: Annotated[
         float | None,
-        typer.Option(help="Part of each batch that is none of yours, where there are series."),
+        typer.Option(help="With --series: share of each batch that is synthetic."),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(help="adamw or muon, which is the default."),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Without it: by family, optimizer and what was cut.")
+        float | None, typer.Option(help="Default: by family, optimizer and compression.")
     ] = None,
     hidden_weight: Annotated[float | None, typer.Option(hidden=True)] = None,  # removed
     freeze_embeddings: Annotated[
-        bool, typer.Option("--freeze-embeddings", help="Leave the embeddings as they are.")
+        bool, typer.Option("--freeze-embeddings", help="Do not train the embeddings.")
     ] = False,
     precision: Annotated[
         str | None,
@@ -67,20 +67,20 @@ def recover(
         bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
     ] = False,
     patience: Annotated[
-        int | None, typer.Option(help="Stop after so many evaluations without improvement.", min=1)
+        int | None, typer.Option(help="Stop after N evaluations without improvement.", min=1)
     ] = None,
     checkpoint_steps: Annotated[int | None, typer.Option(min=1)] = None,
     checkpoint_minutes: Annotated[float | None, typer.Option()] = None,
     seed: Annotated[int | None, typer.Option()] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")
+        bool, typer.Option("--resume", help="Resume from the checkpoint beside the output.")
     ] = False,
     threads: Threads = None,
     device: Device = "cpu",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Distil from the original what compression lost: minutes, not a training.
+    """Recover a compressed model by minutes of distillation from its original.
 
     Several processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) recover ..., on
     GPUs also accelerate launch --multi_gpu.
@@ -144,7 +144,7 @@ def pretrain(
         Path, typer.Option(help="Directory for model, checkpoint and log.", parser=path)
     ],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in the output.")
+        bool, typer.Option("--resume", help="Resume from the checkpoint in the output.")
     ] = False,
     threads: Threads = None,
     force: Force = False,
@@ -152,7 +152,7 @@ def pretrain(
 ) -> None:
     """Train a Chronos-Bolt or Chronos-T5 from scratch on synthetic series.
 
-    With a schedule in the recipe it is compressed by design: a head size of its own for each layer.
+    With a schedule in the recipe it is compressed by design: head sizes differ by layer.
     """
     import torch
 
@@ -171,7 +171,7 @@ def pretrain(
 
     def tell(progress: Trained) -> None:
         if not as_json:
-            with suppress(typer.Exit, OutputError):  # a training goes on though nobody reads
+            with suppress(typer.Exit, OutputError):  # training continues if the pipe is closed
                 say(
                     f"step {progress.step}/{progress.total_steps}  loss {progress.loss:.4f}  "
                     f"lr {progress.learning_rate:.2e}  {progress.series_per_second:.0f} series/s  "
@@ -186,7 +186,7 @@ def pretrain(
 
 def _trained(final: Path | None, output: Path) -> str:
     if final is None:
-        return f"stopped; everything is saved. Go on with --resume --output {output}"
+        return f"stopped; everything is saved. Resume with --resume --output {output}"
     if (final / "plan.json").exists():
         return f"saved {final}; stock chronos opens it after `import tscompress.pipelines`"
     return f"saved {final}"

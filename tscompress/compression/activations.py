@@ -1,4 +1,4 @@
-"""Second moments of what Linear layers read, over valid positions."""
+"""Second moments of the inputs of Linear layers, over valid positions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Moment:
     Attributes
     ----------
     second
-        Mean of x x^T over valid positions, float64 ``[n, n]``; zero when nothing was seen.
+        Mean of x x^T over valid positions, float64 ``[n, n]``; zero without positions.
     count
-        Positions it was taken over.
+        Number of positions.
     """
 
     second: Tensor
     count: int = 0
 
     def add(self, inputs: Tensor) -> None:
-        """Take in rows ``[N, n]``."""
+        """Update the mean with rows ``[N, n]``."""
         if not len(inputs):
             return
         rows = inputs.detach().to(torch.float64)
@@ -49,8 +49,8 @@ def collect_moments(
 ) -> dict[str, Moment]:
     """Second moments of the inputs of the Linear layers ``names``.
 
-    Positions that are padding or missing do not count. Layers that read the same input share one
-    :class:`Moment`. Every hook is gone when this returns or raises.
+    Padding and missing values do not count. Layers that read the same input share one
+    :class:`Moment`. All hooks are removed when this returns or raises.
     """
     readers = _first_readers(loaded.architecture)
     moments: dict[str, Moment] = {}
@@ -68,8 +68,8 @@ def collect_moments(
 
 
 def _first_readers(architecture: Architecture) -> dict[str, str]:
-    """Each projection to the first one that reads the same input: k and v to q, but in
-    cross-attention v to k; gated feed-forwards, the second input layer to the first."""
+    """Each projection to the first one with the same input: k and v to q, in cross-attention v to
+    k; in gated feed-forwards, the second input layer to the first."""
     readers: dict[str, str] = {}
     for block, role, name in architecture.attention_projections():
         first = "k" if block.reads_encoder else "q"
@@ -81,7 +81,7 @@ def _first_readers(architecture: Architecture) -> dict[str, str]:
 
 
 class _Validity:
-    """Which positions of the current batch are real, bool ``[B, S]``; None: all are."""
+    """Mask of valid positions of the current batch, bool ``[B, S]``; None: all are valid."""
 
     encoder: Tensor | None = None
     decoder: Tensor | None = None
@@ -122,7 +122,7 @@ def _moment_hook(
 
 
 def _input_sides(architecture: Architecture) -> dict[str, str]:
-    """What each input ranges over: positions of the encoder, transposed or not, or the decoder."""
+    """Axes of each input: positions of the encoder, transposed or not, or of the decoder."""
     sides: dict[str, str] = {}
     for block, role, name in architecture.attention_projections():
         of_encoder = block.reads_encoder and role in ("k", "v")

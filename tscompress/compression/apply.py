@@ -1,7 +1,7 @@
-"""Putting a plan into effect. The model is changed in place.
+"""Apply a plan to a model, in place.
 
-Linear layers become two factors, or layers are folded to smaller sizes; a model folded to the same
-sizes everywhere is then the stock model of a plain config.
+Linear layers become two factors, or layers are folded to smaller sizes. A model folded to the same
+sizes everywhere becomes the stock model of a smaller config.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
-from tscompress.compression.fold_plans import check_width, settle_fold_plan
+from tscompress.compression.fold_plans import check_width, complete_fold_plan
 from tscompress.compression.residual_stream import (
-    narrowed_config,
-    narrowed_weights,
-    stream_bases,
-    turn_,
+    principal_directions,
+    rotate_,
+    sliced_config,
+    sliced_weights,
 )
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError
@@ -38,24 +38,24 @@ def fold_planned_(
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Drop the layers that a plan leaves out and fold the others; see :func:`apply_fold_`.
+    """Drop the layers that a plan does not keep and fold the others; see :func:`apply_fold_`.
 
     Raises
     ------
     PlanError
-        The plan does not fit the model, or keeps all layers by name.
+        The plan does not fit the model, or ``kept_layers`` has all layers.
     FactorizationError
-        A decomposition failed; names the layer.
+        A decomposition failed; the message names the layer.
     """
     original = None
     if plan.kept_layers:
         have = stack_layers(loaded.model)
         if all(len(layers) == len(have.get(k, ())) for k, layers in plan.kept_layers.items()):
-            raise PlanError("kept_layers names every layer, so that none goes; leave it out.")
+            raise PlanError("kept_layers has every layer, so none is dropped; leave it out.")
         config_of_layers(loaded, plan.kept_layers)  # before a weight changes
         check_width(loaded.model, plan)
-        if plan.width is not None:  # streams of those that go as well
-            turn_(loaded, stream_bases(loaded, batches))
+        if plan.width is not None:  # also the streams of the layers to be dropped
+            rotate_(loaded, principal_directions(loaded, batches))
         original = replace(loaded)  # weights are shared
         keep_layers_(loaded, plan.kept_layers)
     apply_fold_(loaded, plan, batches, config, on_layer, original=original)
@@ -70,28 +70,29 @@ def apply_fold_(
     *,
     original: LoadedModel | None = None,
 ) -> None:
-    """Fold ``loaded`` as planned, on what it sees in ``batches``, and note the plan on it.
+    """Fold ``loaded`` as planned, fitted on ``batches``, and set ``loaded.plan``.
 
-    Layers that are to go have gone already (:func:`keep_layers_`); ``original`` still has them, see
-    :func:`~tscompress.compression.fold.fold_`, and its streams are turned if the plan narrows them.
-    If all sizes are alike, ``loaded`` is a stock model of a plain config afterwards.
+    Layers must be dropped before (:func:`keep_layers_`); ``original`` still has them, see
+    :func:`~tscompress.compression.fold.fold_`, and is rotated if the plan has a width. If sizes are
+    the same in all layers, ``loaded`` becomes a stock model with a smaller config.
 
     Raises
     ------
     PlanError
         The plan does not fit the model.
     FactorizationError
-        A decomposition failed; names the layer. The model is then half folded: load it again.
+        A decomposition failed; the message names the layer. The model is then half folded: load it
+        again.
     """
     if plan.width is not None and original is None:
-        settle_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
-        turn_(loaded, stream_bases(loaded, batches))
+        complete_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
+        rotate_(loaded, principal_directions(loaded, batches))
     plan = fold_(loaded, plan, batches, config, on_layer, original=original)
     loaded.plan = plan
     sizes, width, new, weights = plan.uniform_sizes, plan.width, loaded.config, None
     if width is not None:
-        weights = narrowed_weights(loaded, width.kept)
-        new = narrowed_config(loaded.family, new, width.kept)
+        weights = sliced_weights(loaded, width.kept)
+        new = sliced_config(loaded.family, new, width.kept)
     if sizes is not None:
         _rebuild_(loaded, {**new, "d_kv": sizes[0], "d_ff": sizes[1]}, weights)
     elif width is not None:
@@ -99,14 +100,14 @@ def apply_fold_(
 
 
 def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None:
-    """Drop all layers of a stack but those given; what is left is a plain model with fewer.
+    """Keep only the given layers of each stack; the result is a stock model with fewer layers.
 
-    The relative position biases, which the first layer of a stack holds for all of them, stay.
+    The relative position bias, which the first layer of a stack holds for all, is kept.
 
     Raises
     ------
     PlanError
-        A stack or layer is not there, or none would be left.
+        A stack or layer does not exist, or none would be kept.
     """
     config = config_of_layers(loaded, kept)
     new = dict(loaded.model.state_dict())
@@ -124,7 +125,7 @@ def keep_layers_(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> None
 
 
 def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """The config of the model with only the layers ``kept``; PlanError as in keep_layers_."""
+    """Config of the model with only the ``kept`` layers; raises as :func:`keep_layers_`."""
     have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
     changes: dict[str, int] = {}
     for stack, layers in kept.items():
@@ -136,7 +137,7 @@ def config_of_layers(loaded: LoadedModel, kept: Mapping[str, Sequence[int]]) -> 
             )
         changes["num_layers" if stack == "encoder" else "num_decoder_layers"] = len(layers)
     if "decoder" in have:
-        # Without a number of its own, the decoder would have as many layers as the encoder.
+        # By default the decoder has as many layers as the encoder.
         changes.setdefault("num_layers", have["encoder"])
         changes.setdefault("num_decoder_layers", have["decoder"])
     counts = have | {stack: len(layers) for stack, layers in kept.items()}
@@ -151,9 +152,9 @@ def _rebuild_(
     weights: Mapping[str, torch.Tensor] | None = None,
     plan: Plan | None = None,
 ) -> None:
-    """Make ``loaded`` the model of ``config`` with these weights, by default its own.
+    """Make ``loaded`` the model of ``config`` with these weights; None: its current ones.
 
-    It is the stock one, or with a ``plan`` has the layers that this plans.
+    With a ``plan``, its layers replace those of the stock model.
     """
     device = next(loaded.model.parameters()).device
     weights = dict(loaded.model.state_dict() if weights is None else weights)

@@ -1,4 +1,4 @@
-"""Which windows a model is run on before it is compressed, and how it is run on them."""
+"""Calibration windows, and running a model on them."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from tscompress.families.registry import adapter_of
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"
-#: What needs no file.
+#: Sources that need no file.
 OWN_SOURCES = (MIXED, SYNTHETIC)
 
 #: A window cut from a longer series has at least two patches of the models that read patches.
 _SHORTEST_CUT = 32
-#: Batches of a single length are worth this many times as many batches.
+#: At most this many times as many batches, so that each has a single length.
 _MORE_BATCHES = 1.5
-#: Of the model, in a batch: the default of :func:`small_batches`.
+#: Positions in a batch: the default of :func:`small_batches`.
 _STEPS_PER_BATCH = 1024
 
 
 class CalibrationConfig(BaseModel):
-    """Which series a model is run on before it is compressed."""
+    """Series that a compression is fitted on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(
         default=MIXED,
-        description=f"'{SYNTHETIC}', '{MIXED}', of which half are real series from a wheel, or a "
-        "file of series",
+        description=f"'{SYNTHETIC}', '{MIXED}' (half of them real series of a package), or a file "
+        "of series",
     )
     num_series: int | None = Field(
         default=None,
         ge=1,
         description="series, or windows of long ones; null: 256 for Chronos-T5, 4096 for the "
-        "others, whose decoder sees one position a series",
+        "others, whose decoder has one position per series",
     )
     context_length: int = Field(
-        default=2048, ge=2, description="longest context; cut to the model's own"
+        default=2048, ge=2, description="longest context; at most the model's"
     )
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
     corpus: CorpusConfig = Field(
-        default=MOSTLY_PATTERNS, description="of which the synthetic series are drawn"
+        default=MOSTLY_PATTERNS, description="distribution of the synthetic series"
     )
     stratify: bool = Field(
         default=True,
-        description="give each frequency and each octave of length the same share of the series, "
-        "and cut long series where there are too few; else draw at random",
+        description="same share for each frequency and each octave of length, with windows of long "
+        "series where there are too few; false: draw at random",
     )
 
 
 class _Drawn(NamedTuple):
-    """A window, and the number of its series if others are of it, too."""
+    """A window, and the index of its series if several windows are from it."""
 
     window: FloatArray
     series: int = -1
@@ -80,28 +80,28 @@ def calibration_batches(
     config: CalibrationConfig,
     series: Sequence[FloatArray] | str | Path | None = None,
 ) -> list[ForecastBatch]:
-    """Batches of about equally long series, at lengths from short to the longest allowed.
+    """Batches of series of similar length, from short to the longest allowed.
 
-    Synthetic series come in eight lengths, for families whose decoder sees one position a series
-    the more of a length the shorter it is. Real series, of a file or a wheel, are stratified by
+    Synthetic series have eight lengths; for families whose decoder has one position per series,
+    shorter ones are more frequent. Real series, from a file or a package, are stratified by
     frequency and length, unless ``config.stratify`` is off: the strata take turns until
-    ``num_series`` are drawn, and where the series do not suffice, windows of long ones are added.
-    The last steps of every series are its target.
+    ``num_series`` are drawn. Too few series are supplemented by windows of long ones. The last
+    steps of every series are its target.
 
-    For Chronos-2 every second batch, the last among them, is made of groups of four: without,
-    group attention sees a single key a query, and all its queries and keys would seem irrelevant.
-    The last of each four is a covariate that is known ahead; it has no target.
+    For Chronos-2 every second batch, including the last, has groups of four series. Without
+    groups, group attention has a single key per query, and its queries and keys seem irrelevant.
+    The last of each four is a covariate known ahead, without a target.
 
     Parameters
     ----------
     series
         Series, each 1-D, or a file of them, instead of ``config.source``; a
-        :class:`~tscompress.data.series.LabelledSeries` also knows their frequencies.
+        :class:`~tscompress.data.series.LabelledSeries` also has their frequencies.
 
     Raises
     ------
     DataError
-        No series is long enough, or one is no list of numbers.
+        No series is long enough, or one is not a list of numbers.
     LeakError
         A series belongs to an evaluation suite.
     """
@@ -118,7 +118,7 @@ def calibration_batches(
         synthetic = _synthetic_windows(rng, config.corpus, count - real, longest + horizon, power)
         kinds.append([_Drawn(window) for window in synthetic])
         if real:
-            # A test holds that none of them is of an evaluation suite.
+            # A test asserts that none of them belongs to an evaluation suite.
             collected = training_series(TRAINING_COLLECTIONS)
             most = min(longest + horizon, family.defaults.collection_steps or longest + horizon)
             kinds.append(_given_windows(rng, collected, real, config.stratify, most))
@@ -128,7 +128,7 @@ def calibration_batches(
         kinds.append(_given_windows(rng, given, count, config.stratify, longest + horizon))
 
     def split(drawn: _Drawn) -> tuple[int, int]:
-        # Short series give a third of themselves as target and keep the rest as context.
+        # Of short series, the last third is the target and the rest the context.
         steps = min(horizon, max(1, len(drawn.window) // 3))
         return min(longest, len(drawn.window) - steps), steps
 
@@ -137,14 +137,14 @@ def calibration_batches(
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
         group_size = family.group_size if later % 2 == 0 else 1
         if group_size > 1 and own:
-            related = _related(rng, [one.window for one in chunk], group_size)
+            related = mixed_in_groups(rng, [one.window for one in chunk], group_size)
             chunk = [_Drawn(window) for window in related]
         batches.append(_batch([(one, *split(one)) for one in chunk], group_size))
     return batches
 
 
 def seasonal_share(batches: Sequence[ForecastBatch]) -> float:
-    """Share of the contexts that hold a season, see
+    """Share of the contexts with a season, see
     :func:`~tscompress.data.seasonality.has_season`.
     """
     found = [has_season(row) for batch in batches for row in batch.context.cpu().numpy()]
@@ -159,7 +159,7 @@ def _trim(series: FloatArray) -> FloatArray:
 def _chunks(
     windows: Sequence[_Drawn], batch_size: int, split: Callable[[_Drawn], tuple[int, int]]
 ) -> list[list[_Drawn]]:
-    """Windows of the batches, by length; batches of one length need neither padding nor masks."""
+    """Windows of each batch, by length; batches of one length need no padding and no masks."""
 
     def pieces(ordered: list[_Drawn]) -> list[list[_Drawn]]:
         return [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
@@ -171,7 +171,7 @@ def _chunks(
 
 
 def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> ForecastBatch:
-    """``rows`` are windows and how many of their last steps are context, and then target."""
+    """A batch of ``rows``: a window, and the numbers of its last steps for context and target."""
     context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
     target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
     for row, ((window, _), past, steps) in enumerate(rows):
@@ -189,8 +189,7 @@ def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> Forecast
 def in_groups(target: Tensor, group_size: int) -> dict[str, Tensor]:
     """``target``, ``group_ids`` and ``future`` of a batch of series that attend to each other.
 
-    The last of each group is a covariate that is known ahead: what came is its ``future``, and it
-    has no target.
+    The last of each group is a covariate known ahead: its steps are ``future``, not target.
     """
     numbers = torch.arange(len(target))
     covariate = (numbers % group_size == group_size - 1)[:, None]
@@ -210,9 +209,9 @@ def in_groups(target: Tensor, group_size: int) -> dict[str, Tensor]:
 def _synthetic_windows(
     rng: np.random.Generator, mixture: CorpusConfig, count: int, longest: int, power: float
 ) -> list[FloatArray]:
-    """Synthetic series of eight lengths L from 24 to ``longest`` steps, a step apart in log L.
+    """Synthetic series of eight lengths L from 24 to ``longest`` steps, equally spaced in log L.
 
-    As many of each length as L^-power says; 0: equally many.
+    The number of each length is proportional to L^-power.
     """
     corpus = SyntheticCorpus(mixture)
     lengths = np.exp(np.linspace(np.log(min(24, longest)), np.log(longest), 8)).round().astype(int)
@@ -225,10 +224,10 @@ def _synthetic_windows(
     return windows
 
 
-def _related(
+def mixed_in_groups(
     rng: np.random.Generator, windows: Sequence[FloatArray], group_size: int
 ) -> list[FloatArray]:
-    """Each window mixed with those of its group that are as long: convex, in its own unit."""
+    """Each window as a convex combination with windows of its group of its length, in its unit."""
     related: list[FloatArray] = []
     for first in range(0, len(windows), group_size):
         group = windows[first : first + group_size]
@@ -263,7 +262,7 @@ def _given_windows(
     stratify: bool,
     longest: int,
 ) -> list[_Drawn]:
-    """``count`` windows of the given series, or as many as they yield."""
+    """``count`` windows of the given series, or fewer if there are not so many."""
     known: Sequence[str | None] = [None] * len(given)
     if isinstance(given, LabelledSeries):
         known = given.frequencies
@@ -280,7 +279,7 @@ def _given_windows(
     def observed(windows: Iterable[_Window]) -> list[_Window]:
         return [w for w in windows if _is_usable(series[w.series][w.start : w.stop])]
 
-    # What the model cannot see of a series does not make it longer.
+    # Steps beyond the context length do not count as length.
     newest = [_Window(i, max(0, len(s) - longest), len(s)) for i, s in enumerate(series)]
     whole = observed(newest)
     order = _taking_turns(rng, [stratum(window) for window in whole])
@@ -304,7 +303,7 @@ def _is_usable(values: FloatArray) -> bool:
 
 
 def _taking_turns(rng: np.random.Generator, strata: Sequence[Hashable]) -> list[int]:
-    """A random order of which any first n hold each stratum equally often, or all of it."""
+    """A random order whose first n, for any n, have each stratum equally often, or all of it."""
     distinct = dict.fromkeys(strata)
     turn = dict(zip(distinct, rng.permutation(len(distinct)).tolist(), strict=True))
     seen: Counter[Hashable] = Counter()
@@ -317,9 +316,9 @@ def _taking_turns(rng: np.random.Generator, strata: Sequence[Hashable]) -> list[
 
 
 def _cuts(newest: _Window, longest: int, limit: int) -> Iterator[_Window]:
-    """Windows of a series besides the newest, of its length, half of it, a quarter and so on.
+    """Windows of a series besides the newest: of its length, half of it, a quarter and so on.
 
-    Those of one length lie side by side, and at most ``limit`` of a length come, spread evenly.
+    Windows of one length do not overlap. There are at most ``limit`` of each, evenly spread.
     """
     size = min(newest.stop, longest)
     while size >= _SHORTEST_CUT:
@@ -333,7 +332,7 @@ def _cuts(newest: _Window, longest: int, limit: int) -> Iterator[_Window]:
 
 
 def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Window]:
-    """``cuts`` in order, but after all others those that share steps with one before them."""
+    """``cuts`` in order, but those that overlap with an earlier one last."""
     used: dict[int, list[_Window]] = {}
     for window in taken:
         used.setdefault(window.series, []).append(window)
@@ -355,7 +354,7 @@ def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Win
 
 @torch.no_grad()
 def run_teacher_forced(loaded: LoadedModel, batch: ForecastBatch) -> Any:
-    """One forward pass with the true target fed to the decoder, where there is one.
+    """One forward pass; a decoder reads the targets.
 
     Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2.
 
@@ -374,12 +373,11 @@ def run_teacher_forced(loaded: LoadedModel, batch: ForecastBatch) -> Any:
 def drawn_continuations(
     loaded: LoadedModel, batches: Sequence[ForecastBatch], seed: int = 0
 ) -> list[ForecastBatch]:
-    """The shorter half of the contexts, each followed by a path that the model itself draws.
+    """The shorter half of the contexts, each with a continuation sampled from the model.
 
-    Forecasting, the decoder of Chronos-T5 reads its own samples, which the true continuation of a
-    series need not look like. The paths are as long as the model's horizon; with short contexts
-    they cost little, and the decoder is what they are for. The global random state is left as it
-    was.
+    When forecasting, the decoder of Chronos-T5 reads its own samples, which may differ from the
+    targets. Continuations are as long as the model's horizon; short contexts save time and suffice
+    for the decoder. The global random state is restored.
 
     Raises
     ------
@@ -387,7 +385,7 @@ def drawn_continuations(
         The model does not sample.
     """
     if not adapter_of(loaded.family).draws_samples:
-        raise UnsupportedModelError(f"a {loaded.family} model draws no paths.")
+        raise UnsupportedModelError(f"a {loaded.family} model does not sample.")
     forecaster: Any = loaded.forecaster
     device = next(loaded.model.parameters()).device
     shortest_first = sorted(batches, key=lambda batch: batch.context.shape[1])
@@ -405,7 +403,7 @@ def drawn_continuations(
 
 
 def fed_positions(loaded: LoadedModel, batch: ForecastBatch) -> Tensor | None:
-    """Decoder positions ``[B, H]`` that are fed a value: the start, then each observed target."""
+    """Mask ``[B, H]`` of decoder positions with an input: the start and each observed target."""
     if not adapter_of(loaded.family).draws_samples:
         return None
     observed = torch.isfinite(batch.target)
@@ -420,11 +418,11 @@ def small_batches(
     *,
     trim: bool = True,
 ) -> list[ForecastBatch]:
-    """The same rows in batches of at most so many positions, where rows do not see each other.
+    """Split batches of independent rows to at most this many positions.
 
-    Attention takes memory for each head and pair of positions of a batch: for a model of base size
-    more than its weights, at 32 contexts of 512. With ``trim`` they lose the steps that no row has,
-    and with these the position after the last target.
+    The memory of attention grows with each head and pair of positions of a batch: at 32 contexts
+    of 512 it exceeds the weights of a base model. ``trim`` removes steps that no row has,
+    including the position after the last target.
     """
     config: Any = loaded.model.config
     stride = config.chronos_config.get("input_patch_stride", 1)
@@ -438,12 +436,12 @@ def small_batches(
             chosen = slice(start, start + rows)
             part = ForecastBatch(batch.context[chosen], batch.target[chosen])
             parts.append(_trimmed(part) if trim else part)
-    # The longest first: position biases of shorter ones are corners of theirs.
+    # The longest first: position biases of shorter ones are corners of its bias.
     return sorted(parts, key=lambda part: -part.context.shape[1])
 
 
 def _trimmed(batch: ForecastBatch) -> ForecastBatch:
-    """Without the steps on the left, and the last ones, that no row has."""
+    """The batch without the first and last steps that no row has."""
     context, target = batch.context, batch.target
     past, ahead = (torch.isfinite(steps).any(0).nonzero()[:, 0] for steps in (context, target))
     first = int(past[0]) if len(past) else 0

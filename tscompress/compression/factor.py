@@ -1,4 +1,4 @@
-"""Ranks of svd and activation-svd, and two factors of each projection."""
+"""Ranks for svd and activation-svd, and the two factors of each projection."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ from tscompress.linalg import (
     whitened_svd,
 )
 from tscompress.plan.architecture import Architecture
-from tscompress.plan.plan import (
-    Plan,
-    ProjectionPlan,
-)
+from tscompress.plan.layer_plans import ProjectionPlan
+from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
     EnergySchedule,
     EpsilonSchedule,
@@ -49,23 +47,23 @@ def make_plan(
     exclude: Sequence[str] = (),
     feed_forward: bool = False,
 ) -> Plan:
-    """Choose a rank for every attention projection, and for the feed-forwards if asked.
+    """Choose a rank for every attention projection and, optionally, feed-forward.
 
     Parameters
     ----------
     moments
-        Second moments of the inputs, for ``activation-svd``, whose spectra are those of W C^{1/2}.
+        Second moments C of the inputs, for ``activation-svd``, which uses spectra of W C^{1/2}.
     exclude
         Shell patterns on dotted names (``encoder.block.0.*``, ``*.v``); these stay dense.
     feed_forward
-        Plan the feed-forward layers too.
+        Also plan the feed-forward layers.
 
     Raises
     ------
     PlanError
-        A pattern matches nothing, a power law is to size a feed-forward, or the budget is too low.
+        A pattern matches nothing, a power law is given for feed-forwards, or the budget is too low.
     FactorizationError
-        A spectrum could not be computed; names the layer.
+        A spectrum could not be computed; the message names the layer.
     """
     rows = [(block, "attention", name) for block, _, name in architecture.attention_projections()]
     if feed_forward:
@@ -171,10 +169,10 @@ def _wanted_ranks(
 def _budget_ranks(
     spectra: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], allowed: int
 ) -> dict[str, int]:
-    """Spend ``allowed`` parameters where a further singular value keeps most energy per parameter.
+    """Spend ``allowed`` parameters on the singular values of most energy per parameter.
 
-    Energy is relative to the matrix's own, so that no layer starves for having small weights. A
-    matrix that would pass its break-even rank is made dense when that still fits.
+    Energy is relative to each matrix's total, so that small weights do not matter. A matrix that
+    would exceed its break-even rank stays dense if that fits.
     """
     minimum = sum(sum(shape) for shape in shapes.values())
     if minimum > allowed:
@@ -219,7 +217,7 @@ def _settle(
         return None, "excluded by pattern"
     assert wanted is not None
     if wanted > break_even_rank(out_features, in_features):
-        return None, "two factors of the rank it gets would not be smaller"
+        return None, "two factors of the chosen rank would not be smaller"
     return wanted, None
 
 
@@ -229,7 +227,7 @@ def apply_plan_(
     moments: Mapping[str, Moment] | None = None,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Factor the planned layers of ``loaded.model`` and note the plan on ``loaded``.
+    """Factor the planned layers of ``loaded.model`` and set ``loaded.plan``.
 
     Parameters
     ----------
@@ -239,10 +237,10 @@ def apply_plan_(
     Raises
     ------
     PlanError
-        The plan names a layer that is not there or has another shape.
+        The plan has a layer that does not exist or has another shape.
     FactorizationError
-        A decomposition failed or gave values that are not finite; names the layer. The model is
-        then as it was.
+        A decomposition failed or is not finite; the message names the layer. The model is left
+        unchanged.
     """
     factors: dict[str, LowRankLinear] = {}
     for done, entry in enumerate(plan.projections, start=1):

@@ -1,10 +1,10 @@
 """Folding: the same layers with smaller heads and fewer hidden units, and no extra product.
 
-Attention sees queries and keys only through W_Q^T W_K of each head, and values only through
-W_O W_V. With scaling 1 and an additive bias both products can be factored anew through fewer
-numbers; rotary embeddings allow it for values, and for queries and keys pair by pair. Of a
-feed-forward, hidden units are dropped and the output is fitted again to those that stay. What is
-lost is measured on calibration data, layer by layer. Keys and values of all cross-attention can
+Attention depends on queries and keys only through W_Q^T W_K of each head, and on values only
+through W_O W_V. With scaling 1 and an additive bias, both products can be factored again at a
+smaller head size; rotary embeddings allow this for values, and for queries and keys pair by pair.
+In a feed-forward, hidden units are dropped and the output projection is fitted to the kept ones.
+Errors are weighted by calibration data, layer by layer. Keys and values of all cross-attention can
 also be folded into one latent of the encoder's output.
 """
 
@@ -41,22 +41,23 @@ from tscompress.compression.fold_moments import (
     rows_for_units,
     valid_rows,
 )
-from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, settle_fold_plan
+from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, complete_fold_plan
 from tscompress.compression.layer_walk import Step, walk
 from tscompress.compression.recording import (
-    LeftOut,
+    DroppedSublayer,
     Recording,
-    leave_layers_out_,
+    drop_layers_,
     record,
     record_entry,
 )
-from tscompress.compression.residual_stream import cut_embeddings_, cut_rows_, readers_of_end
+from tscompress.compression.residual_stream import readers_of_end, slice_embeddings_, slice_rows_
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
 from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock
-from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
+from tscompress.plan.plan import Plan
 
 # --------------------------------------------------------------------------------------------------
 # The walk
@@ -75,28 +76,30 @@ def fold_(
 ) -> Plan:
     """Fold the planned layers of ``loaded.model`` in place, from input to output.
 
-    Layers that the plan does not name keep their size. Returns the plan with every layer in it,
-    and with the rotary frequencies that were chosen.
+    Layers that the plan does not name keep their size. With ``plan.width``, ``loaded`` must be
+    rotated before (:func:`~tscompress.compression.residual_stream.rotate_`); nothing is then
+    written beyond the first ``width`` dimensions of its residual stream.
 
     Parameters
     ----------
     original
-        With the layers too that ``plan.kept_layers`` leaves out: its forecasts are continued, and
-        its residual stream is fitted to. Weights that it shares with ``loaded`` change. None: what
-        ``loaded`` is now.
+        The model with all layers, including those that ``plan.kept_layers`` drops. Continuations
+        are sampled from it and the fold is fitted to its residual stream. Weights that it shares
+        with ``loaded`` change. None: ``loaded`` before folding.
 
-    With ``plan.width`` the streams of ``loaded`` have been turned
-    (:func:`~tscompress.compression.residual_stream.turn_`); nothing is written beyond the first so
-    many numbers then.
+    Returns
+    -------
+    Plan
+        With every layer, and the chosen rotary frequencies.
 
     Raises
     ------
     PlanError
         The plan does not fit the model.
     FactorizationError
-        A decomposition failed or gave values that are not finite; names the layer.
+        A decomposition failed or is not finite; the message names the layer.
     """
-    plan = settle_fold_plan(loaded.model, loaded.architecture, plan)
+    plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
     config = config.resolved(loaded)
     if adapter_of(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]
@@ -110,13 +113,14 @@ class _Fold:
     Attributes
     ----------
     heads, hidden
-        Plans by name; heads with the frequencies that were chosen so far.
+        Plans by name; heads with the frequencies chosen so far.
     width
-        Dimensions of the residual stream that stay; None: all.
+        New residual-stream width; None: unchanged.
     ends
-        By stack, how its end is read, as :func:`~tscompress.compression.layer_walk.walk` finds it.
+        Stack to the reconstruction of its output, set by
+        :func:`~tscompress.compression.layer_walk.walk`.
     latent
-        The projections to and from the latent of all cross-attention, once they are found.
+        The projections to and from the latent of all cross-attention, once computed.
     """
 
     def __init__(
@@ -139,7 +143,7 @@ class _Fold:
         """Fold every layer, from input to output."""
         recording, left_out = self._record(original)
         if self.width is not None:
-            cut_embeddings_(self.loaded, self.width)
+            slice_embeddings_(self.loaded, self.width)
         first, last = PATCH_EMBEDDINGS
         entry = None
         if first in self.hidden:
@@ -158,26 +162,26 @@ class _Fold:
         )
         for step in steps:
             if self.width is not None:
-                _narrow_(self.loaded.model, step, self.width, self.ends)
+                _slice_(self.loaded.model, step, self.width, self.ends)
             self._fold_step(step)
             return_memory()
             self._count()
         if self.ends:
             stack, fitted = list(self.ends.items())[-1]
-            _read_(self.loaded.model, readers_of_end(self.loaded.model, stack), fitted)
+            _compose_(self.loaded.model, readers_of_end(self.loaded.model, stack), fitted)
         if last in self.hidden:
             self._fold_patch(last)
         return self.plan.model_copy(update={"heads": tuple(self.heads.values())})
 
     def _record(
         self, original: LoadedModel | None
-    ) -> tuple[Recording, dict[str, list[LeftOut]] | None]:
-        """Calls of the sublayers that stay, and the sublayers left out if they are fitted for."""
+    ) -> tuple[Recording, dict[str, list[DroppedSublayer]] | None]:
+        """Calls of the kept sublayers, and the dropped ones if their output is fitted."""
         kept = self.plan.kept_layers
         if original is None or not kept or self.config.refit != "residual":
             return record(self.loaded, self.batches), None
         recording = record(original, self.batches)
-        return recording, leave_layers_out_(recording, original, kept)
+        return recording, drop_layers_(recording, original, kept)
 
     def _fold_step(self, step: Step) -> None:
         """Fold the layer of a step and fit its output."""
@@ -193,7 +197,7 @@ class _Fold:
             self.heads[name] = _fold_heads_(self.loaded, step, self.heads[name], self.config)
 
     def _fold_patch(self, name: str) -> None:
-        """Fold a patch embedding by the moments of the model as it is now."""
+        """Fold a patch embedding with moments of the current model."""
         plan = self.hidden[name]
         if plan.kept < plan.d_ff:
             moments = patch_moments(self.loaded, self.batches, plan)
@@ -205,32 +209,32 @@ class _Fold:
         self.on_layer(self.done, len(self.heads) + len(self.hidden))
 
 
-def _narrow_(model: nn.Module, step: Step, width: int, ends: Mapping[str, Tensor]) -> None:
-    """Let the sublayer of ``step`` write and read ``width`` numbers of the stream alone.
+def _slice_(model: nn.Module, step: Step, width: int, ends: Mapping[str, Tensor]) -> None:
+    """Let the sublayer of ``step`` read and write only ``width`` dimensions of the stream.
 
-    What is not there to be read is guessed from what is, by a linear fit; see ``Step.reading``.
+    The others are reconstructed by least squares from these; see ``Step.reconstruction``.
     """
     *inputs, output = step.block.projections.values()
-    cut_rows_(model.get_submodule(output), width)
-    if step.reading is None:
+    slice_rows_(model.get_submodule(output), width)
+    if step.reconstruction is None:
         return
     encoded = []
     if isinstance(step.block, AttentionBlock) and step.block.reads_encoder:
         encoded = [step.block.projections[role] for role in "kv"]
-    _read_(model, [name for name in inputs if name not in encoded], step.reading)
+    _compose_(model, [name for name in inputs if name not in encoded], step.reconstruction)
     if encoded:
-        _read_(model, encoded, ends["encoder"])
+        _compose_(model, encoded, ends["encoder"])
 
 
-def _read_(model: nn.Module, names: Sequence[str], fitted: Tensor) -> None:
-    """Let Linear layers read what ``fitted`` ``[d, d]`` makes of their input."""
+def _compose_(model: nn.Module, names: Sequence[str], fitted: Tensor) -> None:
+    """Compose Linear layers with ``fitted`` ``[d, d]``, applied to their input."""
     for name in names:
         weight = model.get_parameter(f"{name}.weight")
         fill_(weight, weight.detach().to(torch.float64) @ fitted, name)
 
 
 def _fold_heads_(loaded: LoadedModel, step: Step, plan: HeadPlan, config: FoldConfig) -> HeadPlan:
-    """Fold an attention block and fit its output; its plan, with the frequencies chosen."""
+    """Fold an attention block and fit its output; returns its plan with chosen frequencies."""
     assert isinstance(step.block, AttentionBlock)
     attention = loaded.model.get_submodule(plan.name)
     if plan.parameters < plan.dense_parameters:
@@ -255,7 +259,7 @@ def _fold_feed_forward_(
 
 
 def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None:
-    """Fit the last projection of a sublayer to the step's reference, on what now reaches it."""
+    """Fit the last projection of a sublayer to the step's reference, on its present input."""
     if step.reference is None:
         return
     linear: Any = getattr(module, role)
@@ -269,10 +273,10 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
                 missing = reference - step.run(0, rows[None])[0]
                 products.add(seen["u"][0], missing)
         else:
-            # What reaches the projection gives the outputs too; while far narrower, it is kept.
+            # Outputs follow from the projection's inputs, which are far narrower: keep those.
             narrow = 4 * linear.in_features <= linear.out_features
             for index, valid in enumerate(step.valid):
-                # What is still missing, not the whole: nothing then cancels in a fit of no change.
+                # Fit the difference, not the whole: no cancellation if nothing changes.
                 missing = step.reference[index] - step.run(index)
                 u = seen["u"].transpose(0, 1) if is_group(step) else seen["u"]  # [B, S, n]
                 products.add(valid_rows(u, valid), valid_rows(missing, valid))
@@ -288,13 +292,3 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
             for index, u in enumerate(reached):
                 step.inputs[index] = step.inputs[index] + linear(u.to(linear.weight.dtype))
         step.moved = True
-
-
-# --------------------------------------------------------------------------------------------------
-# Moments
-# --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
-# One layer
-# --------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.removed import without_removed
+from tscompress.io.removed_options import without_removed
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware itself multiplies in bfloat16, several times faster than in float32."""
+    """Whether the hardware multiplies in bfloat16, several times faster than in float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
@@ -21,31 +21,30 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
-#: Rounds of fitting values of all heads together (:func:`~tscompress.linalg.fold_values`).
+#: Rounds of fitting the values of all heads together (:func:`~tscompress.linalg.fold_values`).
 VALUE_SWEEPS = 10
 
 
 class FoldConfig(BaseModel):
-    """How folding uses calibration data. ``eval/notes/folding.md`` has what each switch is worth.
+    """How folding uses calibration data. ``eval/notes/folding.md`` has measurements of each option.
 
     Attributes
     ----------
     refit
-        What output projections are fitted to: ``none``, what the ``layer`` put out itself (not with
-        a latent), or what brings the ``residual`` stream of the model folded so far back to the
-        original's. Where layers are left out, what is before them is fitted to what they put out;
-        unless it is ``residual``, the original is what the rest of them make.
+        Target of the fit of output projections: ``none``; ``layer``, the layer's original output
+        (not with a latent); ``residual``, the difference from the partly folded model's residual
+        stream to the original's. With dropped layers, ``residual`` fits the sublayer before them to
+        the original's stream after them; otherwise the target is the model without these layers.
     continuations
-        What the decoder of Chronos-T5 reads after a context: the ``given`` steps, or ``both`` these
-        and, after the shorter half of the contexts, a path that the original draws, as when it
-        forecasts.
+        Inputs of the decoder of Chronos-T5: ``given``, the targets; ``both``, the targets and, for
+        the shorter half of the contexts, a continuation sampled from the original.
     frequencies
-        Rotary pairs that stay: ``stock``, those that the plan says, by default a plain config's;
+        Kept rotary pairs: ``stock``, those in the plan, by default those of a stock config;
         ``free``, as many of those whose scores vary most, for a factored checkpoint. Experimental:
-        only Chronos-2 has such pairs, and that was never measured on trained weights.
+        only Chronos-2 has such pairs, and it was never measured on trained weights.
     precision
-        Of feed-forwards while the model is run; by default bfloat16 where the hardware multiplies
-        in it. Attention, what the layers add up to, moments and fits are float32 or float64.
+        Of feed-forwards in forward passes; null: bfloat16 where the hardware multiplies in it.
+        Attention, residual streams, moments and fits are float32 or float64.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,7 +70,7 @@ class FoldConfig(BaseModel):
         return without_removed(values, cls._removed)
 
     def resolved(self, loaded: LoadedModel) -> FoldConfig:
-        """With the precision of this machine in place of null."""
+        """A copy with this machine's precision instead of null."""
         if self.precision is not None:
             return self
         native = multiplies_bfloat16(next(loaded.model.parameters()).device)

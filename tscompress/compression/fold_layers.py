@@ -1,4 +1,4 @@
-"""Weights of one folded layer: attention block, feed-forward or patch embedding."""
+"""Weights of a folded layer: attention block, feed-forward or patch embedding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from tscompress.linalg import (
     symmetric_roots,
 )
 from tscompress.plan.architecture import AttentionBlock
-from tscompress.plan.plan import HeadPlan, HiddenPlan, Plan
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
+from tscompress.plan.plan import Plan
 
 
 def fold_attention_(
@@ -45,7 +46,7 @@ def fold_attention_(
     moments: AttentionMoments,
     config: FoldConfig,
 ) -> nn.Module:
-    """Put smaller heads where ``block`` is."""
+    """Replace the attention ``block`` by one with smaller heads."""
     old: Any = loaded.model.get_submodule(block.name)
     with naming_failures(block.name):
         weights = folded_heads(old, plan, moments, config)
@@ -56,7 +57,7 @@ def fold_attention_(
 
 
 def shared_latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tensor, Tensor]:
-    """A ``[r, d]`` and B ``[d, r]``: the encoder's output y is about B z with z = A y."""
+    """A ``[r, d]`` and B ``[d, r]``: the encoder's output y is approximated by B z, z = A y."""
     assert step.encoded is not None
     assert plan.latent is not None
     readers: list[Any] = [loaded.model.get_submodule(h.name) for h in plan.heads if h.latent]
@@ -74,7 +75,7 @@ def shared_latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tenso
 
 
 def fold_latent_(loaded: LoadedModel, plan: HeadPlan, down: Tensor, up: Tensor) -> nn.Module:
-    """Let the heads of a cross-attention read z = ``down`` y, with y about ``up`` z."""
+    """Let the heads of a cross-attention read z = ``down`` y; y is approximated by ``up`` z."""
     old: Any = loaded.model.get_submodule(plan.name)
     W = {role: getattr(old, role).weight.detach().to(torch.float64) for role in "qkvo"}
     by_head = (plan.num_heads, plan.head_size)
@@ -92,7 +93,7 @@ def fold_latent_(loaded: LoadedModel, plan: HeadPlan, down: Tensor, up: Tensor) 
 def folded_heads(
     attention: Any, plan: HeadPlan, moments: AttentionMoments, config: FoldConfig
 ) -> dict[str, Tensor]:
-    """Weights of q, k, v, o with the planned head sizes, float64."""
+    """Weights of q, k, v and o with the planned head sizes, float64."""
     W = {role: getattr(attention, role).weight.detach().to(torch.float64) for role in "qkvo"}
     heads = [slice(h * plan.head_size, (h + 1) * plan.head_size) for h in range(plan.num_heads)]
     weights: dict[str, Tensor] = {}
@@ -120,10 +121,10 @@ def folded_heads(
 
 
 def frequency_groups(attention: Any, plan: HeadPlan, distances: Tensor) -> list[dict[int, float]]:
-    """Which rotary pairs each kept frequency stands for, and with what weight.
+    """Rotary pairs that each kept frequency represents, with their weights.
 
-    A dropped pair goes to the kept frequency that it moves with most over the distances that
-    occur: the mean of cos((w - w') t), which is near 1 for slow ones and near 0 for fast ones.
+    A dropped pair belongs to the kept frequency of the largest weight: the mean of
+    cos((w - w') t) over the distances t that occur, near 1 for slow pairs and near 0 for fast ones.
     """
     assert plan.frequencies is not None
     inverse = attention.rope_embed.inv_freq.detach().to("cpu", torch.float64)
@@ -141,7 +142,7 @@ def frequency_groups(attention: Any, plan: HeadPlan, distances: Tensor) -> list[
 
 
 def with_free_frequencies(attention: Any, plan: HeadPlan, moments: AttentionMoments) -> HeadPlan:
-    """The plan with the rotary pairs that tell most, as many as it has, if it has any."""
+    """The plan with its number of rotary pairs replaced by those whose scores vary most."""
     if plan.frequencies is None:
         return plan
     chosen = choose_frequencies(attention, plan.num_heads, plan.qk_size // 2, moments)
@@ -183,7 +184,7 @@ def fold_hidden_(
 def folded_hidden(
     W: Tensor, moments: HiddenMoments, count: int, config: FoldConfig
 ) -> tuple[Tensor, Tensor]:
-    """Indices of the units that stay, ``[count]``, and their output weights ``[m, count]``."""
+    """Indices of the kept units, ``[count]``, and their output weights ``[m, count]``."""
     W, C = W.detach().to(torch.float64), moments.hidden
     if count == W.shape[1]:
         return torch.arange(count, device=W.device), W
@@ -192,7 +193,7 @@ def folded_hidden(
     if config.refit != "none":
         second = C[:, kept].to(torch.float64)
         cross, second = W @ second, second[kept]
-        del W  # in float64 larger than the layer, and a solver needs room
+        del W  # in float64 larger than the layer, and the solver needs memory
         out = least_squares(cross, second, out)
     return kept, out
 
@@ -200,7 +201,7 @@ def folded_hidden(
 def fold_patch_(
     loaded: LoadedModel, plan: HiddenPlan, moments: HiddenMoments, config: FoldConfig
 ) -> None:
-    """Keep the planned number of hidden units of a patch embedding; its residual layer helps."""
+    """Keep the planned number of hidden units of a patch embedding; fit its residual layer too."""
     module: Any = loaded.model.get_submodule(plan.name)
     with naming_failures(plan.name):
         kept, out, residual, bias = _folded_patch(module, moments.hidden, plan, config)
@@ -216,7 +217,7 @@ def fold_patch_(
 def _folded_patch(
     module: Any, C: Tensor, plan: HiddenPlan, config: FoldConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Units that stay, and weights of output and residual layer, and the output's bias."""
+    """Kept units, weights of output and residual layer, and the output's bias."""
     W = torch.cat(
         [
             module.output_layer.weight.detach(),
@@ -226,7 +227,7 @@ def _folded_patch(
         dim=1,
     ).to(torch.float64)
     units, always = slice(0, plan.d_ff), torch.arange(plan.d_ff, len(C), device=C.device)
-    # Units are chosen for what the inputs, which stay, do not tell already.
+    # Units are chosen for the residual after regression on the inputs, which are all kept.
     told = least_squares(C[units][:, always], C[always][:, always], C[units][:, always] * 0)
     rest = C[units][:, units] - told @ C[always][:, units]
     kept, out = folded_hidden(W[:, units], HiddenMoments((rest + rest.T) / 2), plan.kept, config)
@@ -239,7 +240,7 @@ def _folded_patch(
 
 @contextmanager
 def naming_failures(name: str) -> Iterator[None]:
-    """A decomposition that fails in here says which layer it was for."""
+    """Raise a failed decomposition as a FactorizationError that names the layer."""
     try:
         yield
     except LinAlgError as error:

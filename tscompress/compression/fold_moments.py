@@ -1,4 +1,4 @@
-"""Statistics that the fold of one layer is fitted to."""
+"""Statistics for folding one layer."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
 from tscompress.linalg import even_picks
 from tscompress.plan.architecture import AttentionBlock
-from tscompress.plan.plan import HiddenPlan
+from tscompress.plan.layer_plans import HiddenPlan
 
-#: Rows of a moment's matrix for each of its columns, at most. Neighbouring positions say much the
-#: same, and the product of all of them would take longer than everything else.
+#: At most this many rows per column of a moment. Neighbouring positions are alike, and the product
+#: of all rows would take longer than everything else.
 ROWS_PER_COLUMN = 8
-_ENOUGH_POSITIONS = 16384
+ENOUGH_POSITIONS = 16384
 _ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 8192
-#: For products as wide as those of hidden units float32 is as good: what was lost in a fit to 256
-#: of 1024 units agreed to three digits. They are most of the arithmetic of folding a large model.
+#: For products as wide as those of hidden units float32 suffices: the error of a fit to 256 of 1024
+#: units agreed to three digits. They are most of the arithmetic of folding a large model.
 WIDE = torch.float32
-#: Symmetric products of at least so many columns are computed in strips from the diagonal to the
-#: right, which saves a third of the time; narrower ones take little of it.
-_STRIPS_FROM, _STRIP = 2048, 512
+#: Symmetric products of at least this many columns are computed in strips from the diagonal to the
+#: right, which saves a third of the time.
+STRIPS_FROM, STRIP = 2048, 512
 
 
 @dataclass
 class AttentionMoments:
-    """What an attention block sees.
+    """Statistics of an attention block's inputs.
 
     Attributes
     ----------
     queries, keys
-        Second moments of what feeds them, ``[d, d]``; keys centred where scores do not see it.
+        Second moments of their inputs, ``[d, d]``; keys centred where scores are invariant to it.
     values
-        Second moment of what the heads read, side by side, ``[H k, H k]``.
+        Second moment of the attention-weighted values of all heads, ``[H k, H k]``.
     distances
-        How often two positions are that many steps apart, ``[T]``.
+        Number of pairs of positions 0, 1, ... steps apart, ``[T]``.
     """
 
     queries: Tensor
@@ -65,7 +65,7 @@ class HiddenMoments:
 
 
 def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
-    """What the attention block of ``step`` sees on the step's inputs."""
+    """Statistics of the attention block of ``step`` on the step's inputs."""
     assert isinstance(step.block, AttentionBlock)
     linears: dict[str, Any] = {
         role: loaded.model.get_submodule(step.block.projections[role]) for role in "qkvo"
@@ -74,15 +74,15 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     queries = Products(linears["q"].in_features, device)
     keys = Products(linears["k"].in_features, device)
     values = Products(linears["o"].in_features, device)
-    # A constant added to all keys of a sequence shifts all scores of a query alike, unless they
-    # turn with the position.
+    # A constant added to all keys of a sequence shifts all scores of a query alike, unless keys
+    # rotate with the position.
     centre = not step.block.rotary
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
-    # Of many positions every second or third batch says enough. Not so for group attention: only
-    # every second batch has groups at all.
+    # With many positions every second or third batch suffices. Not for group attention: only every
+    # second batch has groups.
     positions = sum(stream.shape[:2].numel() for stream in step.inputs)
-    stride = 1 if is_group(step) else max(1, positions // _ENOUGH_POSITIONS)
+    stride = 1 if is_group(step) else max(1, positions // ENOUGH_POSITIONS)
     chosen = range(0, len(step.inputs), stride)
     rows = ROWS_PER_COLUMN * linears["q"].in_features
     limits = row_shares(rows, [step.inputs[index] for index in chosen])
@@ -108,7 +108,7 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
 
 
 def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
-    """What the hidden units of the feed-forward of ``step`` say on the step's inputs."""
+    """Statistics of the hidden units of the feed-forward of ``step`` on the step's inputs."""
     last: Any = loaded.model.get_submodule(step.block.projections["wo"])
     products = Products(last.in_features, last.weight.device, precision=WIDE)
     with inputs_of({"h": last}, until="h") as seen:
@@ -120,7 +120,7 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
 
 
 def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
-    """How many pairs of valid positions are 0, 1, ... steps apart, ``[longest]``."""
+    """Number of pairs of valid positions 0, 1, ... steps apart, ``[longest]``."""
     lengths = torch.full((len(stream),), stream.shape[1])
     if valid is not None and valid.shape == stream.shape[:2]:
         lengths = valid.sum(1).cpu()
@@ -139,12 +139,13 @@ class Products:
         precision: torch.dtype = torch.float64,
     ) -> None:
         self.precision = precision
-        self.strip = _STRIP if width >= _STRIPS_FROM else width
+        self.strip = STRIP if width >= STRIPS_FROM else width
         self._second = torch.zeros(width, width, dtype=precision, device=device)
         self.cross = torch.zeros(outputs or 0, width, dtype=precision, device=device)
         self.count = 0
 
     def add(self, rows: Tensor, targets: Tensor | None = None) -> None:
+        """Add ``rows`` ``[N, in]`` to the means, and ``targets`` ``[N, out]`` to ``cross``."""
         if not len(rows):
             return
         self.count += len(rows)
@@ -159,7 +160,7 @@ class Products:
 
     @property
     def second(self) -> Tensor:
-        """``[width, width]``, whose part left of the diagonal strips is filled in here."""
+        """``[width, width]``; the part left of the diagonal strips is filled in here."""
         for start in range(self.strip, len(self._second), self.strip):
             strip = slice(start, start + self.strip)
             self._second[strip, :start] = self._second[:start, strip].T
@@ -170,7 +171,7 @@ class Products:
 def inputs_of(
     modules: Mapping[str, nn.Module], until: str | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """The latest input of each module, by name; that of ``until`` ends the pass."""
+    """The latest input of each module, by name; the call of ``until`` ends the pass."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -195,10 +196,10 @@ def valid_rows(states: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some of the positions that reach ``step``, and the reference there, ``[N, d]`` each.
+    """Some positions of the inputs of ``step``, and the reference there, ``[N, d]`` each.
 
-    Where positions do not see each other, only those that count need to be run, and those of small
-    batches side by side. Without a reference it is what reaches the step once more.
+    If positions are independent, only the chosen ones are run, and those of small batches together.
+    Without a reference, the inputs take its place.
     """
     limits = row_shares(limit, step.inputs)
 
@@ -212,16 +213,18 @@ def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def row_shares(limit: int, batches: Sequence[Tensor]) -> list[int]:
-    """How many of ``limit`` rows each batch may give: the same for every series."""
+    """Number of the ``limit`` rows for each batch: the same for every series."""
     series = sum(len(batch) for batch in batches)
     return [limit * len(batch) // series + 1 for batch in batches]
 
 
 def rows_for_units(units: int) -> int:
+    """Rows to keep for the least-squares fit of this many hidden units."""
     return max(_ROWS_PER_HIDDEN_UNIT * units, _FEWEST_ROWS)
 
 
 def thinned(rows: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` evenly spaced rows."""
     return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
 
 
@@ -234,6 +237,7 @@ def _means(y: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def is_group(step: Step) -> bool:
+    """Whether a step is attention across series (group attention of Chronos-2)."""
     return isinstance(step.block, AttentionBlock) and step.block.across_series
 
 
@@ -248,9 +252,9 @@ def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
 def patch_moments(
     loaded: LoadedModel, batches: Sequence[ForecastBatch], plan: HiddenPlan
 ) -> HiddenMoments:
-    """What the hidden units of a patch embedding say, and after them its inputs and a constant 1.
+    """Statistics of a patch embedding: of its hidden units, then its inputs and a constant 1.
 
-    The residual layer and the bias read the latter, and are fitted along.
+    The residual layer and the bias read the latter and are fitted too.
     """
     module: Any = loaded.model.get_submodule(plan.name)
     products = Products(plan.d_ff + plan.in_features + 1, module.output_layer.weight.device)

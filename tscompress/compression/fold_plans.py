@@ -1,4 +1,4 @@
-"""From a schedule to a plan to fold: the size of every layer."""
+"""From a schedule to a fold plan: the size of every layer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tscompress.linalg import (
     singular_values,
 )
 from tscompress.plan.architecture import Architecture, AttentionBlock
-from tscompress.plan.plan import (
+from tscompress.plan.layer_plans import (
     INPUT_PATCHES,
     OUTPUT_PATCHES,
     HeadPlan,
     HiddenPlan,
-    Plan,
     WidthPlan,
     stock_frequencies,
 )
+from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
     BudgetSchedule,
     EnergySchedule,
@@ -38,7 +38,7 @@ from tscompress.plan.schedules import (
     Schedule,
 )
 
-#: Size of every layer alike, or by name; what is not named keeps its size, and None keeps all.
+#: One size for every layer, or sizes by name; other layers keep theirs, and None keeps all.
 Sizes = int | Mapping[str, int] | None
 PATCH_EMBEDDINGS = (INPUT_PATCHES, OUTPUT_PATCHES)
 
@@ -54,11 +54,11 @@ def head_sizes(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes of queries and keys, and of values, by attention block, for :func:`fold_plan`.
 
-    A schedule with sizes of its own for each block gives rotary queries and keys the next size
-    that a plain config allows, or with ``free_frequencies`` the next even one.
+    A schedule with sizes by block rounds those of rotary queries and keys up to a size that a
+    stock config allows, or with ``free_frequencies`` to an even one.
 
-    ``epsilon`` and ``energy`` look at the singular values of W_Q^T W_K and of W_O W_V of each head
-    and give the block what its most demanding head needs; ``fit`` smooths ε-ranks over depth.
+    ``epsilon`` and ``energy`` use the singular values of W_Q^T W_K and of W_O W_V of each head; a
+    block has the largest size that one of its heads needs. ``fit`` smooths ε-ranks over depth.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def head_sizes(
         return alike, alike
     if isinstance(schedule, BudgetSchedule):
         raise PlanError(
-            "a budget for fold has to say of what, such as parameters=0.5; "
+            "a budget for fold names its measure, such as parameters=0.5; "
             "a bare share of the planned layers is for svd and activation-svd."
         )
     depths = [block.depth for block in architecture.attention]
@@ -134,7 +134,7 @@ def _head_spectra(model: nn.Module, block: AttentionBlock) -> tuple[list[Tensor]
 
 
 def _rotary_size(size: int, limit: int, free_frequencies: bool) -> int:
-    """The next even size; that of a plain config also divides the original's."""
+    """The next even size; in a stock config it also divides the original's."""
     start = min(max(2, size), limit)
     return next(
         d for d in range(start, limit + 1) if d % 2 == 0 and (free_frequencies or limit % d == 0)
@@ -159,23 +159,23 @@ def fold_plan_of(
     schedule
         None: heads keep their size.
     ff_ratio
-        None: hidden layers keep theirs. Patch embeddings go along, since a plain config has one
-        ``d_ff`` for them all.
+        Share of hidden units to keep; None: all. Also for patch embeddings, since a stock config
+        has one ``d_ff`` for all.
     latent
-        As for :func:`fold_plan`; instead of what the schedule says of cross-attention.
+        As for :func:`fold_plan`; overrides the schedule for cross-attention.
     width
         As for :func:`fold_plan`.
     exclude
-        Shell patterns on names of attention blocks, feed-forwards and patch embeddings, which
-        keep their size; the result is then a factored checkpoint.
+        Shell patterns on names of attention blocks, feed-forwards and patch embeddings that keep
+        their size; the result is then a factored checkpoint.
     free_frequencies
         As for :func:`fold_plan`.
 
     Raises
     ------
     PlanError
-        A pattern matches nothing, or cross-attention although that gets a latent; or a size is not
-        possible.
+        A pattern matches nothing, or matches cross-attention while a latent is given; or a size is
+        impossible.
     """
     qk, vo = (
         ({}, {})
@@ -193,7 +193,7 @@ def fold_plan_of(
         cross = {block.name for block in architecture.attention if block.reads_encoder}
         if excluded & cross:
             raise PlanError(
-                f"{min(excluded & cross)} is excluded, but one latent is for all cross-attention; "
+                f"{min(excluded & cross)} is excluded, but a latent is for all cross-attention; "
                 "exclude other layers, or leave out the latent."
             )
     for name in excluded | cross:
@@ -241,22 +241,22 @@ def fold_plan(
     hidden
         Hidden units, by name of the feed-forward or patch embedding.
     latent
-        Numbers of one latent of the encoder's output that all cross-attention reads, whatever
-        ``qk`` and ``vo`` say of all blocks alike; the result is then a factored checkpoint.
+        Dimensions of one latent of the encoder's output that all cross-attention reads; a single
+        ``qk`` or ``vo`` then excludes cross-attention. The result is a factored checkpoint.
     width
-        Numbers of the residual stream that stay, ``d_model``.
+        New residual-stream width, ``d_model``.
     free_frequencies
-        Rotary queries and keys may have any even size. The fastest frequencies stand in the plan
-        where no plain config has the size; which ones stay is chosen when it is folded.
+        Rotary queries and keys may have any even size. If no stock config has the size, the plan
+        has the fastest frequencies; folding then chooses which to keep.
     kept_layers
-        Stack to indices of the layers that stay. ``model`` has them alone already.
+        Stack to the indices of the kept layers. ``model`` already has only these.
     schedule
         How the sizes were chosen, for the record.
 
     Raises
     ------
     PlanError
-        A size is not possible, or a name is unknown.
+        A size is impossible, or a name is unknown.
     """
     sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
     if latent is not None:
@@ -269,7 +269,7 @@ def fold_plan(
     units = _hidden_plans(model, architecture, hidden)
     known = {head.name for head in heads} | {layer.name for layer in units}
     if sized - known:
-        raise PlanError(f"the model has no {sorted(sized - known)[0]!r} to give a size to.")
+        raise PlanError(f"the model has no {sorted(sized - known)[0]!r}; give it no size.")
     narrow = None
     if width is not None:
         narrow = _validated(WidthPlan, d_model=heads[0].d_model, kept=width)
@@ -285,7 +285,7 @@ def fold_plan(
 
 
 def _check_latent(architecture: Architecture, sized: set[str]) -> None:
-    """Refuse a latent that nothing can read, and head sizes of what reads it."""
+    """Refuse a latent without cross-attention, and head sizes for blocks that read a latent."""
     cross = {block.name for block in architecture.attention if block.reads_encoder}
     if not cross:
         raise PlanError(
@@ -314,8 +314,8 @@ def _head_plan(
             frequencies = tuple(range(qk_size // 2))
         if frequencies is None:
             raise PlanError(
-                f"{block.name} turns pairs: a plain config keeps the original's frequencies "
-                f"only if the head size divides {size} and is even, not at {qk_size}."
+                f"{block.name} has rotary embeddings: a stock config keeps the original's "
+                f"frequencies only if the head size divides {size} and is even, not at {qk_size}."
             )
     return _validated(
         HeadPlan,
@@ -334,7 +334,7 @@ def _head_plan(
 def _hidden_plans(
     model: nn.Module, architecture: Architecture, sizes: Sizes
 ) -> tuple[HiddenPlan, ...]:
-    """Of every feed-forward and patch embedding."""
+    """Plans of every feed-forward and patch embedding."""
     names: list[tuple[str, str, str, str, bool]] = []  # layer, part, first and last Linear, gated
     for block in architecture.feed_forward:
         first, *others = block.projections.values()
@@ -360,7 +360,7 @@ def _hidden_plans(
 
 
 def check_heads(heads: Iterable[HeadPlan]) -> None:
-    """Refuse to fold heads that are wider than what they read: no checkpoint has such.
+    """Refuse to fold heads that are wider than their input, which no checkpoint has.
 
     Raises
     ------
@@ -369,13 +369,13 @@ def check_heads(heads: Iterable[HeadPlan]) -> None:
     for head in heads:
         if head.head_size > head.d_model:
             raise PlanError(
-                f"{head.name} has heads of {head.head_size} numbers, more than the {head.d_model} "
-                "of d_model; such heads are not folded. Use method svd."
+                f"{head.name} has head size {head.head_size}, above d_model {head.d_model}; "
+                "such heads are not folded. Use method svd."
             )
 
 
 def check_width(model: Any, plan: Plan) -> None:
-    """Refuse to narrow the stream of a model that has another ``d_model`` than the plan says.
+    """Refuse a plan with a width for another ``d_model`` than the model's.
 
     Raises
     ------
@@ -386,14 +386,13 @@ def check_width(model: Any, plan: Plan) -> None:
         raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
 
 
-def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -> Plan:
-    """The plan with every layer of the model in it; those it does not name keep their size.
+def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -> Plan:
+    """The plan with every layer of the model; layers that it does not name keep their size.
 
     Raises
     ------
     PlanError
-        The plan is of another family, names a layer that is not there, or has one as another size
-        than it is.
+        The plan is for another family, has a layer that does not exist, or one of another size.
     """
     if plan.family != architecture.family:
         raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
@@ -407,7 +406,7 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
         if type(found) is not type(layer):
             hint = ""
             if plan.kept_layers:
-                hint = " with its kept_layers alone; layers are counted among those that stay"
+                hint = " with only its kept_layers; layers are numbered after dropping"
             raise PlanError(f"the plan names {layer.name!r}, which the model does not have{hint}.")
         before, after = (_unfolded(one) for one in (layer, found))
         if before != after:
@@ -427,7 +426,7 @@ def settle_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan) -
 
 
 def _unfolded(layer: HeadPlan | HiddenPlan | None) -> dict[str, object]:
-    """What a plan says of a layer as it was."""
+    """The fields of a planned layer that describe the original."""
     assert layer is not None
     chosen = {"qk_size", "vo_size", "frequencies", "latent", "kept"}
     return layer.model_dump(exclude=chosen)
@@ -446,6 +445,7 @@ def _validated(layer: type[L], **fields: object) -> L:
 
 
 def dense_linear(model: nn.Module, name: str) -> nn.Linear:
+    """The Linear layer ``name``; PlanError if it is factored already."""
     module = model.get_submodule(name)
     if not isinstance(module, nn.Linear):
         raise PlanError(
@@ -455,6 +455,7 @@ def dense_linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def excluded_names(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """Names that match any of the patterns; PlanError if a pattern matches none."""
     excluded: set[str] = set()
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)

@@ -1,11 +1,10 @@
-"""A model run one sublayer at a time, so that each is changed on what those before it left.
+"""Run a model one sublayer at a time and change each on the output of the changed ones before it.
 
 Every sublayer (attention or feed-forward, with its norm and residual connection) maps the residual
-stream to the residual stream; everything else it is called with (masks, position biases) is the
-same whatever the weights. So one ordinary forward pass records those calls, and the streams of the
-original and of the model changed so far are then carried through the layers side by side. Only one
-set of weights is in memory, but for those of layers left out, and nothing is computed twice however
-deep the model.
+stream to the residual stream. Its other arguments (masks, position biases) do not depend on the
+weights before it. So one forward pass records these arguments, and the streams of the original and
+of the partly changed model are then carried through the layers side by side. Only one set of
+weights is in memory, apart from dropped layers, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.recording import LeftOut, Recording, TensorSum, blocks_of
+from tscompress.compression.recording import DroppedSublayer, Recording, TensorSum, blocks_of
 from tscompress.families.stacks import Block, Sublayer, sublayers
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock, FeedForward
 
-#: Hidden units of all positions that a feed-forward is run on side by side.
-_UNITS_AT_ONCE = 1 << 22
-#: Rows that a reading is fitted on, for each number of the stream, and how much it is damped.
+#: Hidden units of all positions on which a feed-forward is run together.
+UNITS_AT_ONCE = 1 << 22
+#: Rows for the fit of a reconstruction per dimension of the stream, and the damping of the fit.
 _ROWS_PER_NUMBER, _READING_DAMPING = 64, 1e-2
 
 
 @dataclass
 class Step:
-    """One sublayer, and the streams that reach it.
+    """One sublayer and its input streams.
 
     Attributes
     ----------
     block
-        What it holds.
+        Its attention block or feed-forward.
     module
-        The sublayer itself; its forward takes and returns the residual stream.
+        The sublayer; its forward takes and returns the residual stream.
     inputs
-        Residual stream that statistics are to be taken on, ``[B, S, d_model]`` of each batch.
+        Residual stream for statistics, ``[B, S, d_model]`` of each batch.
     reference
-        The original's stream after the sublayer, and after layers left out that follow it, if the
-        sublayer is asked to reach it.
+        Target of the fit: the original's stream after the sublayer and after dropped layers that
+        follow it; None without a fit.
     valid, key_valid
-        Positions that are real, of queries and of keys.
+        Masks of valid positions, of queries and of keys.
     precision
-        Of the products of a feed-forward; what it adds to the stream is float32. Attention stays in
-        float32: softmax of unscaled scores magnifies their rounding, which a fit would then follow.
+        Of the products of a feed-forward; its output is float32. Attention is in float32: softmax
+        of unscaled scores magnifies rounding errors, and a fit would follow them.
     width
-        Numbers of the stream that the changed model has; the others are 0. None: all.
-    reading
-        With a width: what the original reads here, as a linear map of what the changed model reads,
-        ``[d_model, d_model]`` of both behind the norm; columns beyond the width are 0.
+        Residual-stream width of the changed model; the other dimensions are 0. None: all.
+    reconstruction
+        With a width: the linear map, ``[d_model, d_model]``, from the changed model's normed stream
+        to the original's; columns beyond the width are 0.
     moved
-        ``inputs`` hold what comes out of the changed sublayer; set by whoever changed it and put it
-        there.
+        ``inputs`` have the output of the changed sublayer already; set by the caller that changed
+        them.
     """
 
     block: Block
@@ -70,30 +69,30 @@ class Step:
     encoded: list[Tensor] | None
     precision: torch.dtype = torch.float32
     width: int | None = None
-    reading: Tensor | None = None
+    reconstruction: Tensor | None = None
     moved: bool = False
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the sublayer is called with on batch ``index``, besides streams."""
+        """Arguments of the sublayer on batch ``index``, without streams."""
         args, kwargs = self.arguments[index]
         return args, {k: v.tensor() if isinstance(v, TensorSum) else v for k, v in kwargs.items()}
 
     @property
     def positionwise(self) -> bool:
-        """Whether positions do not see each other."""
+        """Whether positions are independent."""
         return isinstance(self.block, FeedForward)
 
     @property
     def positions_at_once(self) -> int:
-        """How many, of several batches, are run side by side; 0: batches run one by one."""
+        """Number of positions, of several batches, to run together; 0: batches run one by one."""
         if not self.positionwise:
             return 0
         widest = max(m.out_features for m in self.module.modules() if isinstance(m, nn.Linear))
-        return max(1, _UNITS_AT_ONCE // widest)
+        return max(1, UNITS_AT_ONCE // widest)
 
     @torch.no_grad()
     def run(self, index: int, stream: Tensor | None = None) -> Tensor:
-        """The stream after the sublayer for batch ``index``, as the module is now."""
+        """The stream after the sublayer in its present state, for batch ``index``."""
         args, kwargs = self.call(index)
         if self.encoded is not None and "key_value_states" in kwargs:
             kwargs = {**kwargs, "key_value_states": self.encoded[index]}
@@ -112,31 +111,30 @@ def walk(
     on_compressed: bool,
     residual_targets: bool,
     encoder_entry: list[Tensor] | None = None,
-    left_out: Mapping[str, Sequence[LeftOut]] | None = None,
+    left_out: Mapping[str, Sequence[DroppedSublayer]] | None = None,
     width: int | None = None,
     ends: dict[str, Tensor] | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Iterator[Step]:
-    """Every sublayer in order; whoever iterates may change the module before asking for the next.
+    """Every sublayer in order; the caller may change its module before taking the next one.
 
-    A recording serves one walk: the streams in it are handed over.
+    A recording is for one walk, which consumes its streams.
 
     Parameters
     ----------
     on_compressed
-        Inputs come from the model as changed so far; otherwise from the original.
+        Take inputs from the partly changed model; otherwise from the original.
     residual_targets
-        Carry the original's stream along and say what each sublayer should add to reach it.
+        Carry the original's stream along and set the reference of each step.
     encoder_entry
-        What enters the encoder of the changed model, if the embedding of the input changed; handed
-        over, and left empty.
+        Input stream of the changed model's encoder, if its embedding changed; consumed.
     left_out
-        Sublayers that the original's stream goes through, and the changed one's does not: what is
-        before them is asked to reach what comes after (:func:`leave_layers_out_`).
+        Dropped sublayers (:func:`drop_layers_`): only the original's stream passes through them,
+        and the sublayer before them has the stream after them as its reference.
     width
-        Numbers of the stream that the changed model has; the others of what enters it become 0.
+        Residual-stream width of the changed model; other dimensions of its input become 0.
     ends
-        With a width: where to put, by stack, what is read of its end, as :attr:`Step.reading`.
+        With a width: filled with the reconstruction of each stack's output, by stack.
     precision
         Of the products in feed-forwards.
     """
@@ -161,10 +159,10 @@ class _Walk:
     Attributes
     ----------
     original, changed
-        Streams of both models where the walk is, ``[B, S, d_model]`` of each batch; empty if they
-        are not carried along.
+        Current streams of both models, ``[B, S, d_model]`` of each batch; empty if they are not
+        carried along.
     encoded
-        Of both, what the encoder put out; None: it is not known.
+        The encoder's output in both models; None: unknown.
     """
 
     loaded: LoadedModel = field(kw_only=False)
@@ -172,7 +170,7 @@ class _Walk:
     on_compressed: bool
     residual_targets: bool
     encoder_entry: list[Tensor] | None
-    left_out: Mapping[str, Sequence[LeftOut]]
+    left_out: Mapping[str, Sequence[DroppedSublayer]]
     width: int | None
     ends: dict[str, Tensor]
     precision: torch.dtype
@@ -198,12 +196,12 @@ class _Walk:
             yield step
             if self.on_compressed and not step.moved:
                 advance_(self.changed, step)
-            # Whoever iterates still holds the step; it must not hold the streams as well.
+            # The caller still holds the step, which must not keep the streams alive.
             step.inputs, step.reference = [], None
-        self._read_end(stack, self._valid(stack), self._last_norm(stack))
+        self._reconstruct_end(stack, self._valid(stack), self._last_norm(stack))
 
     def _enter(self, stack: str) -> None:
-        entered = self.recording.entered(stack)  # each stream is freed once it has moved on
+        entered = self.recording.entered(stack)  # each stream is freed once it is used
         entry = self.encoder_entry if stack == "encoder" and self.encoder_entry else None
         self.original = list(entered) if self.carries_original else []
         self.changed = list(entry or entered) if self.on_compressed else []
@@ -219,20 +217,20 @@ class _Walk:
         self._pass_through(stack)
 
     def _leave_encoder(self, stack: str) -> None:
-        """Its normed output is what cross-attention reads."""
+        """Its normed output is the input of cross-attention."""
         norm = self._last_norm(stack)
         for stream in (self.original, self.changed):
             with torch.no_grad():
                 for index in range(len(stream)):
                     stream[index] = norm(stream[index])
-        self._read_end(stack, self.recording.encoder_valid, None)
+        self._reconstruct_end(stack, self.recording.encoder_valid, None)
         self.encoded = (
             self.original if self.carries_original else None,
             self.changed if self.on_compressed else None,
         )
 
     def _step(self, sublayer: Sublayer) -> Step:
-        """The sublayer, once the original's stream has gone through it."""
+        """The step of a sublayer, with the original's stream advanced through it."""
         block, module = self.blocks[sublayer.name], sublayer.module
         valid = self._valid(sublayer.stack)
         is_cross = isinstance(block, AttentionBlock) and block.reads_encoder
@@ -248,10 +246,10 @@ class _Walk:
             precision=self.precision,
             width=self.width,
         )
-        step.reading = self._reading(valid, module.layer_norm)  # type: ignore[arg-type]
+        step.reconstruction = self._reconstruction(valid, module.layer_norm)  # type: ignore[arg-type]
         if self.carries_original:
             reference = replace(step, inputs=self.original, encoded=self.encoded[0])
-            if not self.on_compressed:  # statistics are still to be taken on what enters
+            if not self.on_compressed:  # statistics still need the input
                 self.original = list(self.original)
             advance_(self.original, reference)
             self._pass_through(sublayer.name)
@@ -259,7 +257,7 @@ class _Walk:
         return step
 
     def _pass_through(self, name: str) -> None:
-        """Take the original's stream through the layers left out that follow ``name`` there."""
+        """Advance the original's stream through the dropped layers that follow ``name``."""
         for gone in self.left_out.get(name, ()):
             step = Step(
                 **vars(gone),
@@ -279,40 +277,43 @@ class _Walk:
     def _last_norm(self, stack: str) -> Any:
         return getattr(self.model, stack).final_layer_norm
 
-    def _reading(self, valid: list[Tensor | None], norm: nn.Module | None) -> Tensor | None:
+    def _reconstruction(self, valid: list[Tensor | None], norm: nn.Module | None) -> Tensor | None:
         if self.width is None or not self.residual_targets:
             return None
-        return reading(self.original, self.changed, valid, self.width, norm)
+        return reconstruction(self.original, self.changed, valid, self.width, norm)
 
-    def _read_end(self, stack: str, valid: list[Tensor | None], norm: nn.Module | None) -> None:
-        found = self._reading(valid, norm)
+    def _reconstruct_end(
+        self, stack: str, valid: list[Tensor | None], norm: nn.Module | None
+    ) -> None:
+        found = self._reconstruction(valid, norm)
         if found is not None:
             self.ends[stack] = found
 
 
 @torch.no_grad()
-def reading(
+def reconstruction(
     original: Sequence[Tensor],
     changed: Sequence[Tensor],
     valid: Sequence[Tensor | None],
     width: int,
     norm: nn.Module | None = None,
 ) -> Tensor:
-    """What is read of one stream, as a linear map of what is read of a narrower one.
+    """Linear map that reconstructs the original's normed stream from a sliced one.
 
-    Both are looked at behind ``norm``; None: as they are. What the narrower one lacks is guessed
-    from the rest by least squares, drawn towards leaving it out.
+    The missing dimensions are reconstructed by damped least squares from the others; the damping
+    shrinks them to 0. With ``norm`` None, the streams themselves are used.
 
     Parameters
     ----------
     original, changed
-        ``[B, S, d_model]`` of each batch; of the latter only the first ``width`` numbers count.
+        ``[B, S, d_model]`` of each batch; only the first ``width`` dimensions of the latter count.
     valid
-        Positions of each batch that are real; None: all are.
+        Masks of valid positions of each batch; None: all are valid.
 
     Returns
     -------
-    ``[d_model, d_model]``, float64; columns beyond ``width`` are 0.
+    Tensor
+        ``[d_model, d_model]``, float64; columns beyond ``width`` are 0.
     """
     size, device = original[0].shape[-1], original[0].device
     cross = torch.zeros(size, width, dtype=torch.float64, device=device)
@@ -322,7 +323,7 @@ def reading(
     for batch in zip(original, changed, valid, strict=True):
         *streams, counted = batch
         rows = [x.flatten(0, 1) if counted is None else x[counted] for x in streams]
-        # A multiple of the length would see the same position of every series.
+        # A stride that divides the length would pick the same positions of every series.
         step = stride - 1 if stride > 1 and stride % streams[0].shape[1] == 0 else stride
         rows = [x[::step] if norm is None else norm(x[::step]) for x in rows]
         ours = rows[1][:, :width].to(torch.float64)
@@ -336,7 +337,7 @@ def reading(
 
 @torch.no_grad()
 def advance_(stream: list[Tensor], step: Step) -> None:
-    """Move a stream on through a sublayer part by part, so that no second one is ever held."""
+    """Advance a stream through a sublayer in place, part by part."""
     sizes = [states.shape[:2].numel() for states in stream]
     for group in runs_of(sizes, step.positions_at_once):
         if len(group) == 1:
@@ -349,7 +350,7 @@ def advance_(stream: list[Tensor], step: Step) -> None:
 
 
 def runs_of(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Consecutive indices whose sizes add up to at most ``most``, or one alone."""
+    """Runs of consecutive indices whose sizes add up to at most ``most``, or a single index."""
     group: list[int] = []
     total = 0
     for index, size in enumerate(sizes):

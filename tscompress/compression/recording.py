@@ -1,4 +1,4 @@
-"""How every sublayer is called in one forward pass of each batch."""
+"""Record the arguments of every sublayer in one forward pass of each batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tscompress.layers.latent_cross_attention import CACHE_NAMES
 
 @dataclass
 class Recording:
-    """Calls of every sublayer in one forward pass of each batch.
+    """Arguments of every sublayer in one forward pass of each batch.
 
     Attributes
     ----------
@@ -28,34 +28,35 @@ class Recording:
         Sublayer to ``(args, kwargs)`` of each batch, without the residual stream; see
         :meth:`Step.call`.
     entries
-        Stack to the residual stream that enters it, of each batch; see :meth:`entered`.
+        Stack to its input stream of each batch; see :meth:`entered`.
     encoder_valid, decoder_valid
-        Positions of each batch that are real, bool ``[B, S]``; None: all are.
+        Masks of valid positions of each batch, bool ``[B, S]``; None: all are valid.
     """
 
     arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
-    entries: dict[str, list[Tensor] | _Lookup] = field(default_factory=dict)
+    entries: dict[str, list[Tensor] | RowTable] = field(default_factory=dict)
     encoder_valid: list[Tensor | None] = field(default_factory=list)
     decoder_valid: list[Tensor | None] = field(default_factory=list)
 
     def entered(self, stack: str) -> list[Tensor]:
-        """``[B, S, d_model]`` of each batch; handed over, and freed here."""
+        """Take the input stream of a stack, ``[B, S, d_model]`` of each batch, out of here."""
         entry = self.entries.pop(stack)
-        return entry.batches() if isinstance(entry, _Lookup) else entry
+        return entry.batches() if isinstance(entry, RowTable) else entry
 
 
-class _Lookup:
-    """Streams of batches whose positions are rows of one table, as embedded tokens are."""
+class RowTable:
+    """Streams whose positions are rows of one table, such as embedded tokens."""
 
     def __init__(self, table: Tensor, places: list[Tensor]) -> None:
         self.table, self.places = table, places
 
     def batches(self) -> list[Tensor]:
+        """Streams ``[B, S, d]`` of each batch."""
         return [self.table[place] for place in self.places]
 
     @classmethod
-    def of(cls, batches: list[Tensor]) -> _Lookup | list[Tensor]:
-        """``batches`` ``[B, S, d]`` as a table, where many positions are alike to the last bit."""
+    def of(cls, batches: list[Tensor]) -> RowTable | list[Tensor]:
+        """``batches`` ``[B, S, d]`` as a table, if many positions are equal to the bit."""
         generator = torch.Generator().manual_seed(0)
         direction = torch.randn(batches[0].shape[-1], generator=generator, dtype=torch.float64)
         marks = torch.cat([(b.to("cpu", torch.float64) @ direction).flatten() for b in batches])
@@ -77,20 +78,21 @@ class _Lookup:
 
 
 class TensorSum:
-    """A mask or position bias ``[B, H, T, S]``, held as terms that may be far smaller.
+    """A mask or position bias ``[B, H, T, S]``, stored as terms that may be far smaller.
 
-    T5 adds the mask of each batch to the position bias of all.
+    T5 adds the mask of each batch to a position bias that all batches share.
     """
 
     def __init__(self, shape: torch.Size, *terms: Tensor) -> None:
         self.shape, self.terms = shape, terms
 
     def tensor(self) -> Tensor:
+        """The sum of the terms, as one tensor."""
         return sum(self.terms[1:], start=self.terms[0]).expand(self.shape)
 
 
 def _narrowed(value: Tensor) -> Tensor:
-    """``value`` with size 1 along rows, heads and queries where it is the same for all."""
+    """``value`` with size 1 along rows, heads and queries where it is constant."""
     for dim in range(3):
         first = value.narrow(dim, 0, 1)
         if value.shape[dim] > 1 and torch.equal(value, first.expand_as(value)):
@@ -99,12 +101,12 @@ def _narrowed(value: Tensor) -> Tensor:
 
 
 class PassEnded(Exception):
-    """Ends a forward pass once what was wanted of it is known; for hooks to raise."""
+    """Raised by hooks to end a forward pass early."""
 
 
 @torch.no_grad()
 def record(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Recording:
-    """Note how every sublayer is called, for each batch."""
+    """Record the arguments of every sublayer, for each batch."""
     recording = Recording()
     entries: dict[str, list[Tensor]] = {}
     with _recorders(loaded, recording, entries), _attention_of_first_blocks_only(loaded):
@@ -112,16 +114,16 @@ def record(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Recording:
             recording.decoder_valid.append(fed_positions(loaded, batch))
             with suppress(PassEnded):
                 run_teacher_forced(loaded, batch)
-    recording.entries = {name: _Lookup.of(entry) for name, entry in entries.items()}
+    recording.entries = {name: RowTable.of(entry) for name, entry in entries.items()}
     return recording
 
 
 @contextmanager
 def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
-    """All other sublayers pass the stream on, and the last stack ends the pass.
+    """Skip all other sublayers, and end the pass in the last stack.
 
-    How sublayers are called is alike in all blocks. The rest of what an attention returns, the
-    position bias for one, is taken from its counterpart in the first block.
+    Arguments of sublayers are the same in all blocks. Further outputs of attention, such as the
+    position bias, are those of the first block.
     """
     model: Any = loaded.model
     feed_forwards = {sublayer_of(block) for block in loaded.architecture.feed_forward}
@@ -170,7 +172,7 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
 
 @torch.no_grad()
 def record_entry(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> list[Tensor]:
-    """The residual stream that enters the encoder, after a change to what embeds the input."""
+    """Input stream of the encoder, after a change to the embedding."""
     entries: dict[str, list[Tensor]] = {}
     with _recorders(loaded, Recording(), entries, entries_only=True):
         for batch in batches:
@@ -180,7 +182,7 @@ def record_entry(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> list[
 
 
 def run_embedding(loaded: LoadedModel, batch: ForecastBatch) -> None:
-    """As much of a forward pass as embeds the input."""
+    """Run a forward pass up to the end of the input embedding."""
 
     def stop(*_: object) -> None:
         raise PassEnded
@@ -202,7 +204,7 @@ def _recorders(
     *,
     entries_only: bool = False,
 ) -> Iterator[None]:
-    """Hooks that fill ``recording`` and, by stack, ``entries``; of these alone if asked."""
+    """Hooks that fill ``recording`` and, by stack, ``entries``; optionally only the latter."""
     model: Any = loaded.model
     recorder = _Recorder(recording, entries, entries_only)
     hooks: list[tuple[nn.Module, _Hook]] = [(model.encoder, recorder.see_mask)]
@@ -220,7 +222,7 @@ _Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 @dataclass
 class _Recorder:
-    """Notes what sublayers are called with; equal masks and biases are held once.
+    """Records arguments of sublayers; equal masks and biases are stored once.
 
     Attributes
     ----------
@@ -234,20 +236,20 @@ class _Recorder:
     known: list[Tensor] = field(default_factory=list)
 
     def see_mask(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Of the encoder: which positions are real."""
+        """Record the encoder's mask of valid positions."""
         mask = kwargs.get("attention_mask")
         valid = None if mask is None else mask.detach() > 0
-        # One batch of full rows needs no masking at all.
+        # A batch of full rows needs no mask.
         full = valid is None or bool(valid.all())
         self.recording.encoder_valid.append(None if full else valid)
 
     def see_call(self, sublayer: Sublayer) -> _Hook:
-        """The hook of a sublayer; that of the first in a stack notes what enters the stack."""
+        """The hook of a sublayer; that of a stack's first also records the stack's input."""
         calls = self.recording.arguments.setdefault(sublayer.name, [])
         first = (sublayer.layer, sublayer.index) == (0, 0)
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            # Without a cache every pass starts afresh. The encoder's output comes from the walk.
+            # No cache: every pass is a full one. The encoder's output comes from the walk.
             kept = {
                 key: None if key == "key_value_states" else self._held(key, kwargs)
                 for key in kwargs
@@ -279,7 +281,7 @@ class _Recorder:
         return TensorSum(value.shape, self._shared(value))
 
     def _shared(self, value: Tensor) -> Tensor:
-        """The same as in another batch, or the corner of it, so that it is held once."""
+        """The equal tensor of another batch, or the corner of one, so that it is stored once."""
         value = _narrowed(value)
         rows, heads, queries, keys = value.shape
         for other in self.known:
@@ -291,27 +293,28 @@ class _Recorder:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A sublayer that the original has, and the model that is changed has not."""
+class DroppedSublayer:
+    """A sublayer of the original that the changed model does not have."""
 
     block: Block
     module: nn.Module
     arguments: list[Any]
 
 
-def leave_layers_out_(
+def drop_layers_(
     recording: Recording, original: LoadedModel, kept: Mapping[str, Sequence[int]]
-) -> dict[str, list[LeftOut]]:
-    """Make a recording of ``original`` one of the model with the layers ``kept`` alone.
+) -> dict[str, list[DroppedSublayer]]:
+    """Make a recording of ``original`` one of the model with only the ``kept`` layers.
 
     Returns
     -------
-    The sublayers of the others, by the sublayer that they follow, under the name it has in that
-    model; those before all that stay by the name of the stack.
+    dict
+        The dropped sublayers, by the name in that model of the kept sublayer before them; by the
+        name of the stack if there is none.
     """
     blocks = blocks_of(original)
     calls, left_out = {}, defaultdict(list)
-    after: dict[str, str] = {}  # of each stack, the last sublayer that stays
+    after: dict[str, str] = {}  # of each stack, the last kept sublayer
     for sublayer in sublayers(original.model):
         stack = sublayer.stack
         stay = list(kept.get(stack, range(len(stack_layers(original.model)[stack]))))
@@ -321,14 +324,14 @@ def leave_layers_out_(
             after[stack] = moved.name
             calls[moved.name] = arguments
         else:
-            found = LeftOut(blocks[sublayer.name], sublayer.module, arguments)
+            found = DroppedSublayer(blocks[sublayer.name], sublayer.module, arguments)
             left_out[after.get(stack, stack)].append(found)
     recording.arguments = calls
     return left_out
 
 
 def blocks_of(loaded: LoadedModel) -> dict[str, Block]:
-    """What each sublayer holds, by its name."""
+    """The attention block or feed-forward of each sublayer, by name of the sublayer."""
     architecture = loaded.architecture
     held: tuple[Block, ...] = (*architecture.attention, *architecture.feed_forward)
     return {sublayer_of(block): block for block in held}

@@ -1,13 +1,12 @@
-"""A narrower residual stream: the same layers with a smaller ``d_model``.
+"""Rotate and slice the residual stream: the same layers with a smaller ``d_model``.
 
-All that a layer reads is the residual stream after an RMS norm, and all that it does is to add to
-the stream. RMS norms do not see in which orthonormal basis the stream is written, so it may be
-turned freely as long as whoever reads and writes it is turned along (Ashkboos et al., 2024,
-SliceGPT, arXiv:2401.15024, sec. 3). Here every stack has one basis, the principal directions of
-what its norms read, so that nothing has to turn between layers and the first ``width`` numbers of
-the stream are a model of a plain config by themselves. That time series need few of these
-directions is what the paper says of their embeddings and of what follows from them (its Theorems 1
-and 3).
+A layer reads the residual stream through an RMS norm and adds to the stream. RMS norms are
+invariant to the orthonormal basis of the stream, so it may be rotated if its readers and writers
+are rotated too (Ashkboos et al., 2024, SliceGPT, arXiv:2401.15024, sec. 3). Here every stack has
+one basis, the principal directions of its norms' inputs. So no rotation remains between layers, and
+the first ``width`` dimensions are the residual stream of a stock config. Embeddings of time series,
+and the streams that follow from them, need few of these directions (Yu et al., 2025, theorems 1 and
+3).
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import LAYER_PREFIXES, stack_layers, sublayer_of, sublayers
-from tscompress.plan.plan import INPUT_PATCHES, OUTPUT_PATCHES
+from tscompress.plan.layer_plans import INPUT_PATCHES, OUTPUT_PATCHES
 
 _EMBEDDINGS = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Who reads and who writes the residual stream of each stack, by dotted names.
+    """Readers and writers of the residual stream of each stack, by dotted names.
 
     Attributes
     ----------
     norms
         Every RMS norm to the stack whose stream it reads.
     readers
-        Every Linear layer that reads a stream to the norm between them.
+        Every Linear layer that reads a stream to the norm before it.
     writers
         Every Linear layer that adds to a stream to its stack.
     """
@@ -54,7 +53,7 @@ class Streams:
 
 
 def streams_of(model: Any) -> Streams:
-    """The readers and writers of a model of T5 stacks or of Chronos-2, of whatever head sizes."""
+    """Readers and writers of a model of T5 stacks or of Chronos-2, with any head sizes."""
     streams = Streams()
     there = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     encoder_end = "encoder.final_layer_norm"
@@ -66,7 +65,7 @@ def streams_of(model: Any) -> Streams:
             role = linear.rpartition(".")[2]
             if role in ("o", "wo"):
                 streams.writers[linear] = sublayer.stack
-            else:  # of cross-attention only the queries are of the decoder's own stream
+            else:  # in cross-attention only queries read the decoder's stream
                 of_encoder = reads_encoder and role != "q"
                 streams.readers[linear] = encoder_end if of_encoder else norm
     stacks = list(stack_layers(model))
@@ -79,7 +78,7 @@ def streams_of(model: Any) -> Streams:
 
 
 def readers_of_end(model: Any, stack: str) -> list[str]:
-    """The Linear layers outside of the stacks that read what ``stack`` puts out."""
+    """Linear layers outside the stacks that read the output of ``stack``."""
     norm = f"{stack}.final_layer_norm"
     readers = streams_of(model).readers
     return [
@@ -90,12 +89,14 @@ def readers_of_end(model: Any, stack: str) -> list[str]:
 
 
 @torch.no_grad()
-def stream_bases(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> dict[str, Tensor]:
+def principal_directions(
+    loaded: LoadedModel, batches: Sequence[ForecastBatch]
+) -> dict[str, Tensor]:
     """Principal directions of each stack's residual stream, ``[d_model, d_model]``, float64.
 
-    Columns are orthonormal, those with most energy first. The moment is that of what the norms
-    put out before their weights, over positions that are real, every norm and every batch alike.
-    Stacks that embed the same tokens have the same basis.
+    Columns are orthonormal, in descending order of energy. They are eigenvectors of the second
+    moment of the norms' outputs before their weights, over valid positions; every norm and every
+    batch has the same weight. Stacks that embed the same tokens have the same basis.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> dict[
             for part in small_batches(loaded, [batch], trim=False):
                 valid["decoder"] = fed_positions(loaded, part)
                 run_teacher_forced(loaded, part)
-            for stack, moment in moments.items():  # all its norms see the same positions
+            for stack, moment in moments.items():  # all norms of a stack have the same positions
                 moment.add_(of_batch[stack], alpha=norms[stack] / max(1, seen[stack]))
     if adapter_of(loaded.family).one_embedding(model.config):
         total = torch.stack([m / m.trace().clamp_min(1e-300) for m in moments.values()]).sum(0)
@@ -163,9 +164,9 @@ def stream_bases(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> dict[
 
 @contextmanager
 def projected(loaded: LoadedModel, bases: Mapping[str, Tensor], width: int) -> Iterator[None]:
-    """Within the block every norm sees the first ``width`` directions of its stream alone.
+    """Within the block, project the input of every norm onto the first ``width`` directions.
 
-    So does the narrower model, before anything makes up for what it lacks.
+    This is the sliced model before any fit.
     """
     parameter = next(loaded.model.parameters())
     projections = {
@@ -184,16 +185,16 @@ def projected(loaded: LoadedModel, bases: Mapping[str, Tensor], width: int) -> I
 
 
 @torch.no_grad()
-def turn_(loaded: LoadedModel, bases: Mapping[str, Tensor]) -> None:
-    """Write each stack's residual stream in another orthonormal basis; the model says the same.
+def rotate_(loaded: LoadedModel, bases: Mapping[str, Tensor]) -> None:
+    """Rotate each stack's residual stream to another orthonormal basis; forecasts are unchanged.
 
-    The weights of the norms go into what reads them and are 1 afterwards. So the output head of a
-    Chronos-T5 is no longer its table of tokens: the two are untied, as in T5 1.1.
+    The weights of the norms are absorbed into their readers and become 1. So the output head of a
+    Chronos-T5 is no longer its token embedding: the two are untied, as in T5 1.1.
 
     Parameters
     ----------
     bases
-        Stack to ``[d_model, d_model]``, orthonormal columns; see :func:`stream_bases`.
+        Stack to ``[d_model, d_model]``, orthonormal columns; see :func:`principal_directions`.
     """
     model: Any = loaded.model
     streams = streams_of(model)
@@ -219,37 +220,37 @@ def turn_(loaded: LoadedModel, bases: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def cut_rows_(linear: Any, width: int) -> None:
-    """Let a Linear layer write to the first ``width`` numbers of the stream alone."""
+def slice_rows_(linear: Any, width: int) -> None:
+    """Let a Linear layer write only to the first ``width`` dimensions of the stream."""
     linear.weight[width:] = 0
     if linear.bias is not None:
         linear.bias[width:] = 0
 
 
 @torch.no_grad()
-def cut_embeddings_(loaded: LoadedModel, width: int) -> None:
-    """Let what is embedded have nothing but the first ``width`` numbers of the stream."""
+def slice_embeddings_(loaded: LoadedModel, width: int) -> None:
+    """Let the embeddings write only to the first ``width`` dimensions of the stream."""
     model: Any = loaded.model
     model.shared.weight[:, width:] = 0
     for name in streams_of(model).writers:
         if name.startswith(f"{INPUT_PATCHES}."):
-            cut_rows_(model.get_submodule(name), width)
+            slice_rows_(model.get_submodule(name), width)
 
 
-def narrowed_config(family: str, config: Mapping[str, Any], width: int) -> dict[str, Any]:
-    """The config of a turned model with the first ``width`` numbers of its stream alone."""
-    # The mean of squares is over fewer numbers, and what keeps it from 0 has to keep its share.
+def sliced_config(family: str, config: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """Config of a rotated model sliced to the first ``width`` dimensions of its stream."""
+    # The mean of squares is over fewer dimensions, so the norm's epsilon scales with it.
     epsilon = config.get("layer_norm_epsilon", 1e-6) * config["d_model"] / width
     rotated = adapter_of(family).rotated_config
     return {**config, **rotated, "d_model": width, "layer_norm_epsilon": epsilon}
 
 
 @torch.no_grad()
-def narrowed_weights(loaded: LoadedModel, width: int) -> dict[str, Tensor]:
-    """Its state dict with the first ``width`` numbers of each stream alone.
+def sliced_weights(loaded: LoadedModel, width: int) -> dict[str, Tensor]:
+    """State dict of a rotated model sliced to the first ``width`` dimensions of each stream.
 
-    If nothing writes to the others, it is that of the same model: a mean of squares over all
-    ``d_model`` numbers is ``width / d_model`` of that over these, which the readers make up for.
+    If nothing writes to the others, the function is unchanged: the mean of squares over all
+    ``d_model`` dimensions is ``width / d_model`` of the mean over these, and readers are rescaled.
     """
     streams = streams_of(loaded.model)
     wider = math.sqrt(loaded.config["d_model"] / width)

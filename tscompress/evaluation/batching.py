@@ -1,7 +1,7 @@
-"""Which series are forecast together, on which random numbers, in how many parts and processes.
+"""Batches of series, their random numbers, and their split into parts and among processes.
 
-What is drawn depends on the batches alone: a batch that is too large for the memory is computed in
-parts, and batches are shared among processes, with the same random numbers.
+Random numbers depend only on the batches: a batch too large for the memory is computed in parts,
+and processes share the batches, with the same random numbers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ T = TypeVar("T")
 AUTO: Literal["auto"] = "auto"
 BatchSize = int | Literal["auto"]
 
-#: Series that share random numbers where the batch size is not given; as in the published scores.
+#: Default number of series that share random numbers; as in the published scores.
 DEFAULT_BATCH_SIZE = 32
 #: Larger batches are no faster.
 _LARGEST_BATCH = 256
-#: Of the memory that is free; the estimate is rough, and others want some, too.
+#: Share of the free memory to use: the estimate is rough, and other processes need memory too.
 _USABLE = 0.5
 
 
@@ -68,10 +68,10 @@ def common_random_numbers(pipeline: BaseChronosPipeline, key: str) -> Iterator[N
 
 
 class DrawsOfPart(TorchFunctionMode):
-    """Rows of a batch that are sampled alone take the numbers that they get in the whole batch.
+    """Sample some rows of a batch with the random numbers that they have in the whole batch.
 
-    ``torch.multinomial`` draws one token a row as the argmax of p / q with exponential q, for all
-    rows at once; here q is drawn for the whole batch and cut.
+    ``torch.multinomial`` samples one token per row as the argmax of p / q with exponential q, for
+    all rows at once; here q is drawn for the whole batch and sliced.
     """
 
     def __init__(self, rows: slice, whole: int) -> None:
@@ -91,7 +91,7 @@ class DrawsOfPart(TorchFunctionMode):
 
 
 def part_of_batch(contexts: Sequence[torch.Tensor], rows: slice) -> list[torch.Tensor]:
-    """Some series of a batch, padded to the length that they have in the whole of it."""
+    """Some series of a batch, padded to the length of the whole batch."""
     if rows.stop - rows.start == len(contexts):
         return list(contexts)
     return list(left_pad_and_stack_1D(list(contexts))[rows].unbind())
@@ -106,7 +106,7 @@ def part_of_batch(contexts: Sequence[torch.Tensor], rows: slice) -> list[torch.T
 class Parts:
     """Computes batches in parts of at most ``at_once`` series, fewer after memory ran out.
 
-    Batches come shortest first, so that what did not fit once is not tried again.
+    Batches come shortest first, so a size that did not fit is not tried again.
     """
 
     at_once: int
@@ -119,7 +119,7 @@ class Parts:
         Raises
         ------
         NotEnoughMemoryError
-            One series alone is too much.
+            A single series does not fit.
         """
         parts: list[npt.NDArray[np.float32]] = []
         first = 0
@@ -127,7 +127,7 @@ class Parts:
             rows = slice(first, min(first + self.at_once, count))
             part = self._attempt(rows, compute)
             if part is None:
-                # Only now: an error that is being handled holds what its frames hold.
+                # Outside the handler: an error keeps its frames' tensors alive.
                 release_memory()
                 self.at_once = (rows.stop - rows.start + 1) // 2
                 continue
@@ -162,14 +162,14 @@ def memory_ran_out(error: BaseException) -> bool:
 def series_that_fit(
     pipeline: BaseChronosPipeline, context_length: int, horizon: int, num_samples: int | None
 ) -> int:
-    """About how many series can be forecast at once in the memory that is free now, at least 1."""
+    """Estimated number of series that fit into the free memory, at least 1."""
     free = _USABLE * free_bytes(model_device(pipeline))
     needed = forecast_bytes(pipeline, context_length, horizon, num_samples)
     return max(1, min(_LARGEST_BATCH, int(free / needed)))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that this process could still get, shared with those beside it."""
+    """Free memory of the device, divided among the processes of this machine."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -180,9 +180,9 @@ def free_bytes(device: torch.device) -> int:
 def forecast_bytes(
     pipeline: BaseChronosPipeline, context_length: int, horizon: int, num_samples: int | None
 ) -> int:
-    """About how much memory the forecast of one series takes besides the weights.
+    """Estimated memory for the forecast of one series, without weights.
 
-    The widest layer, the scores of its attention, and the key-value cache; of Chronos-T5 also the
+    The widest layer, its attention scores, and the key-value cache; for Chronos-T5 also the
     encoder's output and the logits of each sample path.
     """
     model: Any = pipeline.inner_model
@@ -198,7 +198,7 @@ def forecast_bytes(
     layer = tokens * (8 * config.d_model + 4 * config.num_heads * config.d_kv + 2 * config.d_ff)
     numbers = largest.series * (layer + 4 * config.num_heads * tokens**2)
     if family.draws_samples:
-        # Of each path: softmax, top-k and the draw hold several copies of the logits.
+        # For each path, softmax, top-k and sampling hold several copies of the logits.
         numbers += paths * (tokens * (config.d_model + 2 * config.num_heads))
         numbers += 8 * paths * config.vocab_size
     shared = shares_cross_attention(pipeline)
@@ -213,10 +213,10 @@ def batch_sizes(
     batch_size: BatchSize,
     num_samples: int | None,
 ) -> tuple[int, int]:
-    """Series that are one batch, and how many of them to compute at once.
+    """Number of series in a batch, and of those to compute at once.
 
     With ``auto``, Chronos-T5 keeps its batches, on which its random numbers depend, and computes
-    as much of one at once as fits; quantile models have batches of what fits.
+    them in parts that fit; quantile models have batches that fit.
     """
     if batch_size != AUTO:
         return batch_size, batch_size
@@ -227,7 +227,7 @@ def batch_sizes(
 
 
 def check_batch_size(batch_size: BatchSize) -> None:
-    """Refuse what is neither ``auto`` nor a positive number.
+    """Refuse anything but ``auto`` and positive integers.
 
     Raises
     ------
@@ -251,10 +251,10 @@ def parse_batch_size(text: str) -> BatchSize:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that ``torchrun`` started for one evaluation, seen from one of them.
+    """The processes that ``torchrun`` started for one evaluation, from the view of one of them.
 
-    They share the batches of each dataset; all of them have all results. Only plain objects go
-    between them, so that they meet on the CPU wherever the models are.
+    They share the batches of each dataset and gather all results. They exchange only plain objects,
+    through the CPU.
     """
 
     index: int = field(default_factory=lambda: int(os.environ.get("RANK", "0")))
@@ -262,37 +262,38 @@ class Processes:
 
     @staticmethod
     def count_here() -> int:
-        """Of this machine: they share its memory."""
+        """Number of processes on this machine, which share its memory."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
 
     @property
     def is_main(self) -> bool:
+        """Whether this is the process that writes and prints."""
         return self.index == 0
 
     def device(self, name: str) -> str:
-        """The device of this process where ``cuda`` is asked for: each has one of its own."""
+        """The device of this process; ``cuda`` becomes a separate GPU for each."""
         if self.count == 1 or name != "cuda":
             return name
         return f"cuda:{os.environ.get('LOCAL_RANK', self.index)}"
 
     def leave(self) -> None:
-        """Part from the others, where there are any; they have all that they need."""
+        """Leave the process group, if there is one."""
         if self.count > 1:
             PartialState(cpu=True).destroy_process_group()
 
     def has(self, position: int) -> bool:
-        """Whether the batch at ``position`` is this process's."""
+        """Whether this process computes the batch at ``position``."""
         return position % self.count == self.index
 
     def gather(self, found: dict[int, T]) -> dict[int, T]:
-        """What all processes found together."""
+        """Results of all processes."""
         if self.count == 1:
             return found
         PartialState(cpu=True)
         return dict(gather_object(list(found.items())))
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What the main process decides: files and free memory change from moment to moment."""
+        """The main process's decision: files and free memory may differ a moment later."""
         if self.count == 1:
             return decide()
         PartialState(cpu=True)
@@ -302,6 +303,6 @@ class Processes:
 
 
 def model_device(pipeline: BaseChronosPipeline) -> torch.device:
-    """Where the weights are."""
+    """Device of the weights."""
     device: torch.device = next(pipeline.inner_model.parameters()).device
     return device

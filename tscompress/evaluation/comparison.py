@@ -1,11 +1,11 @@
-"""How sure a comparison of forecast quality is: ratios with intervals, and a verdict.
+"""Comparisons of forecast quality: ratios with confidence intervals, and a verdict.
 
-Models are compared by the geometric mean over datasets of the ratio of their scores. Series are
-what would differ in another benchmark of the same kind, so series are resampled: within each
-dataset, with replacement, the same ones for all models (Efron and Tibshirani 1993, "An Introduction
-to the Bootstrap", chapter 8). Chance in sampled forecasts is a part of what a series contributes.
-Intervals cannot know of large series that were not drawn: where few carry the score, a note says
-so.
+Models are compared by the geometric mean over datasets of the ratio of their scores. Another
+benchmark of the same kind would have other series, so series are resampled: within each dataset,
+with replacement, the same ones for all models (Efron and Tibshirani 1993, "An Introduction to the
+Bootstrap", chapter 8). Randomness of sample paths is part of each series' contribution. Intervals
+do not account for large series outside the sample: a note names datasets where few series dominate
+the score.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FEW_SERIES = 15
 class Ratio(BaseModel):
     """A score divided by the reference's, below 1 is better, and its confidence interval.
 
-    ``low`` and ``high`` are None where the series cannot tell: there is one, or none was kept.
+    ``low`` and ``high`` are None without at least two series with recorded contributions.
     """
 
     model_config = _STRICT
@@ -75,7 +75,7 @@ class Comparison(BaseModel):
     resamples: int
     seed: int
     notes: tuple[str, ...] = ()
-    """What a reader of the intervals has to know."""
+    """Caveats for the intervals."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -115,7 +115,7 @@ def compare(
     results
         The reference, usually the original, and one or more others.
     margin
-        The loss that is still acceptable, as a share: 0.005 is half a per cent.
+        The acceptable rise of a score, as a share: 0.005 is half a per cent.
     confidence
         Of the two-sided intervals.
     resamples, seed
@@ -167,7 +167,7 @@ def _check_options(count: int, margin: float, confidence: float, resamples: int,
 
 
 def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
-    """The models' names; those that come again get a number."""
+    """The models' names; repeated ones get a number."""
     names: list[str] = []
     for result in results:
         again = sum(other.model == result.model for other in results[: len(names)])
@@ -176,7 +176,7 @@ def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
 
 
 def check_contributions(reference: EvaluationResult, other: EvaluationResult) -> None:
-    """Refuse contributions that are not finite, or of series with other labels."""
+    """Refuse contributions that are not finite, or are for series with other labels."""
     theirs = {row.dataset: row.series for row in reference.rows}
     for row in other.rows:
         pair = (theirs[row.dataset], row.series)
@@ -199,8 +199,8 @@ def _check_finite(model: str, dataset: str, columns: SeriesContributions) -> Non
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)).all(axis=0))
     if bad.size:
         raise DataError(
-            f"what series {bad[0]} of {dataset!r} contributes to the scores of {model!r} is not "
-            f"finite, or negative (and {bad.size - 1} more series); evaluate it again."
+            f"contributions of series {bad[0]} of {dataset!r} to the scores of {model!r} are not "
+            f"finite, or negative (and of {bad.size - 1} more series); evaluate it again."
         )
 
 
@@ -220,12 +220,12 @@ def _draws(
         columns = [next(r.series for r in o.rows if r.dataset == row.dataset) for o in others]
         known = [index for index, column in enumerate(columns) if column is not None]
         over, under = row.series.parts(metric)
-        # Series without a seasonal error are no part of MASE: resampling them adds nothing.
+        # Series without a seasonal error are not part of MASE and are not resampled.
         counted = under > 0 if metric == "MASE" else np.full(len(over), True)
         if not known or counted.sum() < 2:
             continue
         stacked = np.stack([c.parts(metric)[0] for c in columns if c is not None], axis=1)
-        # A generator for each dataset: its interval is the same whatever else is compared.
+        # A generator for each dataset: its interval does not depend on the others.
         rng = np.random.default_rng([seed, zlib.crc32(row.dataset.encode())])
         found[row.dataset][:, known] = resampled_log_ratios(
             over[counted], stacked[counted], resamples, rng
@@ -265,11 +265,11 @@ def _model_comparison(
 
 
 def verdict(metric: str, ratio: Ratio, margin: float, confidence: float) -> str:
-    """What an interval says, in words.
+    """The conclusion from an interval, in words.
 
-    Better or worse where the interval leaves out 1; no worse by more than the margin where its
-    upper end does not pass 1 + ``margin`` (non-inferiority, at half the error that the interval
-    allows); and else that the two cannot be told apart.
+    Better or worse if the interval excludes 1; no worse by more than the margin if its upper end is
+    at most 1 + ``margin`` (non-inferiority, at half the error rate of the interval); otherwise the
+    two cannot be distinguished.
     """
     low, high = ratio.low, ratio.high
     if low is None or high is None:
@@ -286,7 +286,7 @@ def verdict(metric: str, ratio: Ratio, margin: float, confidence: float) -> str:
     span = f"between {_percent(low)} better and {_percent(high)} worse"
     if high <= 1 + margin:
         return f"{metric} is no worse by more than {allowed} {level}: {span}"
-    return f"{metric} cannot be told from equal: {span} {level}"
+    return f"{metric} cannot be distinguished from equal: {span} {level}"
 
 
 def _percent(ratio: float) -> str:
@@ -301,10 +301,12 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
         if any(row.series is None for row in result.rows)
     ]
     if without:
-        notes.append(f"no series were kept for {', '.join(without)}; evaluate again for intervals")
+        notes.append(
+            f"no contributions of series for {', '.join(without)}; evaluate again for intervals"
+        )
     single = [row.dataset for row in results[0].rows if row.series_count == 1]
     if single:
-        notes.append(f"one series says nothing about others: {', '.join(single)}")
+        notes.append(f"no interval from a single series: {', '.join(single)}")
     for metric in METRICS:
         few = [
             f"{row.dataset} ({effective_series(row.series, metric):.0f})"
@@ -315,26 +317,26 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
         ]
         if few:
             notes.append(
-                f"{metric} rests on few series, and its intervals are too narrow, in "
+                f"{metric} depends on few series, so its intervals are too narrow, in "
                 f"{', '.join(few)}"
             )
     drawn = {result.sampling for result in results if result.sampling is not None}
     if len(drawn) > 1:
         notes.append(
-            "sample paths were drawn with different seeds, numbers or batch sizes, so intervals "
-            "are wider than they need be"
+            "sample paths have different seeds, numbers or batch sizes, so intervals are wider "
+            "than necessary"
         )
     return notes
 
 
 def effective_series(columns: SeriesContributions, metric: str) -> float:
-    """How many series of equal size would be as many: (Σ c)² / Σ c² (Kish 1965)."""
+    """Effective number of series, (Σ c)² / Σ c² for contributions c (Kish 1965)."""
     values, _ = columns.parts(metric)
     return float(values.sum() ** 2 / max(float(np.square(values).sum()), np.finfo(float).tiny))
 
 
 def series_frame(results: Sequence[EvaluationResult]) -> pd.DataFrame:
-    """What every series contributes, one row for each model, dataset and series."""
+    """Contributions of every series, one row for each model, dataset and series."""
     columns = list(SeriesContributions.model_fields)
     parts = [
         pd.DataFrame(row.series.model_dump()).assign(

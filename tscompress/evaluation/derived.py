@@ -1,4 +1,4 @@
-"""Results made of others: the mean of several runs, and scores in units of seasonal errors."""
+"""Results derived from others: the mean of several runs, and scores in seasonal errors."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContr
 
 
 def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
-    """What several models score on average, as one result: of the seeds of one recovery, say.
+    """Mean scores of several models as one result, such as those of several seeds of a recovery.
 
-    WQL and MASE of each dataset are the means of theirs, and intervals are of the series alone. (A
-    ratio of it is a geometric mean of means over the runs, not the mean of the runs' ratios.)
+    WQL and MASE of each dataset are means over the runs; intervals are only over series. (A ratio
+    is a geometric mean of means over the runs, not the mean of the runs' ratios.)
 
     Parameters
     ----------
     results
-        One or more; name and seconds of the mean are those of the first.
+        One or more; the mean has the name and seconds of the first.
 
     Raises
     ------
     DataError
-        A result was kept without its series.
+        A result has no contributions of series.
     UsageError
-        The results are of different series.
+        The results are for different series.
     """
     first = results[0]
     for result in results:
-        relative(result, first)  # refuses other datasets, and other numbers of series
+        relative(result, first)  # refuses other datasets or numbers of series
         check_contributions(first, result)
     rows = []
     for row in first.rows:
@@ -50,20 +50,21 @@ def scaled_quantile_losses(
 ) -> EvaluationResult:
     """The same forecasts with each series in units of its seasonal error: its WQL is SQL.
 
-    SQL is to the quantile loss what MASE is to the absolute error (Shchur et al. 2025,
-    "fev-bench"): the mean over series and steps, whatever the size of a series, where WQL is a sum
-    that large ones carry. Series whose seasonal error is zero are left out. Of a context no longer
-    than a season it is that of the step before, as MASE has it here; fev leaves such series out.
+    SQL scales the quantile loss as MASE scales the absolute error (Shchur et al. 2025,
+    "fev-bench"): a mean over series and steps that does not depend on their size, while large
+    series dominate WQL. Series whose seasonal error is zero are excluded. For a context no longer
+    than a season, the seasonal error is that of the previous step, as in MASE here; fev excludes
+    such series.
 
     Parameters
     ----------
     datasets
-        Those that ``result`` is of, or some of them; the others are dropped.
+        The datasets of ``result``, or some of them; the others are dropped.
 
     Raises
     ------
     DataError
-        ``result`` lacks a dataset, was kept without its series, or has other ones.
+        ``result`` lacks a dataset, has no contributions of series, or is for other series.
     """
     rows = []
     for dataset in datasets:

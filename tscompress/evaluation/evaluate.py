@@ -67,21 +67,20 @@ def evaluate(
     model
         A Chronos pipeline, or ``"seasonal-naive"``.
     suite, max_series, datasets, root
-        What to forecast; see :func:`tscompress.data.suites.load_suite`.
+        The series; see :func:`tscompress.data.suites.load_suite`.
     name
-        Goes into the column ``model`` of the result.
+        Column ``model`` of the result.
     batch_size, seed, num_samples
-        See :func:`forecast`. Two models are comparable when all three are the same; seasonal naive
-        depends on none of them.
+        See :func:`forecast`. Two models are comparable if all three are the same; seasonal naive
+        does not depend on them.
     seeds
-        Instead of ``seed``: forecast once with each, and average what each series contributes, so
-        that less of the scores of a Chronos-T5 is chance. The other models draw nothing and
-        forecast once.
+        Instead of ``seed``: forecast with each and average the contributions of each series, which
+        reduces the noise of a Chronos-T5's scores. Other models do not sample and forecast once.
     cache
-        Take the scores of datasets that it has, and keep those of the others as soon as they are
-        there: a run that was stopped goes on. With ``on_forecasts`` nothing is taken from it.
+        Read the scores of datasets that it has, and write the others as they are computed, so that
+        a stopped run resumes. With ``on_forecasts`` it is not read.
     on_dataset
-        Called with the score of each dataset as soon as it is there.
+        Called with the score of each dataset when it is known.
     on_forecasts
         Called with each dataset and the quantiles of the first seed.
 
@@ -127,7 +126,7 @@ class _Scored(NamedTuple):
 def _reused(
     cache: ScoreCache | None, key: Mapping[str, Any], dataset: EvaluationDataset, name: str
 ) -> _Scored | None:
-    """Scores that an earlier run kept, maybe of the same model under another name, if any."""
+    """Cached scores of the same model, possibly under another name; None if there are none."""
     if cache is None:
         return None
     content = Processes().agree(lambda: cache.read(key))
@@ -158,7 +157,7 @@ class _Protocol(NamedTuple):
         return not isinstance(self.model, str) and draws_samples(self.model)
 
     def to_dict(self) -> dict[str, Any]:
-        """What scores depend on besides model and data; what has no say is left out."""
+        """The settings that affect scores, besides model and data."""
         content: dict[str, Any] = {"quantile_levels": QUANTILE_LEVELS, "metrics": METRICS}
         if self.draws:
             content |= {"seeds": self.seeds, "num_samples": self.num_samples}

@@ -1,8 +1,8 @@
 """Tasks of fev, the forecast evaluation library behind fev-bench: its windows, metrics, summaries.
 
-Only the forecasts come from here. fev leaves out series whose seasonal error is zero where gluonts
-leaves out steps, and averages over windows: its scores stand in tables of their own, never beside
-those of :mod:`tscompress.evaluation.metrics`.
+Only forecasts are made here. fev excludes series whose seasonal error is zero, gluonts excludes
+steps, and fev averages over windows: so its scores are in separate tables and must not be compared
+with those of :mod:`tscompress.evaluation.metrics`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
 
-#: What a suite's name begins with if the rest is a file of tasks.
+#: Prefix of a suite's name before a file of tasks.
 PREFIX = "fev:"
-#: As fev calls the model that others are measured by.
+#: fev's name of the baseline.
 BASELINE = "seasonal_naive"
 SUMMARIES_FILE = "fev-summaries.csv"
 
-#: Of these the mean is the best forecast, of the others the median.
+#: Metrics whose best point forecast is the mean; for the others it is the median.
 _METRICS_OF_MEANS = ("MSE", "RMSE", "RMSSE")
 _INSTALL = "pip install 'tscompress[fev]'"
 
@@ -42,7 +42,7 @@ Summary = dict[str, Any]
 
 
 def load_tasks(path: str | Path) -> list[Any]:
-    """Tasks of a YAML file as ``fev.Benchmark`` has it: a key ``tasks`` with a list of them.
+    """Tasks of a YAML file of ``fev.Benchmark``: a key ``tasks`` with a list.
 
     Datasets are read later, from the Hub or from ``dataset_path``, a Parquet or Arrow file.
 
@@ -53,7 +53,7 @@ def load_tasks(path: str | Path) -> list[Any]:
     Raises
     ------
     RecipeError
-        The file cannot be read or is no list of tasks.
+        The file cannot be read or has no list of tasks.
     DataError
         The package fev is not installed.
     """
@@ -93,7 +93,7 @@ def evaluate_tasks(
     trained_on: Collection[str] = (),
     on_task: Callable[[Summary], None] | None = None,
 ) -> list[Summary]:
-    """Forecast every window of tasks, and let fev score them.
+    """Forecast every window of tasks, scored by fev.
 
     Parameters
     ----------
@@ -102,18 +102,18 @@ def evaluate_tasks(
     tasks
         See :func:`load_tasks`.
     name
-        Goes into ``model_name`` of the summaries.
+        ``model_name`` in the summaries.
     batch_size, seed, num_samples
         See :func:`tscompress.evaluation.forecasting.forecast`.
     trained_on
-        Names of dataset configs that the model was trained on; fev's leaderboards ask.
+        Names of dataset configs that the model was trained on, for fev's leaderboards.
     on_task
-        Called with each summary as soon as it is there.
+        Called with each summary when it is complete.
 
     Returns
     -------
     list of dict
-        One for each task, as ``fev.Task.evaluation_summary`` makes them.
+        One ``fev.Task.evaluation_summary`` for each task.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def evaluate_tasks(
                 inference_time_s=seconds,
                 trained_on_this_dataset=task.dataset_config in trained_on,
             )
-        # What fev raises over datasets that are missing, irregular, or too short.
+        # fev's errors for datasets that are missing, irregular or too short.
         except (RuntimeError, ValueError, AssertionError, OSError) as error:
             raise DataError(f"task {task.task_name!r} of fev: {single_line(error)}.") from error
         summaries.append(summary)
@@ -152,10 +152,10 @@ def predict_task(
     seed: int = 0,
     num_samples: int | None = None,
 ) -> tuple[list[Any], float]:
-    """Forecasts of all windows of a task, and the seconds they took.
+    """Forecasts of all windows of a task, and the seconds that they took.
 
-    Chronos-2 forecasts with its own ``predict_fev``, all targets together and with covariates. The
-    others forecast each target alone and see no covariates. Quantiles of Chronos-T5 are those of
+    Chronos-2 forecasts with its ``predict_fev``, all targets together and with covariates. The
+    others forecast each target separately, without covariates. Quantiles of Chronos-T5 are those of
     its raw samples.
 
     Returns
@@ -169,10 +169,10 @@ def predict_task(
     UsageError
         The task asks for quantiles that the model does not forecast.
     """
-    from datasets import Dataset, DatasetDict  # which fev brings
+    from datasets import Dataset, DatasetDict  # a dependency of fev
 
     _check_levels(model, task.quantile_levels)
-    # Where series attend to each other, the targets of a task are forecast together.
+    # If series attend to each other, the targets of a task are forecast together.
     if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
         predictions, seconds = model.predict_fev(task, batch_size=size)
@@ -222,7 +222,7 @@ def _forecasts(
     seed: int,
     num_samples: int | None,
 ) -> list[dict[str, list[float]]]:
-    """One target of a window, as fev wants it."""
+    """Forecasts of one target of a window, in fev's format."""
     if isinstance(model, str):
         found = _seasonal_naive(contexts, task)
     else:
@@ -237,11 +237,11 @@ def _forecasts(
 def _row(one: Any, levels: Sequence[float], of_mean: bool) -> dict[str, list[float]]:
     samples = getattr(one, "samples", None)  # [samples, H]
     if samples is not None:
-        # Interpolated, as chronos has them; gluonts would take the nearest sample.
+        # Interpolated, as in chronos; gluonts would take the nearest sample.
         quantiles = np.quantile(samples, [0.5, *levels], axis=0)  # [1 + levels, H]
         point = samples.mean(axis=0) if of_mean else quantiles[0]
     else:
-        # Models of quantiles have no mean; the median is what chronos takes for it, too.
+        # Quantile models have no mean; chronos takes the median too.
         quantiles = [one.quantile(level) for level in (0.5, *levels)]
         point = quantiles[0]
     named = zip(map(str, levels), quantiles[1:], strict=True)
@@ -254,7 +254,7 @@ def _seasonal_naive(contexts: list[Any], task: Any) -> list[Any]:
         name=task.task_name,
         horizon=task.horizon,
         series=tuple(np.concatenate([values, unknown]) for values in contexts),
-        # fev says how long a season is, so that the frequency has no say.
+        # fev defines the season length, so the frequency is ignored.
         starts=(pd.Period("1970-01-01", freq="D"),) * len(contexts),
         season_length=task.seasonality,
     )
@@ -262,17 +262,17 @@ def _seasonal_naive(contexts: list[Any], task: Any) -> list[Any]:
 
 
 def summaries_csv(summaries: Sequence[Summary]) -> str:
-    """Summaries as the CSV that ``fev.leaderboard`` reads and fev-bench asks for."""
+    """Summaries as the CSV of ``fev.leaderboard`` and fev-bench."""
     return pd.DataFrame(list(summaries)).to_csv(index=False, lineterminator="\n")
 
 
 def summaries_table(summaries: Sequence[Summary]) -> Table:
-    """Errors of each task, a column a model, and fev's skill score of each.
+    """Errors of each task, a column per model, and fev's skill scores.
 
     Raises
     ------
     DataError
-        fev makes no leaderboard of the summaries.
+        fev cannot make a leaderboard of the summaries.
     """
     models = list(dict.fromkeys(str(summary["model_name"]) for summary in summaries))
     table = Table(
@@ -303,5 +303,5 @@ def summaries_table(summaries: Sequence[Summary]) -> Table:
 
 
 def model_name(name: str) -> str:
-    """As the summaries have it: seasonal naive under fev's name."""
+    """The model's name in summaries: fev's name for seasonal naive."""
     return BASELINE if name == SEASONAL_NAIVE else name

@@ -1,8 +1,8 @@
-"""How close a compressed model's forecasts are to the original's: shift, calibration, drift, worst.
+"""Fidelity: shift, calibration, drift and worst series of a compressed model's forecasts.
 
-Scores say whether forecasts got worse on average; this says how they changed, and for which series.
-Everything is measured on the quantiles 0.1 … 0.9 of both models for the same windows. Ratios are of
-quantile losses, compressed to original, so that below 1 is better.
+Scores measure forecasts on average; fidelity measures how they changed, and for which series. It
+uses the quantiles 0.1 … 0.9 of both models on the same windows. Ratios are of quantile losses,
+compressed / original: below 1 is better.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Calibration(BaseModel):
     error: float
     """Mean over the levels of |frequency − level|."""
     crossing_rate: float
-    """Share of neighbouring quantiles of which the higher level has the lower value."""
+    """Share of neighbouring quantiles that cross."""
 
 
 class GroupRatio(BaseModel):
@@ -68,7 +68,7 @@ class GroupRatio(BaseModel):
 
 
 class WorstSeries(BaseModel):
-    """A series whose forecast got worse, and what it takes to draw it."""
+    """A series whose forecast got worse, with the data of its figure."""
 
     model_config = _STRICT
 
@@ -76,14 +76,14 @@ class WorstSeries(BaseModel):
     series: int
     """Index in the dataset."""
     severity: float
-    """What the list is ordered by: the ratio of the losses a step in units of the series' seasonal
-    error, after the dataset's median loss was added to both. A series that the original forecast
-    almost exactly does not come first for its ratio alone."""
+    """Sort key: ratio of the losses per step in units of the series' seasonal error, after adding
+    the dataset's median loss to both. So a series that the original forecasts almost exactly is not
+    first only because of its ratio."""
     ratio: float | None
     """Compressed / original loss; None where the original had none."""
     original_loss: float
     compressed_loss: float
-    """Quantile loss summed over steps, mean over levels: what the series adds to WQL."""
+    """Quantile loss summed over steps, mean over levels: the series' contribution to WQL."""
     context: Gaps
     """The last steps before the forecast."""
     label: Gaps
@@ -135,7 +135,7 @@ class Fidelity(Result):
     worst: tuple[WorstSeries, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; :meth:`from_dict` reads it back, but for the worst by dataset."""
+        """Plain data, for JSON; :meth:`from_dict` reads it back, without each dataset's worst."""
         text = self.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})  # null for NaN
         content: dict[str, Any] = json.loads(text)
         return content
@@ -147,7 +147,7 @@ class Fidelity(Result):
 
 
 def check_quantiles(original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset) -> None:
-    """Hold the forecasts of two models against the dataset that they are of.
+    """Check the forecasts of two models against their dataset.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def dataset_fidelity(
     UsageError
         The shapes are not those of the dataset.
     DataError
-        A forecast is not finite, no label is known, or the original's loss is zero.
+        A forecast is not finite, all labels are missing, or the original's loss is zero.
     """
     check_quantiles(original, compressed, dataset)
     losses = [quantile_losses(values, dataset).mean(axis=1) for values in (original, compressed)]
@@ -215,7 +215,7 @@ def calibration(quantiles: Quantiles, labels: SeriesArray) -> Calibration:
     quantiles
         ``[N, 9, horizon]``.
     labels
-        ``[N, horizon]``; missing ones, NaN, are left out.
+        ``[N, horizon]``; missing ones are NaN and excluded.
     """
     known = np.isfinite(labels)
     below = (labels[:, None, :] <= quantiles).transpose(1, 0, 2)[:, known]  # [9, labels]
@@ -257,10 +257,10 @@ def _worst_series(
     losses: Sequence[Any],
     scale: SeriesArray,
 ) -> Iterator[WorstSeries]:
-    """The series of greatest :attr:`WorstSeries.severity`, as far as they got worse at all."""
+    """The series of greatest :attr:`WorstSeries.severity` among those that got worse."""
     before, after = (np.ma.filled(loss.sum(axis=1), 0.0) for loss in losses)  # [N]
     steps = np.maximum(1, np.ma.count(losses[0], axis=1))
-    # Flat contexts have no seasonal error; their own size is the next best unit.
+    # Flat contexts have no seasonal error; their size is the unit instead.
     size = np.array([np.ma.masked_invalid(np.abs(values)).mean() for values in dataset.series])
     unit = np.where(scale > 0, scale, np.where(size > 0, size, 1.0))
     scaled = [loss / (steps * unit) for loss in (before, after)]  # [N] each
@@ -269,7 +269,7 @@ def _worst_series(
     for index in np.argsort(-severity, kind="stable")[:WORST_SERIES].tolist():
         if severity[index] <= 1:
             return
-        # Enough to see a season or two, without leaving the forecast a corner of the figure.
+        # Enough for a season or two, but not so much that the forecast is a corner of the figure.
         tail = max(2 * dataset.horizon, 2 * dataset.seasonality)
         yield WorstSeries(
             dataset=dataset.name,
@@ -299,7 +299,7 @@ def _floats(values: npt.NDArray[Any]) -> Vector:
 
 
 def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
-    """Sum datasets up.
+    """Summary over datasets.
 
     Raises
     ------
@@ -307,7 +307,7 @@ def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
         There are none.
     """
     if not parts:
-        raise UsageError("no dataset to sum up; compare at least one.")
+        raise UsageError("no dataset to summarize; compare at least one.")
     longest = max(len(part.drift) for part in parts)
     drift = [[p.drift[step] for p in parts if step < len(p.drift)] for step in range(longest)]
     by_length = {
@@ -336,9 +336,9 @@ OnPair = Callable[[Quantiles, Quantiles, EvaluationDataset], None]
 class PairedForecasts:
     """Collects the forecasts of two models, one after the other, and compares them.
 
-    :meth:`original` and then :meth:`compressed` are what
-    :func:`tscompress.evaluation.evaluate.evaluate` calls as ``on_forecasts``. The quantiles of a
-    dataset are kept until both are there, and then handed to ``on_pair``.
+    Pass :meth:`original` and then :meth:`compressed` as ``on_forecasts`` to
+    :func:`tscompress.evaluation.evaluate.evaluate`. When both models' quantiles of a dataset are
+    known, they are passed to ``on_pair``.
     """
 
     def __init__(self, on_pair: OnPair | None = None) -> None:
@@ -356,7 +356,7 @@ class PairedForecasts:
         Raises
         ------
         UsageError
-            There are none of this dataset.
+            The original has none for this dataset.
         """
         if dataset.name not in self._quantiles:
             raise UsageError(f"the original has no forecasts for {dataset.name!r}; run it first.")
@@ -381,6 +381,6 @@ def _merged(groups: Mapping[str, Sequence[GroupRatio]]) -> tuple[GroupRatio, ...
 
 
 def _known_mean(ratios: Iterable[float | None]) -> float | None:
-    """Geometric mean of the ratios that there are and that have a logarithm."""
+    """Geometric mean of the ratios that are known and positive."""
     known = [ratio for ratio in ratios if ratio]
     return geometric_mean(known) if known else None

@@ -1,4 +1,4 @@
-"""Forecasts of a Chronos pipeline or of seasonal naive for the series of a dataset."""
+"""Forecasts by a Chronos pipeline or seasonal naive for the series of a dataset."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ with warnings.catch_warnings():
 
 
 class SeasonalNaive:
-    """Repeats the last observed season; every quantile is that one value.
+    """Repeats the last observed season; every quantile is the same value.
 
-    This is the baseline of the published tables: gluonts' predictor, which carries the last value
-    forward over missing ones and falls back to the mean of a context shorter than a season.
+    This is the baseline of the published tables: gluonts' predictor, which fills missing values
+    forward and forecasts the mean of a context shorter than a season.
     """
 
     def forecast(self, dataset: EvaluationDataset) -> list[Forecast]:
@@ -65,12 +65,11 @@ def forecast(
 ) -> list[Forecast]:
     """Forecast series with a Chronos pipeline.
 
-    Batches hold series of similar length and depend on nothing but the lengths and ``batch_size``.
-    The random numbers of a batch depend on nothing but ``seed``, ``stream`` and its position, so
-    that two models are compared on common random numbers; the global generator is left as it was.
-    A batch that does not fit into memory is computed in parts, which draw the same numbers, and
-    the processes of ``torchrun`` share the batches: neither changes a forecast by more
-    than rounding.
+    Batches have series of similar length and depend only on the lengths and ``batch_size``. The
+    random numbers of a batch depend only on ``seed``, ``stream`` and its position, so two models
+    are compared on common random numbers; the global generator is restored. A batch that does not
+    fit into memory is computed in parts with the same random numbers, and the processes of
+    ``torchrun`` share the batches: both change forecasts only by rounding.
 
     Parameters
     ----------
@@ -81,12 +80,12 @@ def forecast(
     horizon
         Steps to forecast.
     seed, stream
-        Select the random numbers; ``stream`` is the name of the dataset.
+        Seeds of the random numbers; ``stream`` is the name of the dataset.
     batch_size
         Series in a batch. ``auto``: as many as fit into free memory, by an estimate; Chronos-T5
-        keeps the draws of batches of 32.
+        keeps the random numbers of batches of 32.
     num_samples
-        Sample paths of a Chronos-T5; by default its own number. Quantile models have none.
+        Sample paths of a Chronos-T5; None: its default. Quantile models have none.
     starts
         Period of the first value of each context, for the dates of the forecasts.
 
@@ -94,8 +93,8 @@ def forecast(
     -------
     list of Forecast
         In the order of ``contexts``: raw samples for Chronos-T5, the quantiles 0.1 … 0.9 for the
-        others. Quantiles of Chronos-T5 are not forecast directly: gluonts would take nine of them
-        for nine samples and shift every level.
+        others. Chronos-T5 has samples rather than quantiles: gluonts would take nine quantiles for
+        nine samples and shift every level.
 
     Raises
     ------
@@ -125,7 +124,7 @@ def predict(
     num_samples: int | None = None,
     stream: str = "",
 ) -> npt.NDArray[np.float32]:
-    """What :func:`forecast` puts into gluonts' objects, as one array.
+    """Forecasts as in :func:`forecast`, as one array.
 
     Returns
     -------
@@ -163,8 +162,7 @@ def _check_forecast_options(
         return
     if not draws_samples(pipeline):
         raise UsageError(
-            f"{type(pipeline).__name__} forecasts quantiles and draws no samples; "
-            "leave num_samples out."
+            f"{type(pipeline).__name__} forecasts quantiles, not samples; leave num_samples out."
         )
     if num_samples < 1:
         raise UsageError(f"num_samples is {num_samples}; it must be at least 1.")
@@ -178,7 +176,7 @@ def _predict_part(
     key: str,
     rows: slice,
 ) -> npt.NDArray[np.float32]:
-    """Forecasts of some rows of a batch, as :func:`_predict_batch` gives them for all of it."""
+    """Forecasts of some rows of a batch, equal to those of :func:`_predict_batch`."""
     whole = rows.stop - rows.start == len(batch)
     draws = contextlib.nullcontext() if whole else DrawsOfPart(rows, len(batch))
     with common_random_numbers(pipeline, key), draws:
@@ -193,7 +191,7 @@ def _predict_batch(
 ) -> npt.NDArray[np.float32]:
     """Samples ``[B, num_samples, horizon]`` or quantiles ``[B, 9, horizon]`` of one batch."""
     with warnings.catch_warnings():
-        # Models warn about horizons longer than their own; here the suite sets the horizon.
+        # Models warn about horizons beyond theirs; here the suite defines the horizon.
         warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
         family = adapter_of_pipeline(pipeline)
         if family.draws_samples:
@@ -213,5 +211,5 @@ def _to_gluonts(
 
 
 def draws_samples(pipeline: BaseChronosPipeline) -> bool:
-    """Whether forecasts are sample paths, of which two runs differ; otherwise quantiles."""
+    """Whether forecasts are random sample paths; otherwise they are quantiles."""
     return adapter_of_pipeline(pipeline).draws_samples

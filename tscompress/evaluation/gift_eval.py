@@ -1,7 +1,7 @@
 """Scores in the layout of GIFT-Eval's results: ``all_results.csv`` and ``config.json``.
 
-The layout, not the benchmark: its leaderboard takes 98 configurations of its own datasets, with
-windows of its own. The metrics are gluonts', as there; what is not measured is left empty.
+Only the layout: the benchmark has 98 configurations with its own datasets and windows. The metrics
+are gluonts', as there; unmeasured ones are empty.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _METRICS = {
     "ND[0.5]": ND(),
     "mean_weighted_sum_quantile_loss": MeanWeightedSumQuantileLoss(QUANTILE_LEVELS),
 }
-#: Of sample paths more is needed than their quantiles 0.1 … 0.9.
+#: For sample paths these need more than the quantiles 0.1 … 0.9.
 _NOT_OF_SAMPLES = ("MSE[mean]", "MSIS", "RMSE[mean]", "NRMSE[mean]")
 COLUMNS = (
     "dataset", "model", *(f"eval_metrics/{name}" for name in _METRICS), "domain", "num_variates",
@@ -64,7 +64,7 @@ COLUMNS = (
 
 
 class GiftEvalResults:
-    """Collects the forecasts of an evaluation: an instance is its ``on_forecasts``."""
+    """Collects the forecasts of an evaluation; pass an instance as ``on_forecasts``."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
@@ -86,9 +86,9 @@ class GiftEvalResults:
         Parameters
         ----------
         result
-            Of the same evaluation. If the model drew sample paths, what needs more than their
-            quantiles 0.1 … 0.9 is empty. Of models that forecast quantiles the median is the mean,
-            and gluonts extends the tails for MSIS.
+            Of the same evaluation. If the model samples paths, metrics that need more than their
+            quantiles 0.1 … 0.9 are empty. For quantile models the median is taken as the mean, and
+            gluonts extrapolates the tails for MSIS.
         """
         frame = pd.DataFrame(self._rows).reindex(columns=list(COLUMNS))
         frame["model"] = result.model
@@ -102,7 +102,7 @@ class GiftEvalResults:
         Parameters
         ----------
         directory
-            Which is there.
+            An existing directory.
         result
             See :meth:`frame`.
         dtype
@@ -143,7 +143,7 @@ def _scores(dataset: EvaluationDataset, quantiles: Quantiles) -> dict[str, float
 
 
 def _frequency(freq: str) -> str:
-    """As GIFT-Eval writes it: ``H``, ``15T``, ``W``, ``M``, ``Q``, ``A``."""
+    """The frequency in GIFT-Eval's notation: ``H``, ``15T``, ``W``, ``M``, ``Q``, ``A``."""
     match = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-\w+)?", freq)
     assert match is not None
     names = {"h": "H", "min": "T", "s": "S", "ME": "M", "QE": "Q", "YE": "A", "Y": "A"}

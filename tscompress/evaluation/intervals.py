@@ -1,12 +1,12 @@
 """Paired bootstrap over series: resampled ratios, their intervals, and Pareto fronts.
 
 Intervals are percentiles of the resampled ratios. A dataset of n series is resampled with n − 1
-draws, which makes the bootstrap variance of a mean unbiased however few series there are (Rao and
-Wu 1988, "Resampling inference with complex survey data"). Measured against percentiles of n draws,
-BCa intervals and the normal approximation it covered best (``eval/coverage.py``).
+draws, which makes the bootstrap variance of a mean unbiased for any n (Rao and Wu 1988, "Resampling
+inference with complex survey data"). Its coverage was best among percentiles of n draws, BCa
+intervals and the normal approximation (``eval/coverage.py``).
 
 ``scipy.stats.bootstrap`` is not used: it would be one more dependency, its jackknife takes
-quadratic time, and it would draw anew for each dataset, metric and model.
+quadratic time, and it would resample again for each dataset, metric and model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def resampled_log_ratios(
     Parameters
     ----------
     reference
-        ``[N]``: what each of at least two series adds to the reference's score, at least 0.
+        ``[N]``: contributions of at least two series to the reference's score, at least 0.
     others
         ``[N, K]``: the same for K other models.
     resamples
@@ -56,7 +56,7 @@ def resampled_log_ratios(
 
 
 def percentile_interval(log_ratios: Values, confidence: float) -> tuple[float, float] | None:
-    """The middle of the resampled ratios; None where some of them are not finite.
+    """Percentile interval of the resampled ratios; None if some are not finite.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def percentile_interval(log_ratios: Values, confidence: float) -> tuple[float, f
 
 
 def pareto_front(costs: Values, scores: Values) -> npt.NDArray[np.bool_]:
-    """Which of ``[N]`` points no other beats: none is as good in both and better in one.
+    """Mask of the ``[N]`` points that no other dominates.
 
-    Smaller is better in ``costs`` and ``scores``; of two that are equal both are on the front.
+    Smaller is better in ``costs`` and ``scores``; equal points are both on the front.
     """
     as_cheap, as_good = costs[:, None] <= costs, scores[:, None] <= scores  # [other, point]
     better = (costs[:, None] < costs) | (scores[:, None] < scores)

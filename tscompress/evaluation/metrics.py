@@ -1,4 +1,4 @@
-"""MASE and the weighted quantile loss (WQL) of a dataset, and what each series adds to them.
+"""MASE and the weighted quantile loss (WQL) of a dataset, and each series' contributions.
 
 Definitions and values are gluonts'.
 """
@@ -40,12 +40,12 @@ def score_quantiles(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[st
     """MASE and WQL of quantiles ``[N, 9, horizon]``, over all series and steps of a dataset.
 
     MASE is the mean absolute error of the median in units of the context's seasonal error
-    (steps whose seasonal error is zero are left out); WQL is the mean over the levels of the
+    (steps whose seasonal error is zero are excluded); WQL is the mean over the levels of the
     quantile loss, summed over series and steps, relative to the sum of absolute labels. Missing
-    labels are left out of both.
+    labels are excluded from both.
     """
-    # All that gluonts asks a forecast for is a level by its name; its own objects look each one up
-    # anew, which takes longer than a small model's forecast.
+    # gluonts only asks a forecast for a level by name; its own objects look up each one again,
+    # which takes longer than a small model's forecast.
     levels = [str(level) for level in QUANTILE_LEVELS]
     # gluonts opens a progress bar that cannot be switched off.
     with contextlib.redirect_stderr(io.StringIO()):
@@ -63,20 +63,20 @@ def score_quantiles(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[st
 
 
 def quantile_array(forecasts: Iterable[Forecast]) -> Quantiles:
-    """The quantiles 0.1 … 0.9 of forecasts, ``[N, 9, horizon]``; of samples, gluonts' way."""
+    """Quantiles 0.1 … 0.9 of forecasts, ``[N, 9, horizon]``; of samples as in gluonts."""
     levels = [str(level) for level in QUANTILE_LEVELS]
     return np.stack([[item.quantile(level) for level in levels] for item in forecasts])
 
 
 def sample_quantiles(samples: npt.NDArray[np.float32]) -> Quantiles:
-    """The quantiles 0.1 … 0.9 of samples ``[N, num_samples, horizon]``, gluonts' way: no mean."""
+    """Quantiles 0.1 … 0.9 of samples ``[N, num_samples, horizon]``, not interpolated (gluonts)."""
     places = np.round((samples.shape[1] - 1) * np.array(QUANTILE_LEVELS)).astype(int)
     ordered: Quantiles = np.sort(samples, axis=1)[:, places]
     return ordered
 
 
 def quantile_losses(quantiles: Quantiles, dataset: EvaluationDataset) -> Any:
-    """Twice the pinball loss, as gluonts' metrics have it.
+    """Twice the pinball loss, as in gluonts' metrics.
 
     Parameters
     ----------
@@ -96,13 +96,13 @@ def quantile_losses(quantiles: Quantiles, dataset: EvaluationDataset) -> Any:
 def seasonal_errors(dataset: EvaluationDataset) -> npt.NDArray[np.float64]:
     """Mean absolute difference of each context to the season before, ``[N]``; 0 where undefined.
 
-    gluonts' definition: steps that miss either value are left out, and a context shorter than a
-    season is compared with the step before.
+    gluonts' definition: steps with a missing value are excluded, and a context shorter than a
+    season is compared with the previous step.
     """
     season = dataset.seasonality
     errors = []
     for context in dataset.contexts:
-        # Masks take longer than all the rest; gaps need them, and contexts of a season or less.
+        # Masks are slow, and only needed for gaps and for contexts of a season or less.
         whole = len(context) > season and bool(np.isfinite(context).all())
         values = context if whole else np.ma.masked_invalid(context)
         errors.append(np.ma.filled(seasonal_error(values, season, time_axis=-1), 0.0))
@@ -112,7 +112,7 @@ def seasonal_errors(dataset: EvaluationDataset) -> npt.NDArray[np.float64]:
 def series_contributions(
     quantiles: Quantiles, dataset: EvaluationDataset, *, name: str = "the model"
 ) -> SeriesContributions:
-    """What each series adds to WQL and MASE of its dataset.
+    """Contribution of each series to WQL and MASE of its dataset.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def series_contributions(
     Raises
     ------
     DataError
-        A forecast is not finite: gluonts would leave it out of MASE without a word.
+        A forecast is not finite: gluonts would silently exclude it from MASE.
     """
     bad = np.flatnonzero(~np.isfinite(quantiles).all(axis=(1, 2)))
     if bad.size:
@@ -135,7 +135,7 @@ def series_contributions(
     labels = np.ma.masked_invalid(dataset.labels)  # [N, H]
     losses = quantile_losses(quantiles, dataset).mean(axis=1)  # [N, H]
     median = quantiles[:, QUANTILE_LEVELS.index(0.5)]
-    # Masked arrays leave out what is divided by zero, as gluonts does.
+    # Masked arrays exclude divisions by zero, as in gluonts.
     scaled = np.abs(labels - median) / seasonal_errors(dataset)[:, None]  # [N, H]
     return SeriesContributions(
         quantile_loss=_sums(losses),
@@ -146,12 +146,12 @@ def series_contributions(
 
 
 def _sums(values: Any) -> tuple[float, ...]:
-    """Of the present values of each row, ``[N, H]``; 0 where there are none."""
+    """Sum of the unmasked values of each row of ``[N, H]``; 0 if there are none."""
     return tuple(np.ma.filled(values.sum(axis=1), 0.0).tolist())
 
 
 def mean_contributions(runs: Sequence[SeriesContributions]) -> SeriesContributions:
-    """Of several runs on the same series; what the labels alone decide is the same in all."""
+    """Mean contributions of several runs on the same series."""
     return runs[0].model_copy(
         update={
             name: tuple(np.mean([getattr(run, name) for run in runs], axis=0).tolist())

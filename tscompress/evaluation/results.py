@@ -1,6 +1,6 @@
 """Results of an evaluation: scores by dataset and by series, and ratios to a baseline.
 
-A model is summed up by the geometric mean over datasets of its scores relative to a baseline
+The summary of a model is the geometric mean over datasets of its scores relative to a baseline
 (Ansari et al. 2024, "Chronos: Learning the Language of Time Series", section 5.3).
 """
 
@@ -33,10 +33,10 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class SeriesContributions(BaseModel):
-    """What each series adds to the scores of its dataset, as columns of ``[N]`` numbers.
+    """Contributions of each series to the scores of its dataset, as columns ``[N]``.
 
-    WQL and MASE are ratios of sums over the series, so that these columns give them for any
-    selection of series, or resample: that is what paired statistics are computed from.
+    WQL and MASE are ratios of sums over series, so these columns give the scores of any subset or
+    resample of series, for paired statistics.
     """
 
     model_config = _STRICT
@@ -67,14 +67,14 @@ class SeriesContributions(BaseModel):
         return np.array(over, dtype=np.float64), np.array(under, dtype=np.float64)
 
     def score(self, metric: str) -> float:
-        """``"WQL"`` or ``"MASE"`` of all the series; NaN or infinite where nothing counts."""
+        """``"WQL"`` or ``"MASE"`` of all series; NaN or infinite if the denominator is 0."""
         over, under = self.parts(metric)
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(over.sum() / under.sum())
 
 
 class Sampling(BaseModel):
-    """How sample paths were drawn; two models share random numbers where all three agree."""
+    """Settings of sampling; two models share random numbers if all three are equal."""
 
     model_config = _STRICT
 
@@ -96,11 +96,11 @@ class DatasetScore(BaseModel):
     seconds: float
     """Wall time of forecasting, without reading data and computing metrics."""
     series: SeriesContributions | None = None
-    """None in results of versions that did not keep it."""
+    """None in results of earlier versions."""
     windows: int | None = None
-    """Windows of each measured series, which ``series_count`` counts as so many; None: one."""
+    """Windows of each series; ``series_count`` counts windows. None: one."""
     cached: Literal[True] | None = None
-    """True if an earlier run measured it: ``seconds`` are of that run."""
+    """Whether it is from an earlier run, which ``seconds`` are of."""
 
     @model_validator(mode="after")
     def _every_series(self) -> DatasetScore:
@@ -122,7 +122,7 @@ class EvaluationResult(Result):
     model: str
     rows: tuple[DatasetScore, ...]
     sampling: Sampling | None = None
-    """None for models that draw nothing, and in results of versions that did not keep it."""
+    """None for models that do not sample, and in results of earlier versions."""
 
     def frame(self) -> pd.DataFrame:
         """The columns ``dataset, model, MASE, WQL`` of the published tables, sorted by dataset."""
@@ -140,7 +140,7 @@ class EvaluationResult(Result):
         Parameters
         ----------
         series
-            With what each series contributes, which is most of the data.
+            Include contributions of every series, which are most of the data.
         """
         left_out = None if series else {"rows": {"__all__": {"series"}}}
         return self.model_dump(mode="json", exclude=left_out, exclude_none=True)
@@ -151,12 +151,12 @@ class EvaluationResult(Result):
 
     @classmethod
     def load(cls, path: str | Path) -> EvaluationResult:
-        """Read what :meth:`save` or ``tscompress evaluate --output`` wrote.
+        """Read a result of :meth:`save` or ``tscompress evaluate --output``.
 
         Parameters
         ----------
         path
-            The JSON file, or the directory with ``scores.json`` in it.
+            The JSON file, or a directory with ``scores.json``.
 
         Raises
         ------
@@ -167,12 +167,12 @@ class EvaluationResult(Result):
 
 
 def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
-    """The result in a file and, where the file has one, the one it was compared with.
+    """The result in a file and, if the file has it, the one that it was compared with.
 
     Parameters
     ----------
     path
-        See :meth:`EvaluationResult.load`. Files of versions that kept no series are read too.
+        See :meth:`EvaluationResult.load`. Files of earlier versions are read too.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
 
 
 def relative(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, Any]:
-    """Scores divided by those of a baseline; below 1 is better than it.
+    """Scores divided by those of a baseline; below 1 is better.
 
     Returns
     -------
@@ -232,7 +232,7 @@ def _ratio(row: DatasetScore, reference: DatasetScore, metric: str) -> float:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of one or more positive values."""
+    """Geometric mean of one or more positive values."""
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
 
 

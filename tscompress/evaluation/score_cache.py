@@ -1,9 +1,9 @@
-"""Scores of earlier evaluations, found again by the content of everything they depend on.
+"""Cache of scores, keyed by a hash of everything that they depend on.
 
-One file holds the scores of one model on one dataset. Its name is the SHA-256 of the model in
-memory, the series, the protocol, the code that computes it, the versions of the libraries and the
-kind of hardware; all of that stands in the file, too. A model that was moved or renamed is found,
-one whose weights changed in one bit is not. A file that is damaged in any way counts as none.
+One file has the scores of one model on one dataset. Its name is the SHA-256 of the model in memory,
+the series, the protocol, the code, the versions of the libraries and the type of hardware; the file
+has all of these too. Moving or renaming a model keeps the key; changing one bit of its weights does
+not. A damaged file is ignored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tscompress.evaluation.batching import model_device
 from tscompress.io.files import cache_directory, write_text_atomically
 
 _FORMAT = 1
-#: What forecasts and scores; in a development version it changes without a number.
-_CODE = ("evaluation", "families", "layers", "data")
+#: Code that forecasts and scores; a development version changes it without a version number.
+CODE = ("evaluation", "families", "layers", "data")
 
 
 class ScoreCache:
@@ -33,14 +33,14 @@ class ScoreCache:
     Parameters
     ----------
     directory
-        By default ``scores`` in ``$TSCOMPRESS_CACHE``, or in the user's directory of caches.
+        By default ``scores`` in ``$TSCOMPRESS_CACHE``, or in the user's cache directory.
 
     Attributes
     ----------
     hits
-        Names of the datasets whose scores were found.
+        Names of the datasets with cached scores.
     trouble
-        Why the last scores could not be kept; empty if they could.
+        Why the last scores could not be cached; empty if they were.
     """
 
     def __init__(self, directory: str | Path | None = None) -> None:
@@ -49,11 +49,11 @@ class ScoreCache:
         self.trouble = ""
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of what :func:`score_key` returned."""
+        """The file for a result of :func:`score_key`."""
         return self.directory / f"{_digest_of(key)}.json"
 
     def read(self, key: Mapping[str, Any]) -> Any:
-        """What was written for ``key``; None if there is nothing, or nothing whole."""
+        """The content for ``key``; None if there is none, or it is damaged."""
         try:
             stored = json.loads(self.path(key).read_text(encoding="utf-8"))
             whole = stored["format"] == _FORMAT and _digest_of(stored["key"]) == _digest_of(key)
@@ -63,7 +63,7 @@ class ScoreCache:
             return None
 
     def write(self, key: Mapping[str, Any], content: Any) -> None:
-        """Keep ``content``, plain data; a disk that refuses it is noted in ``trouble``."""
+        """Cache ``content``, plain data; an error of the disk is recorded in ``trouble``."""
         stored = {
             "format": _FORMAT,
             "key": dict(key),
@@ -72,7 +72,7 @@ class ScoreCache:
         }
         try:
             write_text_atomically(self.path(key), json.dumps(stored) + "\n")
-        except OutputError as error:  # the scores are there all the same
+        except OutputError as error:  # the scores are still returned
             self.trouble = str(error)
 
 
@@ -86,7 +86,7 @@ def score_key(
     dataset: EvaluationDataset,
     protocol: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything that the scores of a model on a dataset depend on, as plain data.
+    """Everything on which the scores of a model on a dataset depend, as plain data.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def score_key(
         "model": model_hash,
         "dataset": dataset_digest(dataset),
         "protocol": dict(protocol),
-        "code": code_digest(_CODE),
+        "code": code_digest(CODE),
         "versions": versions(),
         "hardware": None if isinstance(model, str) else hardware(model_device(model)),
     }

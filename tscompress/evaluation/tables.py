@@ -29,7 +29,7 @@ def evaluation_table(
     against
         The model that ``result`` replaces, usually the original.
     baseline
-        What both are measured by, usually seasonal naive.
+        The common reference of both, usually seasonal naive.
     """
     references = [reference for reference in (against, baseline) if reference is not None]
     notes = [f"({i}) = {r.model}" for i, r in enumerate(references, start=1)]
@@ -64,7 +64,7 @@ def evaluation_table(
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Ratios with their intervals: all models, where there are several, and each by dataset."""
+    """Ratios with intervals: of all models, if there are several, and of each by dataset."""
     tables = []
     if len(comparison.models) > 1:
         table = _ratio_table(f"relative to {comparison.reference}", "model", comparison)

@@ -1,7 +1,6 @@
-"""Forecasts of two models for one ordinary series of each dataset, to look at.
+"""Forecasts of two models for one typical series of each dataset, for figures.
 
-Not the best and not the worst: of each dataset the series whose error with the original is the
-median, so that nobody chose it.
+The series of each dataset with the original's median error, so that none is hand-picked.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 
 
 class ForecastExample(BaseModel):
-    """One series, what happened, and what two models said would."""
+    """One series with its labels and the forecasts of two models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,7 +47,7 @@ class ForecastExample(BaseModel):
 def typical_example(
     original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset
 ) -> ForecastExample:
-    """The series of a dataset whose scaled error with the original is the median.
+    """The series of a dataset with the original's median scaled error.
 
     Parameters
     ----------
@@ -77,7 +76,7 @@ def typical_example(
 
 
 def _median_series(original: Quantiles, dataset: EvaluationDataset) -> int:
-    """Of the series that have a seasonal error; the first where none has."""
+    """Median among the series with a seasonal error; the first series if none has one."""
     columns = series_contributions(original, dataset, name="the original")
     errors, steps = columns.parts("MASE")
     counted = np.flatnonzero(steps > 0)

@@ -1,8 +1,8 @@
-"""All that the package asks of a model family.
+"""The interface of a model family.
 
-:class:`Family` is what profiling needs; :class:`ForecastFamily` adds what forecasting, compressing
-and recovering need. Adapters have no state: there is one of each, in
-:mod:`tscompress.families.registry`, and models and pipelines are arguments.
+:class:`Family` is for profiling; :class:`ForecastFamily` adds forecasting, compression and
+recovery. Adapters have no state: there is one of each, in :mod:`tscompress.families.registry`, and
+models and pipelines are arguments.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ except ImportError:  # transformers 4
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
-# What adapters take and return
+# Arguments and results of adapters
 # --------------------------------------------------------------------------------------------------
 
 
 class Windows(Protocol):
-    """Contexts and what came after them, as calibration and recovery have them."""
+    """Contexts and targets, for calibration and recovery."""
 
     @property
     def context(self) -> Tensor:
@@ -45,24 +45,27 @@ class Windows(Protocol):
 
     @property
     def group_ids(self) -> Tensor | None:
-        """``[B]``; series of one group attend to each other. None: each is alone."""
+        """``[B]``; series of one group attend to each other. None: no groups."""
 
     @property
     def future(self) -> Tensor | None:
-        """``[B, H]``, what is known of the steps ahead; None: nothing."""
+        """``[B, H]``, known future values (covariates); None: nothing is known."""
 
 
 class PredictCall(Protocol):
     """The size of one ``predict`` call."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Series per call."""
 
     @property
-    def context_length(self) -> int: ...
+    def context_length(self) -> int:
+        """Time steps of each series."""
 
     @property
-    def horizon(self) -> int: ...
+    def horizon(self) -> int:
+        """Time steps to forecast."""
 
     @property
     def num_samples(self) -> int | None:
@@ -98,10 +101,10 @@ class Pass:
     input_patches
         Of each series, through the input patch embedding; 0 without one.
     paths
-        Rows of the decoder for each series. Everything in the decoder, cross-attention keys
-        included, is done for every path.
+        Rows of the decoder for each series. The decoder, including cross-attention keys, runs for
+        every path.
     outputs
-        Tokens decoded one after the other in each path; Chronos-2: patches put out at once.
+        Tokens decoded sequentially in each path; Chronos-2: patches forecast at once.
     """
 
     series: int
@@ -122,29 +125,28 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class FamilyDefaults:
-    """Settings of calibration and recovery where the user gives none.
+    """Default settings of calibration and recovery.
 
     Attributes
     ----------
     calibration_windows
-        Series, or windows of long ones. With fewer, fits of wide layers to what a decoder sees
-        follow the noise.
+        Series, or windows of long ones. With fewer, fits of wide decoder layers follow the noise.
     calibration_length_power
-        Synthetic series of length L are as many as L to the minus this; 0: equally many of each.
+        The number of synthetic series of length L is proportional to L to the minus this.
     collection_steps
-        Longest window of the collections of real series; None: as long as the model reads.
+        Longest window of the collections of real series; None: the model's context length.
     batch_shapes
         Of recovery.
     target_weight
-        Of the loss on the targets, in recovery.
+        Weight of the loss on targets, in recovery.
     held_out_series
-        Series that decide which weights a recovery keeps.
+        Series for choosing the weights that a recovery keeps.
     real_weight
         Weight of windows of the collections in the corpus of recovery; None: no collections.
     learning_rates
         Of recovery, by optimizer.
     learning_rate_when_small
-        Of Muon, for a model of less than half of its teacher's parameters; None: as above.
+        Of Muon, for a model with less than half of its teacher's parameters; None: as above.
     learning_rate_by_distance
         Of Muon, at most this times the distance to the teacher on held-out series before the first
         step: its steps have a size of their own, and lead away where little is to be won back.
@@ -164,14 +166,14 @@ class FamilyDefaults:
 
 
 class EmbeddingTable(NamedTuple):
-    """What is looked up, or weighted, to embed an input.
+    """The rows that are looked up, or weighted, to embed an input.
 
     Attributes
     ----------
     rows
         ``[V, d_model]``.
     name, order
-        Of the rows, and of what their order means, for figures.
+        Names of the rows and of their order, for figures.
     """
 
     rows: Tensor
@@ -194,8 +196,8 @@ def projections_of(
     layer, name
         A layer and its dotted name.
     children
-        Role to what the child may be called, from version to version. The first that ``layer`` has
-        counts; roles without one are left out.
+        Role to the names of the child across versions. The first that ``layer`` has is used; roles
+        without one are omitted.
     """
     there = {child for child, _ in layer.named_modules()}
     found = {role: [one for one in names if one in there] for role, names in children.items()}
@@ -214,10 +216,10 @@ def describe_encoder(
     Parameters
     ----------
     attention, feed_forward
-        Role to what the child of a layer may be called, see :func:`projections_of`. A layer is a
-        module that has every role of ``attention``.
+        Role to names of the child of a layer, see :func:`projections_of`. A layer is a module with
+        every role of ``attention``.
     inside
-        Where in a layer its feed-forward is, such as ``.mlp``.
+        Path of the feed-forward within a layer, such as ``.mlp``.
     """
     config: Any = model.config
     blocks: list[AttentionBlock] = []
@@ -257,7 +259,7 @@ class Family(ABC):
     Attributes
     ----------
     names_kept
-        Checkpoints name their weights as the modules of the installed transformers do.
+        Whether checkpoints have the names of weights of the installed transformers.
     """
 
     name: ClassVar[str]
@@ -265,7 +267,7 @@ class Family(ABC):
 
     @abstractmethod
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        """Whether the ``config.json`` is one of this family."""
+        """Whether a ``config.json`` belongs to this family."""
 
     @abstractmethod
     def describe(self, model: nn.Module) -> Architecture:
@@ -274,11 +276,11 @@ class Family(ABC):
         Raises
         ------
         UnsupportedModelError
-            It has parts that cannot be described.
+            It has unsupported parts.
         """
 
     def model_class(self, config: Mapping[str, Any]) -> Any:
-        """The class that wrote the checkpoint: an encoder alone must not gain a random decoder."""
+        """The class that wrote the checkpoint, so that an encoder gains no random decoder."""
         name = (config.get("architectures") or [""])[0]
         found = getattr(transformers, str(name), None)
         is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
@@ -300,38 +302,39 @@ class Family(ABC):
         return EmbeddingTable(rows.detach(), "tokens", "token id")
 
     def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """What the input patch embedding reads of ``contexts`` ``[B, T]``.
+        """Inputs of the input patch embedding for ``contexts`` ``[B, T]``.
 
         Returns
         -------
-        Features ``[B, S, n]`` and which patches hold data, bool ``[B, S]``.
+        tuple
+            Features ``[B, S, n]``, and the mask of patches with data, bool ``[B, S]``.
         """
         raise NotImplementedError(f"{self.name} models embed no patches of series.")
 
 
 @contextmanager
 def _without_weights() -> Iterator[None]:
-    """Models built in the block are on the meta device, and no weights are drawn for them.
+    """Build models on the meta device, without initialising weights.
 
-    Drawing weights that have no memory took longer than the rest of a load.
+    Initialisation on the meta device took longer than the rest of a load.
     """
     with init_empty_weights(include_buffers=False), no_init_weights():
         yield
 
 
 class ForecastFamily(Family):
-    """A family that forecasts: it can be calibrated, compressed, recovered and scored.
+    """A family that forecasts: it can be calibrated, compressed, recovered and evaluated.
 
     Attributes
     ----------
     stock_class, pipeline_class
-        Of transformers or chronos: the model, and the pipeline around it.
+        Classes of transformers or chronos: the model, and the pipeline around it.
     draws_samples
-        Forecasts are sample paths of tokens, decoded one after the other; otherwise quantiles.
+        Whether forecasts are sample paths of tokens, decoded sequentially; otherwise quantiles.
     group_size
-        Series of a calibration group, which attend to each other; 1: none do.
+        Series in a calibration group, which attend to each other; 1: no groups.
     needed_settings
-        Keys of ``config.json`` without which a forecast fails, though the model loads.
+        Keys of ``config.json`` without which a model loads but forecasting fails.
     """
 
     stock_class: ClassVar[Any]
@@ -360,7 +363,7 @@ class ForecastFamily(Family):
     def complete_config(
         self, model: nn.Module, config: Mapping[str, Any], stored: Collection[str]
     ) -> Mapping[str, Any]:
-        """``config`` of a loaded model as every version of transformers has to read it.
+        """``config`` of a loaded model, readable by every supported version of transformers.
 
         Parameters
         ----------
@@ -378,25 +381,26 @@ class ForecastFamily(Family):
 
     @abstractmethod
     def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
-        """Arguments of the model's ``forward`` on a batch, with the targets fed where any are.
+        """Arguments of the model's ``forward`` on a batch, targets included if it reads them.
 
         Tensors are on the device of the batch.
         """
 
     @abstractmethod
     def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
-        """The target as the model is trained to put it out, and which steps are observed.
+        """Targets in the model's output space, and the mask of observed steps.
 
         Returns
         -------
-        Tokens or scaled values ``[B, H]``, and bool ``[B, H]``, on the device of the batch.
+        tuple
+            Tokens or scaled values ``[B, H]``, and bool ``[B, H]``, on the device of the batch.
         """
 
     @abstractmethod
     def forecast_loss(
         self, pipeline: BaseChronosPipeline, output: Any, batch: Windows
     ) -> tuple[float, int]:
-        """Loss of the model's ``output`` on a batch, summed, and the steps it is summed over."""
+        """Summed loss of the model's ``output`` on a batch, and the number of steps."""
 
     def predict(
         self,
@@ -412,11 +416,12 @@ class ForecastFamily(Family):
         contexts
             ``[B, T]``, or B series ``[T_i]``.
         num_samples
-            Of a family that draws them; None: the model's own number.
+            Number of sample paths, if the family samples; None: the model's default.
 
         Returns
         -------
-        Sample paths ``[B, num_samples, horizon]``, or the model's own quantiles.
+        Tensor
+            Sample paths ``[B, num_samples, horizon]``, or the model's quantiles.
         """
         return pipeline.predict(contexts, prediction_length=horizon)
 
@@ -446,15 +451,15 @@ class ForecastFamily(Family):
     # Compressing
 
     def allows_head_size(self, head_size: int, size: int) -> bool:
-        """Whether a stock config of heads of ``size`` keeps what queries of ``head_size`` need."""
+        """Whether a stock config of head size ``size`` can represent heads of ``head_size``."""
         return True
 
     def layers_refused(self, counts: Mapping[str, int]) -> str | None:
-        """Why a stock model cannot have these many layers in each stack; None: it can."""
+        """Why a stock model cannot have these numbers of layers per stack; None: it can."""
         return None
 
     def untie_(self, model: nn.Module) -> dict[str, Any]:
-        """Undo what a rotation of the residual stream would break; the config keys that changed."""
+        """Untie weights that a rotation of the residual stream separates; the changed config."""
         return {}
 
     #: Config keys of a model whose residual stream was rotated.
@@ -465,7 +470,7 @@ class ForecastFamily(Family):
         return True
 
     def attended_patches(self, features: Tensor) -> Tensor:
-        """Which rows ``[N, n]`` of the input patch embedding are attended to, bool ``[N]``."""
+        """Mask, bool ``[N]``, of the rows ``[N, n]`` of patch features that are attended to."""
         return torch.ones(len(features), dtype=torch.bool, device=features.device)
 
     # Counting

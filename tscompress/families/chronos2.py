@@ -15,7 +15,7 @@ from tscompress.families.base import Pass, PredictCall, Windows
 from tscompress.families.patches import PatchFamily, patch_count
 from tscompress.families.stacks import stack_layers, sublayer_name
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
-from tscompress.plan.plan import stock_frequencies
+from tscompress.plan.layer_plans import stock_frequencies
 
 _KINDS: tuple[BlockKind, ...] = ("time", "group")
 
@@ -64,7 +64,7 @@ class Chronos2(PatchFamily):
         return Architecture(self.name, tuple(attention), tuple(feed_forward))
 
     def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """Time, normalised values and mask ``[B, S, 3 P]``, and which hold data ``[B, S]``."""
+        """Time, normalised values and mask ``[B, S, 3 P]``; which patches have data ``[B, S]``."""
         chronos2: Any = model
         features, observed, _ = chronos2._prepare_patched_context(contexts)
         return features, observed
@@ -85,7 +85,7 @@ class Chronos2(PatchFamily):
         horizon: int,
         num_samples: int | None = None,
     ) -> Any:
-        # The pipeline cuts what it is given into batches of its own size.
+        # The pipeline splits its input into batches of its own size.
         count = len(contexts)
         series = contexts[:, None] if isinstance(contexts, Tensor) else contexts  # univariate
         return pipeline.predict(series, prediction_length=horizon, batch_size=count)
@@ -116,15 +116,15 @@ class Chronos2(PatchFamily):
         return stock_frequencies(head_size, size) is not None
 
     def attended_patches(self, features: Tensor) -> Tensor:
-        # In front of values and mask there is the time, which is negative in the past. Unknown
-        # patches of the future are embedded on purpose.
+        # Features start with the time, which is negative in the past. Unknown patches of the future
+        # are embedded on purpose.
         patch_size = features.shape[1] // 3
         return (features[:, -patch_size:] > 0).any(1) | (features[:, 0] >= 0)
 
     def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
         outputs = math.ceil(call.horizon / settings["output_patch_size"])
         context = min(call.context_length, settings["context_length"])
-        # The future is embedded too, as patches of unknown values.
+        # The future is embedded too, as patches without values.
         patches = patch_count(settings, context) + outputs
         yield Pass(
             series=call.batch_size,

@@ -1,4 +1,4 @@
-"""Chronos-Bolt: T5 stacks that read patches and put out all quantiles in one decoder step."""
+"""Chronos-Bolt: T5 stacks that read patches and forecast all quantiles in one decoder step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ChronosBolt(PatchFamily):
         return describe_t5(self.name, model)
 
     def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised values and mask ``[B, S, 2 P]``, and which patches hold data ``[B, S]``."""
+        """Normalised values and mask ``[B, S, 2 P]``, and which patches have data ``[B, S]``."""
         bolt: Any = model
         scaled, _ = bolt.instance_norm(contexts)
         values = bolt.patch(scaled)
@@ -48,11 +48,11 @@ class ChronosBolt(PatchFamily):
         return bool(config.decoder_start_token_id == getattr(config, "reg_token_id", None))
 
     def attended_patches(self, features: Tensor) -> Tensor:
-        # A patch ends with its mask; where that is all zero, it is padding or a gap.
+        # A patch ends with its mask; an all-zero mask is padding or a gap.
         return (features[:, features.shape[1] // 2 :] > 0).any(1)
 
     def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
-        # From the second pass on each quantile is continued from a path of its own.
+        # From the second pass on, each quantile continues its own path.
         for done in range(0, call.horizon, settings["prediction_length"]):
             context = min(call.context_length + done, settings["context_length"])
             patches = patch_count(settings, context)

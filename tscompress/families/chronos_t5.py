@@ -1,4 +1,4 @@
-"""Chronos-T5: an encoder-decoder of tokens that draws sample paths."""
+"""Chronos-T5: an encoder-decoder of tokens that samples paths."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class ChronosT5(ForecastFamily):
     defaults = FamilyDefaults(
         calibration_windows=256,
         calibration_length_power=0.0,
-        # Every step is a token, and synthetic series show the long contexts: half the positions of
-        # longer windows teach as much.
+        # Every step is a token, and synthetic series have long contexts: windows of this length
+        # suffice, with half the positions of longer ones.
         collection_steps=320,
-        # Long contexts and horizons cost many times what short ones do.
+        # Long contexts and horizons take many times as long as short ones.
         batch_shapes=(
             BatchShape(64, 24, 32, 0.4),
             BatchShape(128, 24, 32, 0.35),
@@ -57,7 +57,7 @@ class ChronosT5(ForecastFamily):
     )
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        # The first checkpoints carry a chronos_config and no pipeline class.
+        # The first checkpoints have a chronos_config and no pipeline class.
         without = "ChronosPipeline" if "chronos_config" in config else None
         if str(config.get("chronos_pipeline_class", without)) != "ChronosPipeline":
             return False
@@ -81,10 +81,10 @@ class ChronosT5(ForecastFamily):
             return config
         if "lm_head.weight" in stored and loaded.lm_head.weight is loaded.shared.weight:
             raise UnsupportedModelError(
-                "the checkpoint has an output head of its own, which its config.json ties to the "
-                "tokens in this version of transformers; set tie_word_embeddings to false there."
+                "the checkpoint has an untied output head, which its config.json ties to the token "
+                "embedding in this version of transformers; set tie_word_embeddings to false."
             )
-        # Saved by transformers 5 it says otherwise, which transformers 4 would believe.
+        # transformers 5 saves another value, which transformers 4 would follow.
         return {**config, **UNTIED}
 
     def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> EmbeddingTable:
@@ -99,7 +99,7 @@ class ChronosT5(ForecastFamily):
             "input_ids": input_ids,
             "attention_mask": mask,
             "decoder_input_ids": torch.cat([start, labels[:, :-1]], dim=1),
-            "use_cache": False,  # one pass reads nothing back
+            "use_cache": False,  # one pass needs no cache
         }
 
     def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ class ChronosT5(ForecastFamily):
         )
 
     def untie_(self, model: nn.Module) -> dict[str, Any]:
-        """Give the model an output head of its own, which no longer needs scaled inputs."""
+        """Untie the output head, which then needs no scaled inputs."""
         rotated: Any = model
         config, head = rotated.config, rotated.lm_head
         if has_own_head(config):
@@ -147,7 +147,7 @@ class ChronosT5(ForecastFamily):
         return dict(UNTIED)
 
     def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
-        # A series is encoded once; what comes out is repeated for each sample path.
+        # A series is encoded once; the encoder's output is repeated for each sample path.
         block = settings["prediction_length"]
         for done in range(0, call.horizon, block):
             context = min(call.context_length + done, settings["context_length"])
@@ -185,7 +185,7 @@ class ChronosT5(ForecastFamily):
 
 
 def _tokens(pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens of the context and which count ``[B, T]``; those of the target ``[B, H]``."""
+    """Tokens of the context and their mask, ``[B, T]``; the same of the target, ``[B, H]``."""
     device = batch.context.device
     tokenizer = pipeline.tokenizer  # its bin edges are on the CPU
     input_ids, mask, scale = tokenizer.context_input_transform(batch.context.cpu())

@@ -1,4 +1,4 @@
-"""T5 and BERT, for profiling only: language models to compare with."""
+"""T5 and BERT, only for profiling: language models to compare with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tscompress.plan.architecture import Architecture
 
 
 class T5(Family):
-    """Adapter of T5 that is no Chronos model: an encoder, with or without its decoder."""
+    """Adapter of T5 language models: an encoder, with or without its decoder."""
 
     name = "t5"
 

@@ -1,4 +1,4 @@
-"""What families that read patches of a series and put out quantiles share."""
+"""Common base of families that read patches of a series and forecast quantiles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
 
-#: eval/notes has the measurements. Those of Chronos-2 are Chronos-Bolt's, not measured.
+#: Measured on Chronos-Bolt (eval/notes); Chronos-2 has the same values, unmeasured.
 PATCH_DEFAULTS = FamilyDefaults(
-    # The decoder sees one position a series, and long contexts are what a pass costs.
+    # The decoder has one position per series, and long contexts dominate the time of a pass.
     calibration_windows=4096,
     calibration_length_power=0.5,
     collection_steps=None,
@@ -34,7 +34,7 @@ PATCH_DEFAULTS = FamilyDefaults(
 
 
 class PatchFamily(ForecastFamily):
-    """A family whose models normalise a context, embed its patches, and put out quantiles."""
+    """A family whose models normalise a context, embed its patches, and forecast quantiles."""
 
     defaults = PATCH_DEFAULTS
 
@@ -52,9 +52,9 @@ class PatchFamily(ForecastFamily):
     ) -> tuple[float, int]:
         """Twice the pinball loss, mean over quantile levels.
 
-        In the space in which the model is trained: after its instance normalisation, of Chronos-2
-        with the arcsinh. So every series counts alike. Steps past the model's horizon do not count,
-        nor do series with a constant context, which have no scale to speak of.
+        In the space of training: after instance normalisation, and for Chronos-2 arcsinh. So every
+        series has the same weight. Steps beyond the model's horizon are ignored, and so are series
+        with a constant context, which have no scale.
         """
         model: Any = pipeline.inner_model
         preds = output.quantile_preds  # [B, Q, H]
@@ -69,14 +69,14 @@ class PatchFamily(ForecastFamily):
         )
         error = scaled.double()[:, None] - scaled_preds.double()  # [B, Q, h]
         pinball = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
-        # Where a context is constant but for rounding, its scale is made up, and so is the loss.
+        # If a context is constant up to rounding, its scale is arbitrary, and so is the loss.
         varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
         counts = torch.isfinite(target) & varies
         return float(pinball.mean(1)[counts].sum()), int(counts.sum())
 
 
 def patch_count(settings: Mapping[str, Any], steps: int) -> int:
-    """Patches of a context of that many steps, padded to whole ones."""
+    """Number of patches of a context of this many steps, the last one padded."""
     size, stride = settings["input_patch_size"], settings["input_patch_stride"]
     padded = math.ceil(steps / size) * size
     return int((padded - size) // stride + 1)
@@ -88,7 +88,7 @@ def _read(model: Any, context: Tensor) -> Tensor:
 
 
 def _spread(context: Tensor) -> Tensor:
-    """Largest less smallest observed value, ``[B, 1]``; negative if there is none."""
+    """Largest minus smallest observed value, ``[B, 1]``; negative if there is none."""
     observed = torch.isfinite(context)
     highest = context.where(observed, -math.inf).amax(1, keepdim=True)
     return highest - context.where(observed, math.inf).amin(1, keepdim=True)

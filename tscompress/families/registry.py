@@ -1,4 +1,4 @@
-"""Which family a config, a model or a pipeline belongs to."""
+"""The family of a config, a model or a pipeline."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def adapter_of(family: str) -> ForecastFamily:
     Raises
     ------
     UnsupportedModelError
-        It is for profiling only.
+        It is only for profiling.
     """
     if family not in FORECAST_FAMILIES:
         raise UnsupportedModelError(
@@ -72,14 +72,14 @@ def adapter_of_pipeline(pipeline: BaseChronosPipeline) -> ForecastFamily:
     Raises
     ------
     UnsupportedModelError
-        It is of no known class.
+        Its class is unknown.
     """
     for family in FORECAST_FAMILIES.values():
         if isinstance(pipeline, family.pipeline_class):
             return family
     known = ", ".join(family.pipeline_class.__name__ for family in FORECAST_FAMILIES.values())
     raise UnsupportedModelError(
-        f"a {type(pipeline).__name__} is not a pipeline that tscompress knows: {known}."
+        f"a {type(pipeline).__name__} is not supported; supported pipelines: {known}."
     )
 
 

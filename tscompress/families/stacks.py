@@ -1,4 +1,4 @@
-"""Stacks of layers as T5 and Chronos-2 have them: the models that can be compressed.
+"""Stacks of layers of T5 and Chronos-2, the models that can be compressed.
 
 ``encoder.block.3.layer.1`` is the second sublayer of the encoder's fourth layer. A sublayer is an
 attention or a feed-forward with its norm and residual connection.
@@ -15,7 +15,7 @@ from torch import nn
 from tscompress.plan.architecture import STACKS, AttentionBlock, FeedForward
 
 Block = AttentionBlock | FeedForward
-#: What the names of all parameters within layers start with.
+#: Prefixes of the names of all parameters within layers.
 LAYER_PREFIXES = tuple(f"{stack}.block." for stack in STACKS)
 
 
@@ -36,7 +36,7 @@ def sublayer_of(block: Block) -> str:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A sublayer and where it is."""
+    """A sublayer and its position."""
 
     stack: str
     layer: int
@@ -65,7 +65,7 @@ def sublayers(model: nn.Module) -> Iterator[Sublayer]:
 
 
 def layer_matrices(model: nn.Module) -> set[str]:
-    """Names of the projections within layers: no table, bias, norm or head."""
+    """Names of the projections within layers: no embedding, bias, norm or head."""
     return {
         f"{layer_name(stack, depth)}.{name}"
         for stack, layers in stack_layers(model).items()

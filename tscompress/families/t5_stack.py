@@ -1,4 +1,4 @@
-"""What models of T5 stacks share: Chronos-T5, Chronos-Bolt and the encoders of T5."""
+"""Common parts of models of T5 stacks: Chronos-T5, Chronos-Bolt and T5."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tscompress.families.base import ModelShape
 from tscompress.families.stacks import Sublayer, stack_layers, sublayers
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 
-#: transformers 5 ties whatever the former says, and by it tells only whether to scale.
+#: transformers 5 always ties, and uses the former only to decide whether to scale.
 UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
 
 
@@ -42,7 +42,7 @@ def _attention(sublayer: Sublayer, encoder_layers: int) -> AttentionBlock:
     name = f"{sublayer.name}.{child}"
     if not hasattr(attention, "k"):
         raise UnsupportedModelError(
-            f"{name} reads a latent and has no keys and values to look at; "
+            f"{name} reads a latent and has no keys and values; "
             "profile or compress the original checkpoint."
         )
     kind: BlockKind = "encoder" if sublayer.stack == "encoder" else "decoder"
@@ -74,18 +74,18 @@ def _feed_forward(sublayer: Sublayer) -> FeedForward:
 
 
 def has_own_head(config: Any) -> bool:
-    """Whether the output head of a T5 is not its table of tokens, as in T5 1.1.
+    """Whether the output head of a T5 is untied from the token embedding, as in T5 1.1.
 
-    In transformers 5 ``tie_word_embeddings`` is always true, and this stands elsewhere.
+    In transformers 5 ``tie_word_embeddings`` is always true, and another key has this.
     """
     tied = getattr(config, "tie_word_embeddings", True)
     return not getattr(config, "scale_decoder_outputs", tied)
 
 
 def tie_weights_(model: Any) -> None:
-    """Tie what is one tensor; the head of a T5 that has its own is left alone, as in a stock load.
+    """Tie shared weights; an untied output head stays untied, as in a stock load.
 
-    ``model.tie_weights()`` of transformers 5 ties it, unless it is told what a file did not hold.
+    ``model.tie_weights()`` of transformers 5 ties the head too, unless given the missing keys.
     """
     if not (isinstance(model, T5ForConditionalGeneration) and has_own_head(model.config)):
         model.tie_weights()
@@ -95,7 +95,7 @@ def tie_weights_(model: Any) -> None:
 
 
 def shape_settings(shape: ModelShape) -> dict[str, Any]:
-    """Arguments of a ``T5Config`` that all fresh models have."""
+    """Arguments of a ``T5Config`` common to all fresh models."""
     return {
         "d_model": shape.d_model,
         "d_kv": shape.d_kv,

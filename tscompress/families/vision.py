@@ -1,4 +1,4 @@
-"""Vision transformers (ViT and DINOv2), for profiling only."""
+"""Vision transformers (ViT and DINOv2), only for profiling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATTENTION = {
     "v": ["attention.v_proj", "attention.attention.value"],
     "o": ["attention.o_proj", "attention.output.dense"],
 }
-#: The gated ones are those of DINOv2's largest model.
+#: DINOv2's largest model has gated feed-forwards.
 _FEED_FORWARD = {
     "wi": ["mlp.fc1", "intermediate.dense", "mlp.weights_in"],
     "wi_0": ["mlp.gate_proj"],
@@ -39,7 +39,7 @@ class VisionTransformer(Family):
         return describe_encoder(self.name, model, _ATTENTION, _FEED_FORWARD, ".mlp")
 
     def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> EmbeddingTable:
-        """What each pixel of a patch adds to its embedding, ``[channels * P * P, d_model]``."""
+        """Weights of each pixel of a patch in its embedding, ``[channels * P * P, d_model]``."""
         weights = dict(model.named_parameters())
         name = next(one for one in weights if one.endswith("patch_embeddings.projection.weight"))
         projection: Tensor = weights[name].detach()  # [d_model, channels, P, P]

@@ -1,4 +1,4 @@
-"""Whisper, an encoder-decoder of speech, for profiling only."""
+"""Whisper, an encoder-decoder of speech, only for profiling."""
 
 from __future__ import annotations
 

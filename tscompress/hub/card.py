@@ -1,7 +1,7 @@
 """The model card of a compressed checkpoint: ``README.md``, with metadata that the Hub reads.
 
 Everything in it comes from files: plan, recipe, provenance and the header of the weights; scores
-and latencies where they were measured. What is not known is left out or said to be unknown.
+and latencies where they were measured. Unknown facts are omitted or marked as unknown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def make_card(
     repo_id
         Where it will be; the directory's name by default.
     scores, bench
-        What was measured; by default what ``tscompress run`` left above the directory.
+        Measurements; by default those of ``tscompress run`` above the directory.
     licence
         ``license`` and perhaps ``license_name`` and ``license_link``; by default the original's,
         where its own card can be read without a network.
@@ -76,9 +76,9 @@ def make_card(
     Raises
     ------
     UsageError
-        tscompress did not write this directory, or what was measured is not of it.
+        tscompress did not write this directory, or the measurements are of another checkpoint.
     CorruptCheckpointError, DataError, VerificationError
-        A file in or above it is damaged, or is not what was written.
+        A file in or above it is damaged or was changed.
     """
     return card_of(read_made(directory), repo_id, scores=scores, bench=bench, licence=licence)
 
@@ -180,7 +180,7 @@ def card_by_hand(path: Path, *, force: bool = False) -> str | None:
     Raises
     ------
     OutputExistsError
-        What is there is neither a card to push nor one to replace.
+        The file there is neither a card to push nor one to replace.
     """
     shown = repr(str(path))
     if path.is_dir() and not path.is_symlink():

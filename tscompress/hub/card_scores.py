@@ -1,4 +1,4 @@
-"""What was measured of a checkpoint: scores and latencies, as evaluate, bench and run left them."""
+"""Measurements of a checkpoint: scores and latencies, from files of evaluate, bench and run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CardScore:
 
 @dataclass(frozen=True)
 class CardScores:
-    """What the card says of forecast quality.
+    """Forecast quality, for the card.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class CardScores:
 def _intervals(
     result: EvaluationResult, original: EvaluationResult
 ) -> dict[str, tuple[float, float]]:
-    """Confidence intervals of the ratios, where both results kept what each series adds."""
+    """Confidence intervals of the ratios, if both results have contributions of series."""
     if any(row.series is None for row in (*result.rows, *original.rows)):
         return {}
     (found,) = compare([original, result]).models
@@ -139,7 +139,7 @@ class _BenchedModel(pydantic.BaseModel):
 
 
 class Bench(pydantic.BaseModel):
-    """What the card takes from the measurements of ``tscompress bench``."""
+    """Figures from ``tscompress bench``, for the card."""
 
     workload: _BenchedWorkload
     threads: int

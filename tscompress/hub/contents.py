@@ -100,7 +100,7 @@ def _changed(path: Path) -> VerificationError:
 
 
 def read_records(directory: Path) -> dict[str, bytes]:
-    """The small files that may go up, read once: what is looked at is what is sent.
+    """The small files to upload, read once, so that the checked content is the uploaded one.
 
     Raises
     ------
@@ -129,14 +129,14 @@ def _check_is_file(path: Path) -> None:
 
 
 def verified(made: Made, records: Mapping[str, bytes]) -> tuple[Contents, list[str]]:
-    """Compare what is there with what was written; notes about what was not recorded.
+    """Compare files with their recorded hashes; returns notes about unrecorded files.
 
     Raises
     ------
     CorruptCheckpointError
-        Nothing shows what was written.
+        There is no record of hashes.
     VerificationError
-        A file differs from what was written, or is gone.
+        A file differs from its record, or is missing.
     UsageError
         Weights are a link.
     """

@@ -1,4 +1,4 @@
-"""What the records of a checkpoint say: what it was made of, and how.
+"""The origin of a checkpoint, from its records: model, recipe, plan and provenance.
 
 Everything comes from files: plan, recipe, provenance and the header of the weights.
 """
@@ -87,10 +87,12 @@ class Made:
 
     @property
     def factored(self) -> bool:
+        """Whether the checkpoint needs tscompress to load."""
         return is_factored_config(self.config)
 
     @property
     def family(self) -> str:
+        """Name of the model family."""
         return str(self.provenance["source"]["family"])
 
     def names(self, repo_id: str) -> Collection[str]:

@@ -1,4 +1,4 @@
-"""One commit to one repository of the Hub, and what to say if it fails."""
+"""One commit to one repository of the Hub, with messages for its failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tscompress.io.network import (
 
 @dataclass(frozen=True)
 class Upload:
-    """One commit to one repository, and what to say if it fails."""
+    """One commit to one repository, with messages for its failures."""
 
     repo_id: str
     contents: Contents
@@ -80,7 +80,7 @@ class Upload:
 
         def upload() -> None:
             self.contents.check_state()
-            # Anew for each attempt: the Hub then tells which files it has already.
+            # Again for each attempt: the Hub then reports which files it has already.
             records = {CARD_FILE: self.card.encode(), **self.contents.records}
             additions[:] = [CommitOperationAdd(name, content) for name, content in records.items()]
             additions.extend(

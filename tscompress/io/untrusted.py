@@ -60,6 +60,7 @@ class StoredTensor:
 
     @property
     def is_floating(self) -> bool:
+        """Whether it holds floating-point values."""
         return self.dtype in _FLOATING
 
 

@@ -1,5 +1,5 @@
-"""Modules that take the place of stock ones: two factors for one Linear layer (``low_rank``),
-attention with head sizes of its own (``sized_attention``) or of one latent
-(``latent_cross_attention``), and sample paths that share the keys and values of their series
+"""Modules that replace stock ones: two factors for a Linear layer (``low_rank``), attention with
+separate sizes of queries-keys and values (``sized_attention``), cross-attention on one latent
+(``latent_cross_attention``), and keys and values shared by the sample paths of a series
 (``shared_cross_attention``); ``resize`` puts them into a model.
 """

@@ -1,4 +1,4 @@
-"""The module that stands in for a Linear layer once it is two factors."""
+"""A Linear layer as two factors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LowRankLinear(nn.Module):
 
     @classmethod
     def from_factors(cls, linear: nn.Linear, L: Tensor, R: Tensor) -> LowRankLinear:
-        """Factors in the dtype and on the device of the ``linear`` they replace; keeps its bias."""
+        """Factors in the dtype and on the device of ``linear``, with its bias."""
         weight = linear.weight
         module = cls(
             linear.in_features,
@@ -45,19 +45,22 @@ class LowRankLinear(nn.Module):
 
     @property
     def in_features(self) -> int:
+        """Size of the input."""
         return self.right.in_features
 
     @property
     def out_features(self) -> int:
+        """Size of the output."""
         return self.left.out_features
 
     @property
     def rank(self) -> int:
+        """Size between the two factors."""
         return self.right.out_features
 
     @property
     def weight(self) -> Tensor:
-        """The factor that meets the input. T5's feed-forward casts its input to this dtype."""
+        """The factor that reads the input. T5's feed-forward casts its input to this dtype."""
         return self.right.weight
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Smaller, empty layers into a model, as a plan gives their sizes.
+"""Replace layers of a model by empty ones of planned sizes.
 
-In a factored checkpoint each head of a block has ``qk_size`` numbers for queries and keys and
-``vo_size`` for values, and each feed-forward has hidden units of its own. A stock model is built,
-and the planned modules are replaced by empty ones of the planned sizes, to be filled with weights
-afterwards.
+In a factored checkpoint a block has heads of ``qk_size`` dimensions for queries and keys and
+``vo_size`` for values, and feed-forwards differ in their number of hidden units. A stock model is
+built, the planned modules are replaced by empty ones, and weights are filled in afterwards.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from transformers.models.t5.modeling_t5 import (
 from tscompress.errors import PlanError
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
 from tscompress.layers.sized_attention import SizedChronos2Attention, SizedT5Attention, empty_linear
-from tscompress.plan.plan import HeadPlan, HiddenPlan
+from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 
 
 def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
-    """Put empty attention of the planned head sizes where ``plan.name`` is; returns it.
+    """Replace ``plan.name`` by empty attention of the planned head sizes, and return it.
 
     Raises
     ------
@@ -37,12 +36,12 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
     if not isinstance(attention, T5Attention | MHA):
         raise PlanError(
             f"the plan names {plan.name!r}, a {type(attention).__name__}; "
-            "only heads of T5Attention and of Chronos-2's MHA can be resized."
+            "only T5Attention and Chronos-2's MHA have heads that can be resized."
         )
     if isinstance(attention, LatentCrossAttention):
         raise PlanError(f"{plan.name} reads a latent already; compress the original checkpoint.")
     if plan.latent and not plan.name.endswith(".EncDecAttention"):
-        raise PlanError(f"the plan gives {plan.name} a latent; only cross-attention of T5 has one.")
+        raise PlanError(f"the plan gives {plan.name} a latent; only T5's cross-attention has one.")
     size, rotary = plan.head_size, plan.frequencies is not None
     heads = attention.n_heads
     qk_size, vo_size = attention.k.out_features // heads, attention.v.out_features // heads
@@ -67,7 +66,8 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
 
 
 def _first_latent(model: nn.Module, plan: HeadPlan) -> LatentCrossAttention | None:
-    """Of the first decoder layer, which holds the projection to the latent; None if that is it."""
+    """Attention of the first decoder layer, which holds the projection to the latent; None if it is
+    the planned one."""
     layers = (
         name for name, part in model.named_modules() if isinstance(part, T5LayerCrossAttention)
     )
@@ -75,7 +75,7 @@ def _first_latent(model: nn.Module, plan: HeadPlan) -> LatentCrossAttention | No
     if name == plan.name:
         return None
     first = _planned_module(model, name)
-    if isinstance(first, LatentCrossAttention) and first.cached_numbers == plan.qk_size:
+    if isinstance(first, LatentCrossAttention) and first.cached_values == plan.qk_size:
         return first
     raise PlanError(
         f"{plan.name} reads the latent of {name}; plan that one before it, with latent "
@@ -102,8 +102,8 @@ def resize_hidden_(model: nn.Module, plan: HiddenPlan) -> None:
         part, output, inputs = "patch", "output_layer", ("hidden_layer",)
     else:
         raise PlanError(
-            f"the plan names {plan.name!r}, a {type(module).__name__}; only hidden units of "
-            "feed-forwards of T5 and Chronos-2 and of ResidualBlock can be removed."
+            f"the plan names {plan.name!r}, a {type(module).__name__}; only feed-forwards of T5, "
+            "of Chronos-2 and ResidualBlock have hidden units that can be removed."
         )
     first, last = getattr(module, inputs[0]), getattr(module, output)
     _check_same(

@@ -1,14 +1,13 @@
-"""Sample paths of Chronos-T5 that share the keys and values of their series.
+"""Sample paths of Chronos-T5 that share the cross-attention keys and values of their series.
 
-Chronos-T5 draws many paths of each series, 20 unless told otherwise. Stock generation repeats the
-encoder's output for each of them before the decoder starts, so that every layer projects, caches
-and reads the same cross-attention keys and values once a path. Here they are there once a series,
-and the paths of a series are but further queries of one attention: the same products, in the same
-precision, of which 19 in 20 projections, cached bytes and reads are left out. The literature knows
-the like for prompts of language models as bifurcated attention (Athiwaratkun et al., 2024,
+Chronos-T5 samples many paths of each series, 20 by default. Stock generation repeats the encoder's
+output for each path, so every layer projects, caches and reads the same cross-attention keys and
+values once per path. Here they exist once per series, and its paths are further queries of one
+attention: the same products in the same precision, without 19 in 20 projections, cached bytes and
+reads. For prompts of language models this is bifurcated attention (Athiwaratkun et al., 2024,
 arXiv:2403.08845).
 
-No weight changes and no file: this is a way to run a model, stock, folded or factored alike.
+No weights and no files change: this is another way to run a stock, folded or factored model.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ from tscompress.layers.sized_attention import bare
 def share_cross_attention(pipeline: BaseChronosPipeline) -> ChronosPipeline:
     """A pipeline around the same model whose sample paths share cross-attention keys and values.
 
-    Forecasts are those of ``pipeline`` but for rounding, from the same random numbers. The longer
-    the context and the more the paths, the more time and memory it saves.
+    Forecasts equal those of ``pipeline`` up to rounding, with the same random numbers. Savings of
+    time and memory grow with the context and the number of paths.
 
     Parameters
     ----------
     pipeline
-        Of Chronos-T5, from chronos or from :func:`tscompress.load`. It goes on as before: its
-        decoder layers learn to share, and do so only where the new pipeline asks them to.
+        Of Chronos-T5, from chronos or from :func:`tscompress.load`. Its own forecasts are
+        unchanged: the decoder layers share only when called by the new pipeline.
 
     Raises
     ------
     UnsupportedModelError
-        The model draws no sample paths from an encoder's output.
+        The model does not sample paths with a decoder.
     """
     model = getattr(pipeline, "inner_model", None)
     if not isinstance(pipeline, ChronosPipeline) or not isinstance(
         model, T5ForConditionalGeneration
     ):
         raise UnsupportedModelError(
-            f"a {type(pipeline).__name__} has no sample paths that could share the keys and values "
-            "of their series; only Chronos-T5 draws them."
+            f"a {type(pipeline).__name__} has no sample paths to share keys and values; only "
+            "Chronos-T5 does."
         )
     for block in model.decoder.block:
         if not isinstance(block.layer[1], SharedCrossAttention):
@@ -67,7 +66,7 @@ def shares_cross_attention(pipeline: BaseChronosPipeline) -> bool:
 class SharedCrossAttention(T5LayerCrossAttention):  # type: ignore[misc]
     """Decoder cross-attention in which several rows may read one row of the encoder's output.
 
-    With as many rows on both sides it is what it was.
+    With equal numbers of rows it is the stock layer.
     """
 
     def forward(
@@ -88,11 +87,11 @@ class SharedCrossAttention(T5LayerCrossAttention):  # type: ignore[misc]
         attention_mask
             ``[B, 1, 1 or T, S]``.
 
-        Attention weights, where they are asked for, come as ``[B, heads, P * T, S]``.
+        Attention weights, if requested, are ``[B, heads, P * T, S]``.
         """
         shape, series = hidden_states.shape, len(key_value_states)
         if shape[0] > series:
-            # T5's cross-attention has no relative bias: nothing tells a path from a token.
+            # T5's cross-attention has no relative bias, so paths may be treated as tokens.
             hidden_states = hidden_states.reshape(series, -1, shape[-1])
             if attention_mask is not None and attention_mask.shape[-2] > 1:
                 attention_mask = attention_mask.repeat(1, 1, shape[0] // series, 1)
@@ -103,7 +102,7 @@ class SharedCrossAttention(T5LayerCrossAttention):  # type: ignore[misc]
 
 
 class SharingChronosModel(ChronosModel):  # type: ignore[misc]
-    """Chronos-T5's model that encodes each series once and hands that to all of its paths."""
+    """Chronos-T5's model that encodes each series once, for all of its paths."""
 
     def forward(
         self,
@@ -117,7 +116,7 @@ class SharingChronosModel(ChronosModel):  # type: ignore[misc]
     ) -> Tensor:
         """Token ids ``[B, num_samples, prediction_length]``, as ``ChronosModel.forward``.
 
-        What is None is as the checkpoint's ``chronos_config`` says.
+        Options that are None default to the checkpoint's ``chronos_config``.
         """
         config = self.config
         steps = config.prediction_length if prediction_length is None else prediction_length
@@ -143,13 +142,13 @@ class SharingChronosModel(ChronosModel):  # type: ignore[misc]
 
 
 class _OnceASeries(Tensor):
-    """What there is one row of for each series, and that does not repeat itself for each path.
+    """A tensor with one row per series that is not repeated for each path.
 
-    ``generate`` asks each of its tensors for ``repeat_interleave`` before the first step, in all
-    versions of transformers since 4.49. This one stays what it is; the others do as they are told.
+    ``generate`` calls ``repeat_interleave`` on each of its tensors before the first step, in all
+    versions of transformers since 4.49. This tensor returns itself.
     """
 
-    # As for nn.Parameter: whatever is computed from it is a plain tensor.
+    # As for nn.Parameter: results of operations on it are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def repeat_interleave(self, *_: Any, **__: Any) -> Tensor:

@@ -1,7 +1,6 @@
 """Attention of T5 and Chronos-2 in which values may have another size than queries and keys.
 
-No config of the stock software can say so: the classes take the place of stock modules, under the
-same names.
+Stock configs cannot express this: the classes replace stock modules, under the same names.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class _Values(Tensor):
-    """Values of all heads, ``[batch, tokens, heads * vo_size]``, that know their number of heads.
+    """Values of all heads, ``[batch, tokens, heads * vo_size]``, with their number of heads.
 
-    ``T5Attention.forward`` splits queries, keys and values into heads by one and the same size.
-    All it does to the values before they meet cache and attention weights is that one ``view``.
-    So the values answer ``view`` and the stock forward stays in charge: its signature, cache and
-    outputs differ between transformers 4.49, 4.57, 5.0 and 5.24, and that ``view`` does not.
+    ``T5Attention.forward`` splits queries, keys and values into heads of the same size, by one
+    ``view`` of the values before cache and attention weights. Overriding that ``view`` keeps the
+    stock forward: its signature, cache and outputs differ between transformers 4.49, 4.57, 5.0 and
+    5.24, and the ``view`` does not.
     """
 
-    # As for nn.Parameter: whatever is computed from it is a plain tensor.
+    # As for nn.Parameter: results of operations on it are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     num_heads: int
 
     def view(self, *_: Any) -> Tensor:
-        """``[batch, tokens, heads, vo_size]``, whatever size of head was asked for."""
+        """``[batch, tokens, heads, vo_size]``, for any requested head size."""
         return self.reshape(*self.shape[:-1], self.num_heads, -1)
 
 
 class _ValueProjection(nn.Linear):
-    """A Linear layer whose output splits into ``num_heads`` heads, of whatever size."""
+    """A Linear layer whose output splits into ``num_heads`` heads of any size."""
 
     num_heads: int
 
@@ -53,7 +52,7 @@ class SizedT5Attention(T5Attention):  # type: ignore[misc]
     Attributes
     ----------
     qk_size, vo_size
-        Numbers of each head's queries and keys, and of its values.
+        Head size of queries and keys, and of values.
     """
 
     qk_size: int
@@ -61,13 +60,13 @@ class SizedT5Attention(T5Attention):  # type: ignore[misc]
 
     @classmethod
     def empty_like(cls, attention: T5Attention, qk_size: int, vo_size: int) -> SizedT5Attention:
-        """The stand-in for ``attention``: its settings and relative bias, other projections.
+        """A replacement for ``attention`` with its settings and relative bias.
 
         ``q``, ``k`` ``[heads * qk_size, d_model]``, ``v`` ``[heads * vo_size, d_model]`` and ``o``
         ``[d_model, heads * vo_size]`` are uninitialised, on the devices and in the dtypes of the
         original's. The relative bias is the original's module, not a copy.
         """
-        sized = _stand_in(cls, attention, qk_size, vo_size, value_class=_ValueProjection)
+        sized = _replacement(cls, attention, qk_size, vo_size, value_class=_ValueProjection)
         sized.v.num_heads = sized.n_heads
         sized.key_value_proj_dim = qk_size  # by which the stock forward splits queries and keys
         return sized
@@ -79,7 +78,7 @@ class SizedChronos2Attention(MHA):  # type: ignore[misc]
     Attributes
     ----------
     qk_size, vo_size
-        Numbers of each head's queries and keys, and of its values.
+        Head size of queries and keys, and of values.
     """
 
     qk_size: int
@@ -89,19 +88,20 @@ class SizedChronos2Attention(MHA):  # type: ignore[misc]
     def empty_like(
         cls, attention: MHA, qk_size: int, vo_size: int, frequencies: tuple[int, ...] | None = None
     ) -> SizedChronos2Attention:
-        """The stand-in for ``attention``, with uninitialised projections as in T5's.
+        """A replacement for ``attention``, with uninitialised projections as in T5's.
 
         Parameters
         ----------
         frequencies
-            With rotary embedding: numbers ``j`` and ``j + qk_size / 2`` of each query and key turn
-            with the original's frequency ``frequencies[j]``. None without, or to keep them all.
+            With rotary embedding: dimensions ``j`` and ``j + qk_size / 2`` of each query and key
+            rotate with the original's frequency ``frequencies[j]``. None: no rotary embedding, or
+            keep all frequencies.
         """
-        sized = _stand_in(cls, attention, qk_size, vo_size)
+        sized = _replacement(cls, attention, qk_size, vo_size)
         sized.kv_proj_dim = qk_size
         if frequencies is not None:
             rotary = copy.deepcopy(attention.rope_embed)
-            # Every buffer has one number a frequency. Assigning keeps them out of the state dict.
+            # Buffers have one value per frequency. Assigning keeps them out of the state dict.
             for name, buffer in list(rotary.named_buffers()):
                 setattr(rotary, name, buffer[list(frequencies)])
             sized.rope_embed = rotary
@@ -115,7 +115,7 @@ class SizedChronos2Attention(MHA):  # type: ignore[misc]
         position_ids: Tensor | None = None,
         output_attentions: bool = False,
     ) -> AttentionOutput:
-        """As ``MHA.forward``, which takes one size for granted; attention itself is inherited."""
+        """As ``MHA.forward``, which assumes one size; attention itself is inherited."""
         source = hidden_states if encoder_states is None else encoder_states
         projected = (self.q(hidden_states), self.k(source), self.v(source))
         queries, keys, values = (
@@ -134,14 +134,14 @@ class SizedChronos2Attention(MHA):  # type: ignore[misc]
         )
 
 
-def _stand_in(
+def _replacement(
     cls: type[_Module],
     original: nn.Module,
     qk_size: int,
     vo_size: int,
     value_class: type[nn.Linear] = nn.Linear,
 ) -> _Module:
-    """A ``cls`` with the settings and children of ``original``, but empty projections."""
+    """A ``cls`` with the settings and children of ``original`` and empty projections."""
     sized: Any = bare(cls, original)
     qk_width, vo_width = sized.n_heads * qk_size, sized.n_heads * vo_size
     sized.q = empty_linear(sized.q, out_features=qk_width)
@@ -154,10 +154,10 @@ def _stand_in(
 
 
 def bare(cls: type[_Module], original: nn.Module) -> _Module:
-    """A ``cls`` with the settings and the very children of ``original``."""
+    """A ``cls`` with the settings and the same child modules as ``original``."""
     bare = cls.__new__(cls)
     nn.Module.__init__(bare)
-    own = set(vars(bare))  # the books of nn.Module: parameters, hooks, ...
+    own = set(vars(bare))  # attributes of nn.Module: parameters, hooks, ...
     vars(bare).update({name: x for name, x in vars(original).items() if name not in own})
     for name, child in original.named_children():
         bare.add_module(name, child)
@@ -172,7 +172,7 @@ def empty_linear(
     out_features: int | None = None,
     linear_class: type[nn.Linear] = nn.Linear,
 ) -> nn.Linear:
-    """An uninitialised Linear layer that differs from ``like`` in the size that is given."""
+    """An uninitialised Linear layer like ``like``, with another input or output size."""
     linear: nn.Linear = skip_init(  # type: ignore[no-untyped-call]
         linear_class,
         in_features or like.in_features,

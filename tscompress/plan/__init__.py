@@ -1,3 +1,3 @@
-"""What a model has and what becomes of it, as plain data without torch. Read ``architecture``
-first, then ``plan`` and ``schedules``.
+"""Sizes of a model before and after compression, as data without torch. Read ``architecture``
+first, then ``layer_plans``, ``plan`` and ``schedules``.
 """

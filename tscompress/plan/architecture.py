@@ -1,7 +1,7 @@
-"""What a model has: its attention blocks and feed-forwards, by name and by place.
+"""The attention blocks and feed-forwards of a model, by name and position.
 
-Algorithms elsewhere walk :class:`AttentionBlock` and :class:`FeedForward` objects and never ask
-which family they came from.
+Algorithms elsewhere iterate over :class:`AttentionBlock` and :class:`FeedForward` objects and never
+check the family.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Block:
     name
         Dotted name of the module.
     stack, layer, sublayer
-        Where it is: the stack (``encoder`` or ``decoder``), the index of the layer in it, and the
-        index among the parts of the layer.
+        Position: the stack (``encoder`` or ``decoder``), the index of the layer in it, and the
+        index of the part in the layer.
     projections
         Role to dotted name of the Linear layer.
     """
@@ -46,8 +46,8 @@ class AttentionBlock(_Block):
         ``encoder`` and ``decoder`` self-attention, ``cross`` attention; Chronos-2: ``time`` and
         ``group``.
     depth
-        Layers of mixing that its inputs went through. Cross-attention reads the encoder's output,
-        so it counts after every encoder layer (paper sec. 5).
+        Number of attention layers before its inputs (Yu et al., 2025, sec. 5). Cross-attention
+        reads the encoder's output, so it counts after every encoder layer.
     """
 
     kind: BlockKind
@@ -56,7 +56,7 @@ class AttentionBlock(_Block):
 
     @property
     def reads_encoder(self) -> bool:
-        """Whether keys and values are of the encoder's output."""
+        """Whether keys and values are projected from the encoder's output."""
         return self.kind == "cross"
 
     @property
@@ -77,7 +77,7 @@ class FeedForward(_Block):
 
 @dataclass(frozen=True)
 class Architecture:
-    """The compressible parts of a model, in the order in which a forward pass meets them."""
+    """The compressible parts of a model, in the order of a forward pass."""
 
     family: str
     attention: tuple[AttentionBlock, ...]

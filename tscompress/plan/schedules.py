@@ -1,7 +1,6 @@
-"""How sizes are chosen: schedules of ranks and head sizes, and budgets of what a model may cost.
+"""How sizes are chosen: schedules of ranks and head sizes, and budgets of costs.
 
-A schedule or a budget is an object, and also has a text: ``rank=16``, ``5,0.35``,
-``parameters=0.5``.
+A schedule or budget is an object with a text form: ``rank=16``, ``5,0.35``, ``parameters=0.5``.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ _UNITS = {"parameters": _COUNTS, "macs": _COUNTS, "bytes": _BYTES, "kv-cache": _
 
 
 class Budget(BaseModel):
-    """What the compressed model may cost.
+    """An upper bound of a cost of the compressed model.
 
     Attributes
     ----------
     measure
-        Of the whole model; ``macs``, ``kv-cache`` and ``latency`` of one ``predict`` call; ``wql``
-        on the calibration windows.
+        The cost, of the whole model; ``macs``, ``kv-cache`` and ``latency`` are of one ``predict``
+        call, ``wql`` is on the calibration windows.
     ratio
-        At most this much of the original's: after / before.
+        Upper bound of after / before.
     limit
-        At most this much; not for ``latency`` and ``wql``.
+        Upper bound of the amount; not for ``latency`` and ``wql``.
     percent
-        Only for ``wql``: it may rise by this much.
+        Only for ``wql``: upper bound of its rise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,7 +65,7 @@ class Budget(BaseModel):
         return self
 
     def __str__(self) -> str:
-        """As :func:`parse_budget` reads it."""
+        """The text that :func:`parse_budget` reads."""
         if self.limit is not None:
             return f"{self.measure}={_amount_text(self.limit, _UNITS[self.measure])}"
         if self.percent is not None:
@@ -129,7 +128,7 @@ class EpsilonSchedule(_Schedule):
     Attributes
     ----------
     epsilon
-        Singular values above this share of the largest are kept; between 0 and 1.
+        Singular values above this share of the largest are kept; in (0, 1).
     """
 
     kind: Literal["epsilon"] = "epsilon"
@@ -214,7 +213,7 @@ Schedule = ProjectionSchedule | FitSchedule
 
 
 class PlannedSchedule(_Schedule):
-    """Sizes that lose least, as measured, within a budget of the whole model; for ``fold``.
+    """Sizes of least predicted loss within a budget of the whole model; for ``fold``.
 
     Attributes
     ----------
@@ -223,22 +222,22 @@ class PlannedSchedule(_Schedule):
     layout
         ``folded``: the same sizes in every layer, a stock checkpoint. ``factored``: sizes by layer.
     multiple
-        Sizes are multiples of 1, 8 or 16, which suit the hardware.
+        Sizes are multiples of 1, 8 or 16, which are fast on GPUs.
     depth
-        Experimental: may drop whole layers; with ``folded``.
+        Experimental: may drop whole layers; only with ``folded``.
     keep_width
-        ``d_model`` stays, as it always does with ``factored``.
+        Keep ``d_model``, as ``factored`` always does.
     """
 
     kind: Literal["planned"] = "planned"
     budget: Budget = Field(description="also as text: parameters=0.5, bytes=20MB, wql=1%")
     layout: Literal["folded", "factored"] = Field(
-        default="folded", description="one size everywhere, a plain config; or sizes by layer"
+        default="folded", description="one size everywhere, a stock config; or sizes by layer"
     )
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
     depth: bool = Field(default=False, description="experimental: may drop whole layers")
     keep_width: bool = Field(
-        default=False, description="with layout folded: d_model stays, as it does in factored"
+        default=False, description="with layout folded: keep d_model, as factored does"
     )
 
     @field_validator("budget", mode="before")

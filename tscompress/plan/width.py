@@ -49,7 +49,7 @@ Width = Annotated[int | float, BeforeValidator(_read_width)]
 
 
 def dimensions_of(width: Width, d_model: int) -> int | None:
-    """The dimensions that stay of ``d_model``; None: a share leaves all of them.
+    """The new ``d_model``; None if a share keeps all dimensions.
 
     A share is rounded to the nearest integer, as ``ff_ratio`` is, and is at least 2.
     """

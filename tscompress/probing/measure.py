@@ -1,4 +1,4 @@
-"""A model is given the tasks: forecasts, their losses, and what comes of them."""
+"""Measure a model on tasks: forecasts, their losses, and skills."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Processes that series are drawn from, and the best possible forecast of each series.
 
-A process knows its own parameters, so that the distribution of what comes next is exact: its
-quantiles are the best forecast that anyone could make. Values are in units of their own; a season
-has a standard deviation of 1, or of its amplitude.
+The parameters of a process are known, so the predictive distribution is exact and its quantiles are
+the best possible forecast. Values are dimensionless; a season has a standard deviation of 1, or of
+its amplitude.
 
 To add a process, write a class with :meth:`paths` and put it into :data:`Process`. Processes whose
 series come with covariates (for Chronos-2) go there as well: the covariates are one more field of
@@ -42,7 +42,7 @@ class Paths(NamedTuple):
 
 
 class Season(BaseModel):
-    """A pattern that repeats: free, a value of its own for each step, or a few smooth waves."""
+    """A repeated pattern: free, with independent values of each step, or a few smooth waves."""
 
     model_config = _STRICT
 
@@ -76,7 +76,7 @@ class Trend(BaseModel):
     def path(self, rng: np.random.Generator, count: int, length: int, context: int) -> Array:
         """``[N, length]``, 0 at the start; signs are random."""
         time = np.arange(length) / context
-        # Damped by half of the context: what is still to come is a seventh of the whole.
+        # Damped with half of the context as its scale: a seventh of the rise is still to come.
         shape = time if self.kind == "linear" else (1 - np.exp(-2 * time)) / (1 - np.exp(-2))
         rise = self.rise * rng.uniform(0.5, 1.5, (count, 1)) * rng.choice([-1.0, 1.0], (count, 1))
         return np.asarray(rise * shape)
@@ -106,6 +106,7 @@ class Structural(BaseModel):
 
     @property
     def noisy(self) -> bool:
+        """Whether the label has noise."""
         return self.noise > 0
 
     @property
@@ -114,6 +115,7 @@ class Structural(BaseModel):
         return not self.seasons and self.trend is None
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
+        """``count`` series ``[count, context + horizon]`` and their best forecast."""
         length = context + horizon
         path = np.repeat(rng.uniform(0, 3, (count, 1)), length, axis=1)
         if self.trend is not None:
@@ -147,6 +149,7 @@ class Autoregressive(BaseModel):
     ends_constant: ClassVar[bool] = True
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
+        """``count`` series ``[count, context + horizon]`` and their best forecast."""
         length, factor = context + horizon, self.coefficient
         noise = rng.standard_normal((count, length))
         if factor < 1:  # starts in its stationary distribution
@@ -177,13 +180,16 @@ class Intermittent(BaseModel):
 
     @property
     def season_length(self) -> int:
+        """Steps that a seasonal naive forecast looks back."""
         return self.interval if self.regular else 1
 
     @property
     def ends_constant(self) -> bool:
+        """Whether a constant can be the best possible forecast."""
         return not self.regular
 
     def paths(self, rng: np.random.Generator, count: int, context: int, horizon: int) -> Paths:
+        """``count`` series ``[count, context + horizon]`` and their best forecast."""
         shape = (count, context + horizon)
         if self.regular:
             time = np.arange(context + horizon) + rng.integers(self.interval, size=(count, 1))

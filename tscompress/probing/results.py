@@ -1,4 +1,4 @@
-"""Skill of a model at each task, how sure it is, and what a compressed model kept of it.
+"""Skill of a model at each task, with intervals, and the share that a compressed model kept.
 
 skill = (loss of the best constant − loss of the model) / (loss of the best constant − best loss)
 
@@ -132,12 +132,13 @@ class TaskScore(BaseModel):
     coverage: float | None
     """Share of outcomes from the quantile 0.1 to 0.9, best 0.8; None without noise."""
     crossing_rate: float
-    """Share of neighbouring quantiles of which the higher level has the lower value."""
+    """Share of neighbouring quantiles that cross."""
     losses: Losses
     example: Example
 
     @property
     def name(self) -> str:
+        """Name of the task."""
         return self.task.name
 
     @property

@@ -194,7 +194,7 @@ def _others() -> Iterator[ProbeTask]:
         )
 
 
-#: By name; ``group`` says what is summed up together.
+#: By name; tasks of one ``group`` are summarized together.
 TASKS: dict[str, ProbeTask] = {task.name: task for task in (*_seasons(), *_compound(), *_others())}
 
 
@@ -204,7 +204,7 @@ TASKS: dict[str, ProbeTask] = {task.name: task for task in (*_seasons(), *_compo
 
 
 class TaskFile(BaseModel):
-    """What a YAML file of tasks holds."""
+    """Content of a YAML file of tasks."""
 
     model_config = _STRICT
 

@@ -1,3 +1,3 @@
-"""Epsilon-ranks of weights, of what layers read and of what is embedded: measured (``measure``),
+"""Epsilon-ranks of weights, of layer inputs and of embeddings: measured (``measure``),
 kept (``rank_profile``), shown (``tables``, ``figures``).
 """

@@ -133,7 +133,7 @@ def _check_epsilons(epsilons: Sequence[float]) -> tuple[float, ...]:
 
 
 def _rounding_floor(width: int, *dtypes: torch.dtype) -> float:
-    """Bound on the relative singular values that rounding alone can make.
+    """Bound on relative singular values due to rounding.
 
     Rounding entries to relative precision u/2 perturbs a matrix W [m, n] by independent errors of
     spectral norm up to about u/(2 sqrt 3) rms(W) (sqrt m + sqrt n), and sigma_1 is at least

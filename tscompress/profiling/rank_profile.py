@@ -1,4 +1,4 @@
-"""What a rank profile holds: plain records, what they say in words, and how they are saved.
+"""The rank profile: records, findings in words, and its file.
 
 Figures and equations are those of "Understanding Transformers for Time Series: Rank Structure,
 Flow-of-ranks, and Compressibility", called the paper below.
@@ -118,7 +118,7 @@ class WeightProfile(_Record):
 
 
 class InputProfile(_Record):
-    """What one layer read on the calibration series.
+    """Ranks of one layer's inputs on the calibration series.
 
     Attributes
     ----------
@@ -379,5 +379,5 @@ def _labelled_spectra(profile: RankProfile) -> Iterator[tuple[tuple[object, ...]
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: what a saved profile keeps."""
+    """Four significant digits, the precision of a saved profile."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""What a report of a run says, as plain data: sentences, rows and ratios. Pages only lay it out."""
+"""Content of a report of a run, as plain data: sentences, rows and ratios; pages lay it out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RankCell(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A part of the report that there is no data for, and what to do about it."""
+    """A part of the report without data, and how to get it."""
 
     title: str
     remedy: str
@@ -78,7 +78,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a page says about a run.
+    """Content of a page about a run.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Report:
 
 
 def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] = ()) -> Report:
-    """Put into words and rows what a run measured.
+    """Sentences and rows from the measurements of a run.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
     Raises
     ------
     UsageError
-        One of ``others`` is no run, or one of another model or on other series.
+        One of ``others`` is not a run, or is of another model or on other series.
     DataError
         A score is not finite, or a file cannot be read.
     """
@@ -150,7 +150,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
 
 
 def headline(result: RunResult) -> str:
-    """One sentence: what was kept, what it cost, what it saved. Good news or bad."""
+    """One sentence on kept quality, cost and savings."""
     kept = f"Attention keeps {result.plan.attention_parameter_ratio:.1%} of its parameters"
     before, after = result.plan.parameters("feed_forward")
     if after < before:
@@ -391,7 +391,7 @@ def rank_roles(profile: RankProfile) -> list[str]:
 
 
 def rank_rows(profile: RankProfile, plan: Plan) -> list[RankRow]:
-    """One row for each attention block, those of a kind together."""
+    """One row for each attention block, grouped by kind."""
     roles = rank_roles(profile)
     blocks: dict[tuple[str, int], dict[str, RankCell]] = {}
     for weight in profile.weights:

@@ -56,7 +56,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def render_page(report: Report) -> str:
-    """The page of a run. Parts that nothing was measured for are left out, and it says so."""
+    """The page of a run. Parts without measurements are omitted, with a note."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tscompress.reports"),
         # Names of models and datasets are other people's text.

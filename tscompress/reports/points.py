@@ -28,7 +28,7 @@ _COSTS = {
     "peak_memory_bytes": ("peak_memory_bytes", "peak MiB"),
     "macs": ("macs",),
 }
-#: What the row of the original has in ``method`` or ``kind``.
+#: Value of ``method`` or ``kind`` in the row of the original.
 _ORIGINAL = ("original", "dense")
 
 

@@ -15,7 +15,7 @@ _LETTER_WIDTH, _LINE_HEIGHT = 6.0, 12.0
 _BELOW, _ABOVE = (16.0, -8.0, 30.0, -22.0), (-8.0, 16.0, -22.0, 30.0)
 #: With more models than this, only those that nothing beats have their names drawn.
 _MAX_NAMED = 6
-#: A model that is worse by more is in the table alone: it would press all others onto one line.
+#: A model that is worse by more is only in the table: it would flatten the others in the chart.
 FAR = 0.1
 
 

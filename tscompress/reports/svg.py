@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class Chart:
-    """A panel. ``label`` says what it shows to those who do not see it."""
+    """A panel. ``label`` describes it for screen readers."""
 
     label: str
     x_range: tuple[float, float]
@@ -51,10 +51,12 @@ class Chart:
     width = WIDTH
 
     def x(self, value: float) -> float:
+        """Horizontal position of a value, in pixels."""
         low, high = self.x_range
         return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
+        """Vertical position of a value, in pixels from the top."""
         low, high = self.y_range
         return self.height - BOTTOM - (value - low) / (high - low) * (self.height - TOP - BOTTOM)
 
@@ -90,6 +92,7 @@ class Chart:
             self.add("polyline", f"line {css}", points=points)
 
     def dots(self, xs: Sequence[float], ys: Sequence[Value], css: str) -> None:
+        """A dot at each finite point."""
         for x, y in zip(xs, ys, strict=True):
             if y is not None and math.isfinite(y):
                 self.add("circle", f"dot {css}", cx=self.x(x), cy=self.y(y), r=2.5)
@@ -97,6 +100,7 @@ class Chart:
     def band(
         self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], css: str
     ) -> None:
+        """The area between two lines."""
         corners = [*zip(xs, low, strict=True), *zip(xs[::-1], high[::-1], strict=True)]
         points = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in corners)
         self.add("polygon", f"band {css}", points=points)
@@ -168,6 +172,7 @@ def _runs(xs: Sequence[float], ys: Sequence[Value]) -> Iterable[list[tuple[float
 
 
 def short_name(name: str) -> str:
+    """A name that fits a chart; longer ones end with an ellipsis."""
     return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 

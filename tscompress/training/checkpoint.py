@@ -1,7 +1,7 @@
 """Checkpoints of a training run: weights, moments of the optimizer and a record, in one file.
 
-A checkpoint replaces the one before it in one rename, so that a run that was stopped or killed
-resumes to the weights it would have had.
+A checkpoint replaces the previous one in one rename, so a stopped or killed run resumes to the same
+weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass
 class TrainingState:
-    """What a checkpoint holds besides weights and moments.
+    """Content of a checkpoint besides weights and moments.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ def load_training_state(
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turns whatever a damaged file makes safetensors raise into one error."""
+    """Turn any error of safetensors on a damaged file into a CorruptCheckpointError."""
     try:
         yield
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -1,9 +1,9 @@
-"""How far a student is from its teacher and from the targets, by its forecasts.
+"""Distillation losses: distances of a student's forecasts from its teacher's and from the targets.
 
-Every loss is a mean within each series, ``[B]``, so that the loss of a batch does not depend on how
-its series are spread over processes. Chronos-Bolt and Chronos-2 are compared by their quantiles in
-the scaled space, in which they were trained; Chronos-T5 by its token distributions (Hinton et al.,
-2015), fed the true target.
+Every loss is a mean within each series, ``[B]``, so the loss of a batch does not depend on how its
+series are spread over processes. Chronos-Bolt and Chronos-2 are compared by their quantiles in the
+scaled space of training; Chronos-T5 by its token distributions (Hinton et al., 2015), with the
+targets fed to the decoder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import UsageError
 from tscompress.families.registry import adapter_of
-from tscompress.plan.plan import OUTPUT_PATCHES
+from tscompress.plan.layer_plans import OUTPUT_PATCHES
 from tscompress.training.distillation_losses import (
     Losses,
     pinball_loss,
@@ -32,16 +32,16 @@ from tscompress.training.distillation_losses import (
 
 @dataclass(frozen=True)
 class TeacherOutput:
-    """What a teacher made of a batch; a student can learn from it more than once.
+    """A teacher's output for a batch, which may be used more than once.
 
     Attributes
     ----------
     forecast
         Scaled quantiles ``[B, Q, H]``, or logits ``[B, H, V]``.
     inputs
-        Chronos-T5: what the model is called with.
+        Chronos-T5: arguments of the model.
     labels, observed
-        Chronos-T5: the tokens of the target, and which of them count, ``[B, H]``.
+        Chronos-T5: the tokens of the target, and the mask of observed ones, ``[B, H]``.
     """
 
     forecast: Tensor
@@ -64,7 +64,7 @@ class Distillation(ABC):
 
     @abstractmethod
     def teacher_output(self, batch: ForecastBatch) -> TeacherOutput:
-        """What the teacher makes of ``batch``, without gradients."""
+        """The teacher's output for ``batch``, without gradients."""
 
     @abstractmethod
     def losses(self, model: nn.Module, batch: ForecastBatch, teacher: TeacherOutput) -> Losses:
@@ -75,7 +75,7 @@ class Distillation(ABC):
     ) -> Losses:
         """Losses of ``model``, the student or a wrapper around it, on ``batch``.
 
-        ``teacher`` is the teacher's output for this very batch; None: the teacher is run.
+        ``teacher`` is the teacher's output for this batch; None: the teacher is run.
         """
         return self.losses(model, batch, teacher or self.teacher_output(batch))
 
@@ -85,7 +85,7 @@ class Distillation(ABC):
 
 
 class QuantileDistillation(Distillation):
-    """Of Chronos-Bolt and Chronos-2: quantiles in the scaled space, in which both were trained.
+    """For Chronos-Bolt and Chronos-2: quantiles in the scaled space of training.
 
     Watches the heads of both models until :meth:`close`, because models return unscaled quantiles.
     """
@@ -114,7 +114,7 @@ class QuantileDistillation(Distillation):
 
 
 class TokenDistillation(Distillation):
-    """Of Chronos-T5: token distributions, with the true target fed to the decoder."""
+    """For Chronos-T5: token distributions, with the targets fed to the decoder."""
 
     @torch.no_grad()
     def teacher_output(self, batch: ForecastBatch) -> TeacherOutput:
@@ -146,7 +146,7 @@ def distillation_of(teacher: LoadedModel, student: LoadedModel) -> Distillation:
 
 
 def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
-    """Refuse a teacher of another family, forecast or width; a plan may have narrowed a student.
+    """Refuse a teacher of another family, forecast or width (before slicing).
 
     Raises
     ------
@@ -182,7 +182,7 @@ def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
 
 
 class _Watch:
-    """Keeps what the head of a quantile model last put out."""
+    """Keeps the last output of a quantile model's head."""
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: list[Tensor] = []
@@ -194,7 +194,7 @@ class _Watch:
         self._seen.clear()
 
     def quantiles(self, levels: int) -> Tensor:
-        """Scaled quantiles of the last forward pass, ``[B, levels, H]``; asked for once."""
+        """Scaled quantiles of the last forward pass, ``[B, levels, H]``; to be called once."""
         patches = self._seen.pop()  # [B, n, levels * p]
         self._seen.clear()
         rows, count, _ = patches.shape

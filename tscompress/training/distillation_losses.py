@@ -1,7 +1,7 @@
 """Distances of a student from its teacher and from the targets, as pure functions.
 
-Every loss is a mean within each series, ``[B]``, so that the loss of a batch does not depend on how
-its series are spread over processes.
+Every loss is a mean within each series, ``[B]``, so the loss of a batch does not depend on how its
+series are spread over processes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from tscompress.data.batch import ForecastBatch
 
 @dataclass(frozen=True)
 class Losses:
-    """One value a series, ``[B]``; what does not apply is 0.
+    """One value per series, ``[B]``; losses that do not apply are 0.
 
     Attributes
     ----------
     teacher
-        Distance of scaled quantiles, or KL divergence in nats a token, from the teacher's.
+        Distance of scaled quantiles, or KL divergence in nats per token, from the teacher's.
     truth
-        Twice the pinball loss of scaled quantiles, or cross-entropy in nats a token.
+        Loss on the targets: twice the pinball loss of scaled quantiles, or cross-entropy in nats
+        per token.
     """
 
     teacher: Tensor
@@ -40,9 +41,9 @@ def quantile_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def target_weights(batch: ForecastBatch) -> Tensor:
-    """Weights ``[B]``, of mean 1: 0 for covariates known ahead, which Chronos-2 forecasts as well.
+    """Weights ``[B]``, of mean 1: 0 for covariates known ahead.
 
-    It was never trained there, and those forecasts mean nothing.
+    Chronos-2 forecasts these too, but was not trained to.
     """
     if batch.future is None:
         return torch.ones(len(batch), device=batch.context.device)
@@ -66,7 +67,7 @@ def token_losses(
 ) -> tuple[Tensor, Tensor]:
     """KL divergence from teacher to student, and cross-entropy of ``labels``, each ``[B]``.
 
-    Logits ``[B, H, V]``; labels and which of them count ``[B, H]``.
+    Logits ``[B, H, V]``; labels and the mask of observed ones ``[B, H]``.
     """
     log_student = student.float().log_softmax(-1)
     log_teacher = teacher.float().log_softmax(-1)
@@ -76,5 +77,5 @@ def token_losses(
 
 
 def _row_means(values: Tensor, counted: Tensor) -> Tensor:
-    """Means of ``values`` ``[B, H]`` where ``counted``; 0 in rows where nothing is."""
+    """Means of ``values`` ``[B, H]`` over ``counted``; 0 in rows without any."""
     return values.where(counted, 0.0).sum(1) / counted.sum(1).clamp_min(1)

@@ -1,8 +1,8 @@
 """Growing a trained model into a wider one with the same forecasts: the inverse of ``--width``.
 
 The residual stream gets more dimensions that start at zero, attention more heads and feed-forwards
-more hidden units whose outputs start at zero, a stack more layers that add nothing. What reads them
-starts as a fresh model does, so gradients reach all of it from the first step on
+more hidden units whose outputs start at zero, a stack more layers that add zero. Their readers are
+initialised as in a fresh model, so all weights have gradients from the first step on
 (function-preserving growth; Chen et al., "Net2Net", 2016, with zeros in place of copies, as Evci et
 al., "GradMax", 2022).
 """
@@ -35,8 +35,8 @@ def grow_(model: PreTrainedModel, small: PreTrainedModel) -> None:
     """Give ``model``, freshly initialised, the function of ``small``, whose shape fits into it.
 
     ``d_model``, ``num_heads``, ``d_ff``, and the layers of each stack may be larger; head size,
-    vocabulary and patches must be alike. Outputs agree to rounding, but for the epsilon of RMS
-    norms, which counts ``D / d`` times as much.
+    vocabulary and patches must be equal. Outputs agree up to rounding, except for the epsilon of
+    RMS norms, whose effect is ``D / d`` times as large.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def _grow_tensor_(
 
 
 def _undo_output_scale_(model: Any, ratio: float) -> None:
-    """A tied T5 divides what its head reads by ``sqrt(d_model)``, which has become larger."""
+    """A tied T5 divides the input of its head by ``sqrt(d_model)``, which is larger now."""
     config = model.config
     if hasattr(model, "lm_head") and getattr(
         config, "scale_decoder_outputs", config.tie_word_embeddings

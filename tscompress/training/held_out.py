@@ -1,4 +1,4 @@
-"""Losses of a recovery on held-out series, and the weights that were best there."""
+"""Losses of a recovery on held-out series, and the weights of least loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tscompress.errors import DivergenceError
 from tscompress.training.distillation import Distillation, TeacherOutput
 from tscompress.training.recovery_config import RecoveryConfig
 
-#: A loss on the targets that has grown by this factor will not come back.
+#: A run whose loss on the targets grew by this factor does not recover.
 _DIVERGED = 2.0
 
 
 class HeldOut:
-    """Evaluates a student on the same held-out series again and again, and keeps its best weights.
+    """Evaluates a student repeatedly on the same held-out series, and keeps its best weights.
 
     Attributes
     ----------
@@ -44,11 +44,12 @@ class HeldOut:
         self._teacher_outputs: dict[int, TeacherOutput] = {}  # of each batch of this process
 
     def close(self) -> None:
-        """Forget what the teacher forecast."""
+        """Drop the teacher's cached outputs."""
         self._teacher_outputs.clear()
 
     @property
     def evaluations_since_best(self) -> float:
+        """Evaluations since the lowest loss."""
         return self.state["evaluations"] - self.state["best_evaluation"]
 
     def evaluate(self, batches: Sequence[ForecastBatch], step: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What every training run needs: a stop that loses nothing, the fastest attention and precision."""
+"""Common parts of training loops: a safe stop on signals, fast attention, precision."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def training_precision(device: torch.device) -> Precision:
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into a flag, so that a step is never cut in two."""
+    """Turns the first Ctrl-C or SIGTERM into a flag, so that no step is interrupted."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # no other is told of signals
+        if threading.current_thread() is threading.main_thread():  # the only one with signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -44,16 +44,16 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.requested:  # a second signal means now
+        if self.requested:  # a second signal stops at once
             raise KeyboardInterrupt
         self.requested = True
 
 
 @contextmanager
 def attention_for_training(model: nn.Module) -> Iterator[None]:
-    """Within the block, attention with learnt biases is plain products of matrices on a CPU.
+    """Within the block, attention with learnt biases uses unfused matrix products on a CPU.
 
-    There, fused attention has no fast way back through a bias that is learnt.
+    Fused attention on a CPU has a slow backward pass through a learnt bias.
     """
     configs: list[Any] = []
     device = next(model.parameters()).device.type

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-#: Of the quintic step, Jordan et al. (2024): it brings singular values near 1, not to it.
+#: Coefficients of the quintic step, Jordan et al. (2024), which brings singular values near 1.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 #: Root mean square of an update of AdamW, so that one learning rate serves both (Liu et al., 2025).
@@ -22,7 +22,7 @@ OptimizerName = Literal["adamw", "muon"]
 def make_optimizer(
     name: OptimizerName, groups: list[dict[str, Any]], *, learning_rate: float, bfloat16: bool
 ) -> torch.optim.AdamW:
-    """AdamW of all groups, or :class:`Muon`, in bfloat16 if asked, of those that say so."""
+    """AdamW for all groups, or :class:`Muon`, optionally in bfloat16, for orthogonal groups."""
     options: dict[str, Any] = {"lr": learning_rate, "betas": (0.9, 0.98), "fused": True}
     if name == "adamw":
         return torch.optim.AdamW(groups, **options)
@@ -30,9 +30,9 @@ def make_optimizer(
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW in which groups with ``orthogonal=True``, of matrices, move along their polar factors.
+    """AdamW in which groups of matrices with ``orthogonal=True`` have orthogonalised updates.
 
-    Those keep a mean of their gradients, as ``exp_avg``; their update is the orthogonal factor of
+    These keep a mean of their gradients, as ``exp_avg``; their update is the orthogonal factor of
     the gradient looked ahead (Nesterov), times ``0.2 sqrt(max(m, n))``: its directions count nearly
     alike, and its size for nothing. Gradients of such groups are used up by a step.
     From Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), scaled as

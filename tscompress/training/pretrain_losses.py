@@ -52,10 +52,10 @@ class TokenLoss:
         self.smoothing_bins = smoothing_bins
 
     def __call__(self, model: nn.Module, batch: ForecastBatch) -> torch.Tensor:
-        if not torch.isfinite(batch.target).any():  # nothing to learn from, and no mean of nothing
+        if not torch.isfinite(batch.target).any():  # no targets, so no mean
             return 0.0 * next(model.parameters()).sum()
         device = batch.context.device
-        # The tokenizer's bin edges live on the CPU.
+        # The tokenizer's bin edges are on the CPU.
         context, target = batch.context.cpu(), batch.target.cpu()
         input_ids, attention_mask, scale = self.tokenizer.context_input_transform(context)
         labels, observed, _ = self.tokenizer._input_transform(target, scale=scale)

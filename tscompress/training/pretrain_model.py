@@ -1,7 +1,7 @@
 """A randomly initialised model of a recipe, or one that starts from a trained model.
 
-With a ``schedule`` the model is compressed by design (paper sec. 5, Tables 3 and 4): each attention
-block has a head size of its own from the first step on.
+With a ``schedule`` the model is compressed by design (Yu et al., 2025, sec. 5, tables 3 and 4):
+head sizes differ between attention blocks from the first step on.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def start_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
 
 
 def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
-    """The config, and the head size of each block where they differ and no config can name them.
+    """The config, and the head size of each block if they differ.
 
     Head sizes are ceil(d_0 (1 + i)^alpha), at most ``architecture.d_kv``; cross-attention counts
-    after all encoder layers (paper sec. 5). If they come out alike, they stand in the config.
+    after all encoder layers (Yu et al., 2025, sec. 5). If they are equal, the config has them.
     """
     family = adapter_of(recipe.family)
     config: T5Config = family.stock_config(recipe.architecture)
@@ -81,18 +81,18 @@ def fresh_model(recipe: PretrainRecipe, config: T5Config, plan: Plan | None) -> 
         with torch.no_grad():
             model.shared.weight[2 : 2 + len(table)] = table
     if plan is not None:
-        # Feed-forwards keep their size, and with it the weights they have been given.
+        # Feed-forwards keep their size and their weights.
         for head in plan.heads:
             initialize_heads_(replace_heads_(model, head), config.initializer_factor)
     return model
 
 
 def initialize_heads_(attention: nn.Module, factor: float) -> None:
-    """Draw q, k, v, o as T5 does for heads of this size.
+    """Initialise q, k, v and o as T5 does for this head size.
 
-    W_Q has the standard deviation ``factor`` (d_model d_kv)^{-1/2}, which stands in for the
-    division of the scores by d_kv^{1/2}; W_K and W_V have ``factor`` d_model^{-1/2}, and W_O has
-    ``factor`` (heads d_kv)^{-1/2}. The relative position bias is left alone.
+    W_Q has the standard deviation ``factor`` (d_model d_kv)^{-1/2}, which replaces the division of
+    the scores by d_kv^{1/2}; W_K and W_V have ``factor`` d_model^{-1/2}, and W_O has ``factor``
+    (heads d_kv)^{-1/2}. The relative position bias is unchanged.
     """
     projections: Any = attention
     q, k, v, o = projections.q, projections.k, projections.v, projections.o
@@ -137,7 +137,7 @@ def reuse_embedding_(model: PreTrainedModel, family: str, source: str) -> None:
 
 
 def embedding_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What turns series into the vectors that the first layer reads, by name."""
+    """The modules that embed series for the first layer, by name."""
     parts = ("shared.", "input_patch_embedding.")
     return {name: p for name, p in model.named_parameters() if name.startswith(parts)}
 
@@ -148,8 +148,8 @@ def fourier_token_embedding(
     """A smooth initial token table ``[n_bins, d_model]`` of unit variance.
 
     Row ``j`` holds sines and cosines of asinh of the bin centre, at wavelengths spaced evenly in
-    the logarithm from ``longest`` to ``shortest`` (in units of asinh). Neighbouring values start
-    with neighbouring embeddings, which random tables must first learn.
+    the logarithm from ``longest`` to ``shortest`` (in units of asinh). So similar values have
+    similar embeddings from the start, which random tables must first learn.
     """
     coordinate = torch.asinh(centers.double())[:, None]
     pairs = d_model // 2

@@ -1,4 +1,4 @@
-"""What a pretraining writes: the model, verified, with its recipe and provenance beside it."""
+"""Output of a pretraining: the verified model with its recipe and provenance."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def write_model(
     plan: Plan | None,
     parts: list[list[float]],
 ) -> None:
+    """Write the model, its recipe and ``provenance.json``, replacing the directory in one step."""
     with new_directory(path, force=True) as directory:
         save_pretrained(model, directory, plan)
         _record(recipe, directory, parts)
 
 
 def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -> None:
-    """The recipe, from which the same model can be trained again, and ``provenance.json``.
+    """Write the recipe, which reproduces the model, and ``provenance.json``.
 
-    If a resumed run had another learning rate or number of steps than it was begun with, that has
-    each part's first step, rate and steps in all.
+    If a resumed run changed the learning rate or number of steps, the latter has the first step,
+    rate and steps in all of each part.
     """
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     write_text_atomically(directory / PRETRAIN_FILE, text)
@@ -61,7 +62,7 @@ def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -
 
 
 def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None = None) -> None:
-    """Write the weights in bfloat16 and a config that old and new readers understand.
+    """Write the weights in bfloat16 and a config for both old and new versions of transformers.
 
     With ``plan``, the head sizes of ``model``, a factored checkpoint that is loaded back and
     compared.
@@ -89,7 +90,7 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
 
 
 def _verify(model: PreTrainedModel, directory: Path) -> None:
-    """Load ``directory`` afresh and compare weights and one forward pass, bit for bit."""
+    """Load ``directory`` and compare weights and one forward pass, bit for bit."""
     reloaded = load(directory)
     ours, theirs = unique_tensors(model.cpu()), unique_tensors(reloaded.model)
     if ours.keys() != theirs.keys() or not all(torch.equal(ours[n], theirs[n]) for n in ours):

@@ -132,6 +132,7 @@ class PretrainRecipe(BaseModel):
 
     @property
     def total_steps(self) -> int:
+        """Optimizer steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
     def stage_at(self, step: int) -> int:

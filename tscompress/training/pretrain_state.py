@@ -1,4 +1,4 @@
-"""What a resumed pretraining must agree on with the run that it continues, and its log."""
+"""State that a resumed pretraining checks against the run that it continues, and its log."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tscompress.io.untrusted import shown
 from tscompress.training.checkpoint import read_training_record
 from tscompress.training.pretrain_recipe import PretrainRecipe
 
-#: Of a recipe: what a resumed run may change, besides the steps of the last stage.
+#: Fields of a recipe that a resumed run may change, besides the steps of the last stage.
 _FREE_ON_RESUME = ("learning_rate", "precision", "checkpoint_minutes")
 
 
 def log_up_to(step: int, path: Path) -> Path:
-    """Leave the lines of a log up to ``step``: a killed run logged steps that it did not save."""
+    """Cut a log after ``step``: a killed run logged steps that it did not save."""
     kept = []
     if step and path.exists():
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             try:
                 if json.loads(line)["step"] > step:
                     break
-            except (ValueError, TypeError, KeyError):  # cut off as it was written
+            except (ValueError, TypeError, KeyError):  # an incomplete line
                 break
             kept.append(line)
     path.write_text("".join(kept), encoding="utf-8")
@@ -30,12 +30,12 @@ def log_up_to(step: int, path: Path) -> Path:
 
 
 def record_of(recipe: PretrainRecipe, parts: list[list[float]]) -> dict[str, str]:
-    """What a checkpoint records of its run, as text."""
+    """Record of a run in its checkpoint, as text."""
     return {"recipe": recipe.model_dump_json(), "parts": json.dumps(parts)}
 
 
 def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float]]:
-    """The parts of the run so far; refuses another recipe than it was begun with.
+    """The parts of the run so far; refuses a recipe other than the one at its start.
 
     Raises
     ------

@@ -1,8 +1,7 @@
 """Pretraining of Chronos-Bolt and Chronos-T5 from scratch on the synthetic corpus.
 
 The batch of step ``n`` depends only on the seed and ``n``, the optimizer state is saved with the
-weights, and the learning rate is a function of the step: a run that was stopped continues to the
-weights it would have had.
+weights, and the learning rate is a function of the step: a stopped run resumes to the same weights.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from tscompress.training.pretrain_state import check_resumable, log_up_to, recor
 
 @dataclass
 class Progress:
-    """What a training run reports: one of these for each logged step."""
+    """Progress of a training run, reported at each logged step."""
 
     step: int
     total_steps: int
@@ -62,10 +61,9 @@ def pretrain(
 ) -> Path | None:
     """Train and write ``output/model`` and ``output/log.jsonl``.
 
-    The model is a plain checkpoint that stock chronos loads, or a factored one if the recipe's
-    schedule gives layers different head sizes; the recipe and ``provenance.json`` lie beside it,
-    so that it can be pushed. Stops after the current step on Ctrl-C or SIGTERM
-    with everything saved, and returns None; ``resume`` goes on from there.
+    The model is a stock checkpoint, or a factored one if head sizes differ between layers. The
+    recipe and ``provenance.json`` are beside it, so that it can be pushed. On Ctrl-C or SIGTERM the
+    run stops after the current step, saves everything and returns None; ``resume`` continues it.
 
     Raises
     ------
@@ -90,14 +88,14 @@ def pretrain(
 
 
 class _Run:
-    """One pretraining: model, optimizer, and what a checkpoint holds."""
+    """One pretraining: model, optimizer and checkpoint."""
 
     def __init__(self, recipe: PretrainRecipe, output: Path, *, resume: bool) -> None:
         self.recipe, self.output, self.resumed = recipe, output, resume
         self.checkpoint = output / "checkpoint"
         parts = check_resumable(recipe, self.checkpoint) if resume else []
         set_seed(recipe.seed)
-        # Or a second run in a process keeps the precision of the first.
+        # Otherwise a second run in a process keeps the precision of the first.
         AcceleratorState._reset_state()
         cpu = not torch.cuda.is_available()
         device = torch.device("cpu" if cpu else "cuda")
@@ -135,10 +133,10 @@ class _Run:
         return self.step == self.recipe.total_steps
 
     def train(self, stop: StopRequest, report: Callable[[Progress], None], log_every: int) -> None:
-        """The steps that are left, or those until a stop is requested; all of it is saved."""
+        """Run the remaining steps, or until a stop is requested, and save everything."""
         recipe = self.recipe
         self.output.mkdir(parents=True, exist_ok=True)
-        if not self.resumed:  # nobody shall resume from that of a run before
+        if not self.resumed:  # an earlier run's checkpoint must not be resumed
             (self.checkpoint / STATE_FILE).unlink(missing_ok=True)
         meter = _Meter(self.step, recipe.total_steps)
         saved_at = time.monotonic()
@@ -189,14 +187,14 @@ class _Run:
         save_training_state(self.checkpoint, self.model, self.optimizer, state)
 
     def write_model(self, name: str) -> Path:
-        """Write the model as it is into a directory of the run."""
+        """Write the current model into a directory of the run."""
         path = self.output / name
         write_model(self.model, self.recipe, path, self.plan, self.parts)
         return path
 
 
 class _Meter:
-    """Mean loss since the line before, and the pace since the start."""
+    """Mean loss since the previous line, and the speed since the start."""
 
     def __init__(self, first: int, total: int) -> None:
         self._first, self._total = first, total
@@ -210,7 +208,7 @@ class _Meter:
         self._series += series
 
     def progress(self, step: int, learning_rate: float) -> Progress:
-        """The line of ``step``; the next one starts anew."""
+        """The line of ``step``; resets the mean."""
         seconds = time.monotonic() - self._started
         loss = sum(self._losses) / len(self._losses)
         self._losses.clear()
@@ -225,7 +223,7 @@ class _Meter:
 
 
 def _parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str, Any]]:
-    """What is trained: matrices, the rest, and position biases at a rate of their own."""
+    """Trained parameters: matrices, the rest, and position biases with their own learning rate."""
     groups: dict[str, list[nn.Parameter]] = {"layer": [], "matrix": [], "other": [], "position": []}
     in_layers = layer_matrices(model)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: layers that are run again on the way back, for less memory."""
+"""Gradient checkpointing: layers are run again in the backward pass, for less memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tscompress.plan.architecture import STACKS
 
 @contextmanager
 def recomputed_layers(model: nn.Module) -> Iterator[None]:
-    """Within the block, layers keep their inputs alone and are run again on the way back."""
+    """Within the block, layers store only their inputs and are run again in the backward pass."""
     blocks = [layer for layers in stack_layers(model).values() for layer in layers]
     modules = (model, *(getattr(model, stack, None) for stack in STACKS))
     configs: list[Any] = [getattr(module, "config", None) for module in modules]
     configs = [config for config in configs if config is not None]
     caching = [getattr(config, "use_cache", None) for config in configs]
     try:
-        for config in configs:  # a layer that is run twice must not write to a cache twice
+        for config in configs:  # a layer run twice must not write to a cache twice
             config.use_cache = False
         for block in blocks:
             vars(block)["forward"] = _recomputed(block.forward)

@@ -1,9 +1,9 @@
-"""Recovery: minutes of distillation from the original win back what surgery lost.
+"""Recovery: a compressed model is distilled from its original for some minutes.
 
-The student learns to forecast as its teacher does, on synthetic series, real ones, the user's own.
-The batch of a step does not depend on how many processes share it, nor do its losses but for
-rounding, and a checkpoint has everything: a run of a number of steps that was stopped or killed
-goes on to the same weights.
+The student learns to forecast as its teacher does, on synthetic series, real ones, or the user's.
+The batch of a step does not depend on the number of processes, and its losses only by rounding. A
+checkpoint has the whole state: a stopped or killed run of a given number of steps resumes to the
+same weights.
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ def recover_(
 ) -> RecoveryResult:
     """Train ``student``, in place and in float32, to forecast as ``teacher`` does.
 
-    The weights that were best on held-out series are kept, and those are never worse there than
-    the ones the student came with. Ctrl-C and SIGTERM stop after the current step.
+    The weights of least loss on held-out series are kept, the initial ones included. Ctrl-C and
+    SIGTERM stop after the current step.
 
     Parameters
     ----------
     series
-        Series, each 1-D, or a file or directory of them, besides those of ``config.series``.
+        Further series, each 1-D, or a file or directory of them, in addition to ``config.series``.
     directory
         For the checkpoint and the log; None: nothing is written.
     resume
-        Go on from the checkpoint in ``directory``.
+        Resume from the checkpoint in ``directory``.
     report
         Called with each line of the log.
 
     Raises
     ------
     UsageError
-        Teacher and student do not belong together, or a batch cannot be shared out.
+        Teacher and student do not fit, or a batch cannot be divided among processes.
     DataError, LeakError
         The series cannot be used.
     DivergenceError
-        The loss is not finite, or grew beyond return; the student then has its best weights.
+        The loss is not finite or grew too large; the student then has its best weights.
     RecipeError, CorruptCheckpointError
         There is nothing to resume from, or it belongs to another run.
     """
@@ -141,7 +141,7 @@ class _Run:
         self.meter = _Meter()
 
     def close(self) -> None:
-        """Leave the models as models: no hooks, no wrappers, parameters that can be trained."""
+        """Remove hooks and wrappers, and make parameters trainable again."""
         self.distillation.close()
         self.held_out.close()
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
@@ -151,7 +151,7 @@ class _Run:
         cast_parameters_(self.teacher.model, self._teacher_dtype)
 
     def train(self, batches: Batches, resume: bool) -> RecoveryResult:
-        """All steps; the student then has the weights that were best."""
+        """Run all steps; the student then has its best weights."""
         held_out = batches.held_out()
         if resume:
             self._resume()
@@ -199,9 +199,9 @@ class _Run:
     def _train_step(
         self, batch: ForecastBatch, rate: float, stop: StopRequest, clock: _Clock
     ) -> tuple[np.ndarray[Any, Any], bool, float]:
-        """Losses summed over the batch, whether to stop, and seconds; alike in all processes.
+        """Losses summed over the batch, whether to stop, and seconds; the same in all processes.
 
-        The losses are distances to teacher and truth, and their weighted sum.
+        The losses are the distances to the teacher and to the targets, and their weighted sum.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -231,7 +231,7 @@ class _Run:
         return np.array(totals), stopped > 0, seconds
 
     def _parts(self, batch: ForecastBatch) -> list[ForecastBatch]:
-        """This process's share, in the parts that are run one after another."""
+        """This process's share of the batch, in parts that are run one after another."""
         size = len(batch) // (self.processes * self.config.accumulate)
         first = self.accelerator.process_index * self.config.accumulate
         starts = [size * (first + index) for index in range(self.config.accumulate)]
@@ -249,12 +249,12 @@ class _Run:
                 )
 
     def _weights(self) -> Tensor:
-        """Of the distances to teacher and truth."""
+        """Weights of the distances to the teacher and to the targets."""
         weights = [self.config.teacher_weight, self.config.truth_weight or 0.0]
         return torch.tensor(weights, device=self.accelerator.device)
 
     def _done(self) -> float:
-        """Share of the budget that is used."""
+        """Used share of the budget of steps or time."""
         shares = [0.0]
         if self.config.steps is not None:
             shares.append(self.step / self.config.steps)

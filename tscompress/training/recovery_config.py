@@ -11,7 +11,7 @@ from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS
 from tscompress.families.registry import adapter_of
-from tscompress.removed import without_removed
+from tscompress.io.removed_options import without_removed
 from tscompress.training.loop import Precision, training_precision
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.windows import Bucket

@@ -161,6 +161,7 @@ def model_digests(student: LoadedModel, teacher: LoadedModel) -> dict[str, str]:
 
 
 def recorded_digests(record: dict[str, str]) -> dict[str, str]:
+    """SHA-256 of student and teacher, as a checkpoint records them."""
     found: dict[str, str] = json.loads(record.get("models", "{}"))
     return found
 

@@ -1,1 +1,1 @@
-"""A recipe in, a result out: read the recipe, compress, save, run and sweep."""
+"""From a recipe to a result: read the recipe, compress, save, run and sweep."""

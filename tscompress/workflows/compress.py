@@ -1,4 +1,4 @@
-"""Compress a model, in memory or to a checkpoint: calibrate, plan, operate, recover."""
+"""Compress a model, in memory or to a checkpoint: calibrate, plan, apply, recover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tscompress.budget.plan_within_budget import layers_that_stay, plan_within_budget
+from tscompress.budget.layer_removal import layers_that_stay
+from tscompress.budget.plan_within_budget import plan_within_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
@@ -41,14 +42,14 @@ from tscompress.workflows.save import CompressedModel, save
 
 @dataclass(frozen=True)
 class Compression:
-    """What :func:`compress_checkpoint` planned or wrote.
+    """Result of :func:`compress_checkpoint`.
 
     Attributes
     ----------
     output
         The checkpoint; None after a dry run.
     note
-        What the calibration series lack, if anything, in one line.
+        A caveat on the calibration series, if any, in one line.
     """
 
     plan: Plan
@@ -76,22 +77,22 @@ def compress_checkpoint(
     Parameters
     ----------
     plan
-        Gives the sizes instead of the recipe.
+        Sizes, instead of the recipe's.
     series
         A file of series to calibrate and recover on, instead of the config's source.
     max_shard_size
         As for :func:`tscompress.save`.
     dry_run
-        Only plan; a ``plan`` is tried out in memory, to see whether it fits.
+        Only plan; a ``plan`` is applied in memory, to check that it fits.
     inputs
         Besides those of the recipe: what the output must not replace.
     on_memory
-        Called before weights are read with the bytes that are needed, by part.
+        Called before weights are read with an estimate of memory in bytes, by part.
 
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; nothing is left half-written.
+        One of its subclasses; no partial output is left.
     """
     largest = shard_bytes(max_shard_size)
     output = Path(recipe.output)
@@ -156,7 +157,7 @@ def _compress_loaded_(
     _check_original(loaded)
     if recipe.recover is not None and directory is not None and not force:
         _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
-    return_memory()  # of the stored weights, which were loaded before they became float32
+    return_memory()  # of the stored weights, which were converted to float32
     method = plan.method if plan is not None else recipe.method
     batches = _batches(loaded, recipe, method, series)
     record: dict[str, Any] = {}
@@ -192,7 +193,7 @@ def _compress_loaded_(
             raise KeyboardInterrupt
     cast_parameters_(loaded.model, loaded.stored_dtype)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
-    # A plan made by hand has no recipe: plan.json alone says what was done.
+    # A plan made by hand has no recipe: plan.json alone records the compression.
     return CompressedModel(
         **known, recipe=recipe if plan is None else None, calibration=record, recovery=recovery
     )
@@ -219,9 +220,9 @@ def plan_loaded(
     series: Sequence[FloatArray] | str | Path | None = None,
     on_progress: OnProgress = silent,
 ) -> Plan:
-    """What :func:`compress_loaded_` would do to a model, which stays as it is.
+    """The plan of :func:`compress_loaded_` for a model, which is left unchanged.
 
-    Free rotary frequencies are chosen only when the model is folded.
+    Free rotary frequencies are chosen only in folding.
     """
     _check_original(loaded)
     if recipe.method != "fold":
@@ -234,7 +235,7 @@ def plan_loaded(
 
 
 def _check_original(loaded: LoadedModel) -> None:
-    _ = loaded.forecaster  # families that do not forecast are for profiling only
+    _ = loaded.forecaster  # raises for families that are only for profiling
     if loaded.plan is not None:
         raise PlanError(f"{loaded.name!r} is compressed already; compress the original checkpoint.")
 
@@ -245,7 +246,7 @@ def _batches(
     method: Method,
     series: Sequence[FloatArray] | str | Path | None,
 ) -> list[ForecastBatch]:
-    """What the method is calibrated on; nothing for svd."""
+    """Calibration batches of the method; none for svd."""
     if method != "svd":
         return calibration_batches(loaded, recipe.calibration, series)
     if series is not None:
@@ -254,7 +255,7 @@ def _batches(
 
 
 def _copy(loaded: LoadedModel) -> LoadedModel:
-    """The same model with weights of its own."""
+    """A copy of the model with separate weights."""
     model = copy.deepcopy(loaded.model)
     return replace(loaded, model=model, pipeline=wrap_pipeline(loaded.family, model))
 
@@ -281,7 +282,7 @@ def _factor_plan(
     batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> tuple[Plan, dict[str, Moment] | None]:
-    """The ranks that a recipe asks for, and the moments they were chosen by."""
+    """The plan of a recipe for factoring, and the moments that it was chosen by."""
     assert recipe.schedule is not None
     assert not isinstance(recipe.schedule, PlannedSchedule | FitSchedule)
     moments = _moments(loaded, recipe.method, recipe.feed_forward, batches, on_progress)
@@ -306,7 +307,7 @@ def _moments(
     batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> dict[str, Moment] | None:
-    """Second moments of what feeds the projections; None for a method without."""
+    """Second moments of the projections' inputs; None for svd."""
     if method != "activation-svd":
         return None
     architecture = loaded.architecture
@@ -325,7 +326,7 @@ def _fold_(
     batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> None:
-    """Make heads and hidden layers smaller."""
+    """Fold heads and hidden layers."""
     if plan is None:
         plan = _fold_plan(loaded, recipe, batches, on_progress)
     fold_planned_(
@@ -343,7 +344,7 @@ def _fold_plan(
     batches: Sequence[ForecastBatch],
     on_progress: OnProgress,
 ) -> Plan:
-    """The sizes that a recipe asks for; ``batches`` are for what is measured first."""
+    """The fold plan of a recipe; ``batches`` are for measurements."""
     if isinstance(recipe.schedule, PlannedSchedule):
         return plan_within_budget(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
@@ -366,7 +367,7 @@ def _fold_plan(
 
     if recipe.layers is None:
         return planned(loaded)
-    planned(loaded)  # what no layer allows is refused before anything is measured
+    planned(loaded)  # refuse impossible sizes before anything is measured
     kept = layers_that_stay(loaded, recipe.layers, batches, recipe.fold, on_progress)
     fewer = replace(loaded)  # weights are shared
     keep_layers_(fewer, kept)

@@ -1,4 +1,4 @@
-"""Models scored on tasks of fev, by fev itself."""
+"""Evaluate models on tasks of fev."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def evaluate_fev(
     num_samples: int | None,
     on_progress: OnProgress = silent,
 ) -> list[dict[str, Any]]:
-    """Summaries that fev makes of its tasks, of each model and of seasonal naive.
+    """fev's summaries of its tasks for each model and for seasonal naive.
 
     Parameters
     ----------
     path
         A YAML file of fev's tasks.
     models
-        Each is loaded when its turn comes. A second one of the same name is told apart by ``(2)``.
+        Each is loaded when its turn comes. A second one of the same name gets the suffix ``(2)``.
 
     Raises
     ------

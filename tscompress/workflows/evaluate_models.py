@@ -1,4 +1,4 @@
-"""A model scored as a recipe says, beside seasonal naive and, if asked, another model."""
+"""Evaluate a model, seasonal naive and, optionally, another model."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Scored = Callable[[], LoadedModel] | Literal["seasonal-naive"]
 
 @dataclass(frozen=True)
 class EvaluatedModels:
-    """Scores of a model, of seasonal naive, and of the model that it is compared with.
+    """Scores of a model, of seasonal naive, and of the model to compare with.
 
     Attributes
     ----------
     fidelity
-        How the forecasts of ``model`` differ from those of ``against``, where that was asked for.
+        How the forecasts of ``model`` differ from those of ``against``; None if not requested.
     """
 
     model: EvaluationResult
@@ -50,11 +50,11 @@ class EvaluatedModels:
     fidelity: Fidelity | None = None
 
     def comparison(self, margin: float) -> Comparison | None:
-        """Ratios to ``against``, with intervals; ``margin`` is the acceptable loss, as a share."""
+        """Ratios to ``against``, with intervals; ``margin`` is the acceptable rise, as a share."""
         return None if self.against is None else compare([self.against, self.model], margin=margin)
 
     def to_dict(self, margin: float) -> dict[str, Any]:
-        """For ``scores.json``."""
+        """Content of ``scores.json``."""
         content: dict[str, Any] = {
             "result": self.model.to_dict(),
             "relative_to_seasonal_naive": relative(self.model, self.naive),
@@ -82,7 +82,7 @@ def evaluate_models(
     on_pair: OnPair | None = None,
     on_progress: OnProgress = silent,
 ) -> EvaluatedModels:
-    """Score a model, seasonal naive and, if given, the model that it is compared with.
+    """Score a model, seasonal naive and, if given, the model to compare with.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def score(
     cache: ScoreCache | None = None,
     on_forecasts: OnForecasts | None = None,
 ) -> EvaluationResult:
-    """Evaluate a pipeline or ``"seasonal-naive"`` as ``config`` says.
+    """Evaluate a pipeline or ``"seasonal-naive"`` by ``config``.
 
     The other parameters are those of :func:`tscompress.evaluation.evaluate.evaluate`.
     """

@@ -1,4 +1,4 @@
-"""One point of a sweep: compressed, saved, loaded again, scored and weighed."""
+"""One point of a sweep: compress, save, load again, evaluate, measure size and memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ ORIGINAL = "original"
 
 
 class Measured(BaseModel):
-    """What is known of a point before the models take turns.
+    """Measurements of a point, without latency.
 
     Attributes
     ----------
     id
-        Hash of what it depends on, and the name of its directory.
+        Hash of everything that it depends on, and the name of its directory.
     checkpoint
-        Name of the directory of the checkpoint below it; of the original None.
+        Name of the directory of the checkpoint below it; None for the original.
     bytes_on_disk
         Of the weights.
     peak_memory_bytes
-        What loading it and one forecast add to a process; None where it was not measured.
+        Memory that loading and one forecast add to a process; None if not measured.
     fit_seconds
         Of compression and recovery.
     """
@@ -60,14 +60,14 @@ class Measured(BaseModel):
 
 
 def measure_point(point: Point, identity: str, output: Path, device: str) -> Measured:
-    """Compress, save, load again, score and weigh; the result lies in ``output/points/<id>``.
+    """Measure a point and write the result to ``output/points/<id>``.
 
-    ``point.json`` is written last: a point without it is not done.
+    ``point.json`` is written last: a point without it is incomplete.
 
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; nothing of the point is left.
+        One of its subclasses; nothing of the point is left.
     """
     recipe = point.recipe
     directory = output / POINTS_DIRECTORY / identity
@@ -111,7 +111,7 @@ def _measured(
 
 
 def finished(output: Path, identity: str) -> Measured | None:
-    """What :func:`measure_point` left; None if it did not finish."""
+    """The result of :func:`measure_point`; None if it did not finish."""
     try:
         text = (output / POINTS_DIRECTORY / identity / POINT_FILE).read_text(encoding="utf-8")
         found = Measured.model_validate_json(text)
@@ -127,7 +127,7 @@ def measure_original(
     scored_on: Mapping[str, str],
     output: Path,
 ) -> Measured:
-    """The same of the model as it came."""
+    """The same measurements of the original."""
     recipe = any_point.recipe.model_copy(update={"recover": None})
     content = recipe.model_dump(mode="json", include={"evaluation", "bench"})
     identity = f"{ORIGINAL}-{identity_of(model_hash, content, scored_on)}"
@@ -140,12 +140,13 @@ def measure_original(
 
 
 def checkpoint_of(output: Path, point: Measured) -> Path:
+    """Directory of the checkpoint that a point kept."""
     assert point.checkpoint is not None
     return output / POINTS_DIRECTORY / point.id / point.checkpoint
 
 
 def shape_name(output: Path, point: Measured) -> str:
-    """The same for checkpoints that differ in nothing but weights."""
+    """A name of the checkpoint's shape: the same for checkpoints that differ only in weights."""
     directory = checkpoint_of(output, point)
     content = [json.loads((directory / name).read_text()) for name in (CONFIG_FILE, PLAN_FILE)]
     return digest_of(content)

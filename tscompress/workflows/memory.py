@@ -1,8 +1,7 @@
-"""About how much memory a compression takes, from config and headers, before any weights are read.
+"""Estimate the memory of a compression from config and headers, before weights are read.
 
-Everything is done in float32, whatever the checkpoint's dtype: while it is loaded, weights and the
-pages of its mapped files; then weights and what the method adds; at last the result twice, as it is
-in memory and as it was loaded back.
+Everything is in float32: while loading, weights and the pages of the mapped files; then weights and
+the method's working memory; at last the result twice, in memory and loaded back.
 """
 
 from __future__ import annotations
@@ -21,23 +20,22 @@ from tscompress.workflows.recipe import Recipe
 
 _PROJECTION = re.compile(r"\.[qkvo]\.weight$")
 _FEED_FORWARD = re.compile(r"\.w[io]\.weight$")
-#: Streams of the original, of the model changed so far, and the encoder's output that is read.
+#: Residual streams of the original and of the partly changed model, and the encoder's output.
 _STREAMS = 3
 
 
 def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str, int]:
-    """What a compression holds at its peak, by part; the sum is the estimate, in bytes.
+    """Peak memory of a compression in bytes, by part; the sum is the estimate.
 
-    ``process`` is what the interpreter and the libraries hold now; ``weights`` those of the model
+    ``process``: the interpreter and the libraries, as measured now. ``weights``: those of the model
     in float32, with ``recover`` also the original's, and with ``layers`` or a budget in latency or
-    WQL those of the candidates that are measured; ``work`` what is needed besides, at the
-    greediest moment. A recovery's own needs are those of
+    WQL those of measured candidates. ``work``: the largest working memory. For a recovery see
     :func:`tscompress.training.recovery_memory.memory_bytes`.
 
     Raises
     ------
     CorruptCheckpointError, UnsupportedModelError
-        No model has such a config.
+        The config is not that of a supported model.
     """
     weights = 4 * checkpoint.parameters
     method_bytes = _stream_bytes if recipe.method == "fold" else _factor_bytes
@@ -52,7 +50,7 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
 
 
 def _factor_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
-    """Two factors are made only where they are smaller than what they replace."""
+    """Bytes of factors, which are only made if they are smaller than the original weights."""
     planned = [_PROJECTION, *([_FEED_FORWARD] if recipe.feed_forward else [])]
     matrices = [
         tensor.shape
@@ -70,7 +68,7 @@ def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     config = base_config_of(checkpoint.config) if checkpoint.is_factored else checkpoint.config
     settings = config.get("chronos_config")
     if not isinstance(settings, Mapping):
-        return 0  # a family for profiling only, or what loading will refuse
+        return 0  # a family only for profiling, or a config that loading refuses
     check_config(config, checkpoint.source, len(checkpoint.stored))
     family = adapter_of(family_name(config, checkpoint.source))
     patch = int(settings.get("input_patch_stride", 1))

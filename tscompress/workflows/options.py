@@ -1,6 +1,6 @@
-"""Options of ``compress`` to a recipe: the one place for Python, the command and sweeps.
+"""From options of ``compress`` to a recipe, for Python, the command and sweeps.
 
-An option that was not given is None, False or empty, or is not in the mapping.
+A missing option is None, False, empty, or not in the mapping.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tscompress.workflows.recipe import SIZES_BESIDE_HEADS, Recipe, validate
 
 Options = Mapping[str, Any]
 
-#: At most one of these is given: it chooses ranks, or the sizes of heads.
+#: At most one of these may be given: it chooses ranks or head sizes.
 _SCHEDULES = ("rank", "epsilon", "energy", "schedule", "fit", "budget")
 _WITH_BUDGET = ("layout", "multiple", "depth", "keep_width")
 _SELECTION = ("exclude", "feed_forward")
@@ -44,15 +44,14 @@ _NO_POWER_LAW = "powers_of_two rounds a power law; give schedule D0,ALPHA with i
 def recipe_of(
     options: Options, *, plan: Plan | None = None, source: str = "the options", **fields: Any
 ) -> Recipe:
-    """The recipe that options ask for.
+    """The recipe of some options.
 
     Parameters
     ----------
     options
-        ``method`` and :data:`SIZE_OPTIONS`, each as :func:`tscompress.compress` or the command
-        takes it.
+        ``method`` and :data:`SIZE_OPTIONS`, as for :func:`tscompress.compress` or the command.
     plan
-        Gives every size in their stead.
+        Every size, instead of options.
     source
         Names the options in an error.
     fields
@@ -61,8 +60,8 @@ def recipe_of(
     Raises
     ------
     UsageError
-        Options exclude each other or go with another one, none is given, or a value is out of
-        range; for those of a recipe's fields it is a RecipeError.
+        Options exclude each other or need another one, none is given, or a value is out of range
+        (RecipeError for fields of a recipe).
     """
     method = options.get("method", "fold")
     if plan is not None:
@@ -85,7 +84,7 @@ def recipe_of(
 
 
 def is_given(value: object) -> bool:
-    """Whether an option has a value; 0 and an empty text are some, and out of range."""
+    """Whether an option has a value; 0 and an empty text count as (invalid) values."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return len(value) > 0
     return value is not None and value is not False
@@ -94,13 +93,13 @@ def is_given(value: object) -> bool:
 def choose_schedule(
     method: Method, options: Options, *, required: bool = True
 ) -> Schedule | PlannedSchedule | None:
-    """The schedule that one of rank, epsilon, energy, schedule, fit and budget asks for.
+    """The schedule from one of rank, epsilon, energy, schedule, fit and budget.
 
     Raises
     ------
     UsageError
-        Several were given, or none although it is ``required``; an option was given that goes
-        with another one; or a value is out of range.
+        Several were given, or none although one is ``required``; an option needs another one; or a
+        value is out of range.
     """
     given = {name: options[name] for name in _SCHEDULES if options.get(name) is not None}
     how = {name: options[name] for name in _WITH_BUDGET if is_given(options.get(name))}
@@ -164,13 +163,13 @@ def _budget_schedule(
     if method != "fold":
         if share is None:
             raise UsageError(
-                f"budget {str(budget)!r} is for fold; {method} takes the share of parameters that "
-                "the planned layers keep, such as 0.25."
+                f"budget {str(budget)!r} is for fold; for {method} give the share of parameters "
+                "that the planned layers keep, such as 0.25."
             )
         return BudgetSchedule(parameter_ratio=share)
     if share is not None:
         raise UsageError(
-            f"budget {budget} does not say of what; for fold give parameters={budget}, "
+            f"budget {budget} has no measure; for fold give parameters={budget}, "
             f"bytes=20MB, macs={budget}, kv-cache={budget}, latency={budget} or wql=1%."
         )
     read = budget if isinstance(budget, Budget) else parse_budget(str(budget))

@@ -1,4 +1,4 @@
-"""The recipe: one YAML file that says everything about a compression."""
+"""The recipe: one YAML file that defines a compression."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class EvaluationConfig(BaseModel):
-    """What a compressed model is scored on."""
+    """Data and settings of an evaluation."""
 
     model_config = _STRICT
 
@@ -58,7 +58,7 @@ class ProfileConfig(BaseModel):
     epsilons: tuple[float, ...] = Field(default=(0.3, 0.1, 0.03, 0.01), min_length=1)
 
 
-#: What fold makes smaller besides heads: with one of these a schedule is not needed.
+#: Fields of fold that need no schedule of head sizes.
 SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "width", "layers")
 
 
@@ -76,14 +76,14 @@ class Recipe(BaseModel):
         description="also as text: rank=16, epsilon=0.1, or 5,0.35; null, with fold: heads stay",
     )
     ff_ratio: float | None = Field(
-        default=None, gt=0, le=1, description="hidden units that fold keeps; null: all"
+        default=None, gt=0, le=1, description="share of hidden units that fold keeps; null: all"
     )
     latent: int | None = Field(
-        default=None, ge=1, description="with fold: size of what all cross-attention reads"
+        default=None, ge=1, description="with fold: size of one latent for all cross-attention"
     )
     width: Width | None = Field(
         default=None,
-        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share of it",
+        description="with fold: new d_model; an integer from 2 is dimensions, 0.5 a share",
     )
     layers: tuple[PositiveInt, ...] | None = Field(
         default=None, min_length=1, max_length=2,
@@ -115,11 +115,12 @@ class Recipe(BaseModel):
         return self
 
     def to_yaml(self) -> str:
+        """The recipe as YAML, which :func:`load_recipe` reads."""
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
         return text
 
 
-#: Fields that a budget of fold chooses itself, in the order in which they are refused.
+#: Fields that a budget of fold chooses, in the order of checks.
 _CHOSEN_BY_A_BUDGET = {
     "ff_ratio": "a budget chooses the hidden units; give no ff_ratio with it",
     "latent": "a budget plans folded heads; give no latent with it",
@@ -137,13 +138,13 @@ _OF_FOLD = {
 
 
 def _fold_refusals(recipe: Recipe) -> Iterator[str]:
-    """Why a recipe of fold cannot be followed; nothing if it can."""
+    """Reasons why a recipe of fold is invalid."""
     schedule = recipe.schedule
     if schedule is None and all(getattr(recipe, name) is None for name in SIZES_BESIDE_HEADS):
         yield "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"
     if schedule is not None and schedule.kind == "budget":
         yield (
-            "a budget for fold says of what, such as "
+            "a budget for fold has a measure, such as "
             "{kind: planned, budget: {measure: parameters, ratio: 0.5}}"
         )
     if isinstance(schedule, PlannedSchedule):
@@ -151,13 +152,13 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
         if schedule.layout == "folded" and recipe.fold.frequencies == "free":
             yield "free frequencies make a factored checkpoint; give layout: factored with them"
     if recipe.layers is not None and recipe.exclude:
-        yield "which layers stay is not known to exclude; leave it out, or edit the plan"
+        yield "exclude cannot name layers before layers are dropped; leave it out, or edit the plan"
     if recipe.feed_forward:
         yield "fold sizes feed-forwards by ff_ratio; leave out feed_forward"
 
 
 def _factoring_refusals(recipe: Recipe) -> Iterator[str]:
-    """Why a recipe of svd or activation-svd cannot be followed; nothing if it can."""
+    """Reasons why a recipe of svd or activation-svd is invalid."""
     if recipe.schedule is None or recipe.schedule.kind in ("fit", "planned"):
         yield (
             f"{recipe.method} needs a schedule of kind epsilon, rank, energy, power-law or budget"
@@ -166,7 +167,7 @@ def _factoring_refusals(recipe: Recipe) -> Iterator[str]:
 
 
 def _given(recipe: Recipe, reasons: Mapping[str, str]) -> Iterator[str]:
-    """The reasons that belong to fields which the recipe has."""
+    """The reasons for fields that the recipe has."""
     for name, reason in reasons.items():
         if getattr(recipe, name) not in (None, ()):
             yield reason.format(method=recipe.method)
@@ -180,9 +181,9 @@ def load_recipe(
     Parameters
     ----------
     model, output
-        Replace those of the file. The file may then lack ``model``; its ``revision`` is one of its
-        own model and is dropped for another. With ``model`` and no ``output`` the results go below
-        the file's output, in a directory named after the model: one recipe serves many models.
+        Replace those of the file. The file may then lack ``model``; its ``revision`` is ignored for
+        another model. With ``model`` and no ``output`` the results are below the file's output, in
+        a directory named after the model, so one recipe serves many models.
 
     Raises
     ------
@@ -211,7 +212,7 @@ def load_pretrain_recipe(path: str | Path) -> PretrainRecipe:
 
 
 def load_recovery_config(path: str | Path) -> RecoveryConfig:
-    """Read what a recipe has below ``recover``; RecipeError as in :func:`load_recipe`."""
+    """Read the ``recover`` part of a recipe from its own file; raises as :func:`load_recipe`."""
     return parse_recipe(RecoveryConfig, path)
 
 
@@ -236,7 +237,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     except UnreadableFileError as error:
         raise RecipeError(f"{str(path)!r} cannot be read as YAML: {error}.") from None
     if not isinstance(content, dict):
-        raise RecipeError(f"{str(path)!r} holds no mapping; see recipes/ for examples.")
+        raise RecipeError(f"{str(path)!r} is not a mapping; see recipes/ for examples.")
     return content
 
 
@@ -246,7 +247,7 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
         return model.model_validate(content)
     except ValidationError as error:
         where, reason, first = first_problem(error)
-        if not where:  # of several keys together: the message names them
+        if not where:  # a check of several keys: its message names them
             raise RecipeError(f"{source}: {reason}.") from None
         if first["type"] == "extra_forbidden":
             allowed = ", ".join(model.model_fields) if len(first["loc"]) == 1 else "see the docs"
@@ -257,7 +258,7 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
 
 
 def inputs_of(recipe: Recipe) -> list[str | Path | None]:
-    """What a recipe reads: paths, and names of other things, such as Hub ids and suites."""
+    """Inputs of a recipe: paths, and names such as Hub ids and suites."""
     found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
     if recipe.probe is not None:
         found.append(recipe.probe.tasks_file)
@@ -267,7 +268,7 @@ def inputs_of(recipe: Recipe) -> list[str | Path | None]:
 
 
 def series_files(config: RecoveryConfig | None) -> list[str | Path | None]:
-    """The sources of series of a recovery, and all that lies in those that are directories."""
+    """The sources of series of a recovery, including all files in directories."""
     found: list[str | Path | None] = []
     for source in () if config is None else config.series:
         directory = user_path(source)

@@ -65,10 +65,10 @@ def recover_checkpoint(
     on_memory: Callable[[Mapping[str, int], int], None] = lambda needed, processes: None,
     report: OnRecovery = lambda line: None,
 ) -> RecoveryResult:
-    """Recover a checkpoint and save the result to ``output``; among processes the first saves.
+    """Recover a checkpoint and save the result to ``output``, in the first process.
 
-    What it is resumed from lies beside the output until the result is saved; a run that Ctrl-C
-    stopped saves no result.
+    The training state is beside the output until the result is saved. A run that Ctrl-C stopped
+    saves no result.
 
     Parameters
     ----------

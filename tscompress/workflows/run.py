@@ -1,4 +1,4 @@
-"""The whole walk of a recipe: profile, compress, save, evaluate, bench."""
+"""Run a recipe: profile, compress, save, evaluate, bench."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from tscompress.workflows.evaluate_models import evaluate_models
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
 from tscompress.workflows.save import save
 
-#: Where a run keeps what an unfinished recovery is resumed from.
+#: Directory of the state of an unfinished recovery.
 WORK = "recovery"
 
 
 @dataclass
 class RunResult:
-    """What :func:`run` measured; :mod:`tscompress.workflows.run_files` puts it on disk and reads it
-    back.
+    """Measurements of :func:`run`; :mod:`tscompress.workflows.run_files` writes and reads them.
 
     Attributes
     ----------
@@ -49,7 +48,7 @@ class RunResult:
     probes
         Skill of the original and of the compressed model.
     note
-        What the calibration series lack, if anything; not in the files.
+        A caveat on the calibration series, if any; not in the files.
     """
 
     directory: Path
@@ -73,7 +72,7 @@ def run(
     device: str = "cpu",
     on_progress: OnProgress = silent,
 ) -> RunResult:
-    """The whole walk: the compressed checkpoint goes below ``recipe.output``, and is measured.
+    """Run a recipe: write the compressed checkpoint below ``recipe.output`` and measure it.
 
     The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
     chooses batch size and device by it, and asks for a GPU where the path contains
@@ -83,7 +82,7 @@ def run(
     Raises
     ------
     TscompressError
-        A subclass says what was wrong; nothing is left half-written.
+        One of its subclasses; no partial output is left.
     """
     output = user_path(recipe.output)
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
@@ -91,7 +90,7 @@ def run(
     if recipe.recover is not None:
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
     if recipe.probe is not None:
-        recipe.probe.chosen()  # refused before the work
+        recipe.probe.chosen()  # check it before the work
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None
     if recipe.profile is not None:
@@ -145,7 +144,7 @@ def _evaluate_(
     config: EvaluationConfig,
     on_progress: OnProgress,
 ) -> None:
-    """Put the scores of both models and of seasonal naive into ``result``, and how both differ."""
+    """Set scores of both models and of seasonal naive in ``result``, and their fidelity."""
     examples: list[ForecastExample] = []
 
     def keep_example(dense: Quantiles, folded: Quantiles, dataset: EvaluationDataset) -> None:

@@ -1,9 +1,9 @@
-"""What :func:`tscompress.run` leaves in its directory besides the checkpoint: written, read back.
+"""Files of :func:`tscompress.run` besides the checkpoint: writing and reading.
 
-``report.json`` says what was done and what it takes; ``scores.json`` (both models) and
-``scores-seasonal-naive.json`` have every series' part of the scores; ``fidelity.json`` and
-``forecasts.json`` what both models said; ``probe.json`` their skill; ``profile/`` the ranks. All of
-it is plain data, so that tables and pages are made without loading a model.
+``report.json`` has the recipe, plan, sizes and latencies; ``scores.json`` (both models) and
+``scores-seasonal-naive.json`` the scores with each series' contributions; ``fidelity.json`` and
+``forecasts.json`` the changes of forecasts; ``probe.json`` skills; ``profile/`` ranks. All of it is
+plain data, so tables and pages need no model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def save_run(result: RunResult, recipe: Recipe) -> None:
     """
     directory, profile = result.directory, result.directory / PROFILE_DIRECTORY
     content = _contents(result)
-    # First away and last back: without it nobody takes the directory for a run's.
+    # Removed first and written last: a directory without it is not a finished run.
     for name in (RUN_FILE, *FILES):
         if name not in content:
             (directory / name).unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def save_run(result: RunResult, recipe: Recipe) -> None:
 
 
 def _contents(result: RunResult) -> dict[str, str]:
-    """Text of each file that there is something for."""
+    """Text of each file with content."""
     found: dict[str, str] = {}
     if result.compressed is not None and result.original is not None:
         scores: dict[str, Any] = {
@@ -108,13 +108,13 @@ def _contents(result: RunResult) -> dict[str, str]:
 
 
 def _fidelity_json(fidelity: Fidelity) -> str:
-    """The worst series of each dataset are left out, as in its ``to_dict``; NaN becomes null."""
+    """JSON without the worst series of each dataset, as ``to_dict``; NaN becomes null."""
     text: str = fidelity.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})
     return text + "\n"
 
 
 def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
-    """What ``report.json`` holds."""
+    """Content of ``report.json``."""
     ratios = naive = None
     probes = result.probes
     if result.compressed is not None and result.original is not None:
@@ -139,16 +139,16 @@ def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
 
 
 def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
-    """Read back what :func:`save_run` wrote; no model is loaded.
+    """Read files of :func:`save_run`; no model is loaded.
 
-    What was not measured is None. The checkpoint may have been moved elsewhere.
+    Missing measurements are None. The checkpoint may have been moved.
 
     Raises
     ------
     UsageError
-        It is not the directory of a run, or the checkpoint in it is of another run.
+        It is not the directory of a run, or its checkpoint is from another run.
     DataError
-        A file holds something else than a run writes.
+        A file has other content than that of a run.
     """
     directory = Path(directory)
     path = directory / RUN_FILE
@@ -182,7 +182,7 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
 
 
 def read_provenance(checkpoint: Path) -> dict[str, Any] | None:
-    """Hashes, versions and calibration that lie beside the weights; None if there are none.
+    """``provenance.json`` beside the weights; None if there is none.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def _parsed(content: dict[str, Any], path: Path) -> tuple[Recipe, Plan]:
 
 
 def _check_checkpoint(checkpoint: Path, plan: Plan) -> None:
-    """Refuse a page about another checkpoint than the one that lies there."""
+    """Refuse a checkpoint with another plan than the run's."""
     path = checkpoint / PLAN_FILE
     if path.is_file() and Plan.load(path) != plan:
         raise UsageError(
@@ -237,7 +237,7 @@ def _scores(directory: Path) -> tuple[EvaluationResult, EvaluationResult] | None
 
 
 def _validated(parse: Any, path: Path) -> Any:
-    """What ``parse`` makes of a JSON file; None where there is none."""
+    """A JSON file through ``parse``; None if there is no file."""
     if not path.is_file():
         return None
     content = _read(path)
@@ -279,7 +279,7 @@ def _bench(content: dict[str, Any], path: Path) -> BenchResult | None:
 
 def _fidelity(path: Path) -> Fidelity | None:
     def parse(content: Any) -> Fidelity:
-        # Content of another shape is left as it is: validation says what is wrong with it.
+        # Content of another shape is left unchanged: validation reports it.
         with suppress(KeyError, TypeError):
             content["drift"] = _with_nan(content["drift"])
             for part in content["datasets"]:

@@ -1,4 +1,4 @@
-"""Saving a compressed model, and proving that what was written loads back the same."""
+"""Save a compressed model, and verify that it loads back bit-equal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
 
 @dataclass
 class CompressedModel(LoadedModel):
-    """A model after surgery, with what is needed to say how it came about."""
+    """A compressed model with the record of its compression."""
 
     recipe: Recipe | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class CompressedModel(LoadedModel):
 
     @property
     def note(self) -> str | None:
-        """What calibration series lack, and that recovery won nothing back; None: neither."""
+        """Caveats on the calibration series and on the recovery, a line each, if any."""
         record = self.calibration
         lacking = season_note(record.get("seasonal_share"), record.get("series", 0))
         notes = [lacking, self.recovery and self.recovery.note]
@@ -128,7 +128,7 @@ def _write_log(recovery: RecoveryResult, directory: Path) -> None:
 
 
 def verify(compressed: LoadedModel, directory: Path) -> None:
-    """Load ``directory`` afresh and compare weights and one forward pass, bit for bit.
+    """Load ``directory`` and compare weights and one forward pass, bit for bit.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def verify(compressed: LoadedModel, directory: Path) -> None:
     """
     device = str(next(compressed.model.parameters()).device)
     reloaded = load(directory, device=device)
-    # Frozen weights take another path through matmul, and its last digit differs.
+    # Frozen weights take another path through matmul, with other rounding.
     reloaded.model.requires_grad_(next(compressed.model.parameters()).requires_grad)
     ours, theirs = unique_tensors(compressed.model), unique_tensors(reloaded.model)
     different = [n for n in ours if n not in theirs or not torch.equal(ours[n], theirs[n])]
@@ -145,7 +145,7 @@ def verify(compressed: LoadedModel, directory: Path) -> None:
         raise VerificationError(f"{name} does not load back as it was in memory; nothing was kept.")
     for model in (compressed.model, reloaded.model):
         for parameter in model.parameters():
-            # Memory that is aligned otherwise, as in a loaded file, rounds products otherwise.
+            # Products of differently aligned memory, as in a loaded file, round differently.
             parameter.data = parameter.data.clone()
     probe = ForecastBatch(_probe(2, 48), _probe(2, 8))
     ours_out, theirs_out = _output(compressed, probe), _output(reloaded, probe)
@@ -183,12 +183,12 @@ def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
 
 
 def as_compressed(loaded: LoadedModel) -> CompressedModel:
-    """With the plan and the recipe that lie beside a compressed checkpoint.
+    """Add the plan and the recipe beside a compressed checkpoint.
 
     Raises
     ------
     PlanError
-        There is no plan: it is not what ``compress`` wrote.
+        There is no plan: it is not an output of ``compress``.
     """
     if isinstance(loaded, CompressedModel):
         return loaded
@@ -201,7 +201,7 @@ def as_compressed(loaded: LoadedModel) -> CompressedModel:
 
 
 def _calibration_of(directory: Path) -> dict[str, Any]:
-    """What a checkpoint says of the series that it was calibrated on; empty if nothing."""
+    """The calibration recorded in a checkpoint; empty if there is none."""
     try:
         provenance = read_json(directory / PROVENANCE_FILE)
     except (FileNotFoundError, UnreadableFileError):

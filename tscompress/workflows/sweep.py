@@ -1,4 +1,4 @@
-"""Many compressions of one model, measured alike: which of them are worth what they cost.
+"""Sweep: many compressions of one model under the same measurements, and their Pareto fronts.
 
 Every combination of a recipe's grid is a point: the model is compressed, recovered if asked for,
 saved, loaded again and scored. At the end models of all shapes take turns for their latency, and
@@ -76,12 +76,12 @@ def sweep(
     Parameters
     ----------
     processes
-        That measure points at the same time, with one thread each where there are several.
+        Number of processes that measure points; with several, each has one thread.
     force
         The output may hold the sweep of another recipe; its points are kept.
     on_point
-        Called with each point that was just measured, or None and why it was not, and with how
-        many are done of how many.
+        Called with each point just measured, or None and the reason of its failure, and with the
+        numbers of points done and in all.
     on_progress
         Called with a stage, steps done and steps in all.
 
@@ -95,8 +95,8 @@ def sweep(
     OutputExistsError
         The output holds something else.
     TscompressError
-        A subclass says what was wrong; points that are done stay. One that fails is in
-        ``failures``, unless all do.
+        One of its subclasses; measured points are kept. A point that fails is in ``failures``,
+        unless all do.
     """
     if processes < 1:
         raise UsageError(f"processes is {processes}; it must be at least 1.")
@@ -154,7 +154,7 @@ def _measure_missing(
     device: str,
     on_point: Callable[[Measured | None, str, int, int], None],
 ) -> dict[str, str]:
-    """Measure what is not there yet; labels of what could not be, and why."""
+    """Measure missing points; returns labels of failed points and the reasons."""
     missing = {
         identity: point for identity, point in named.items() if finished(output, identity) is None
     }
@@ -186,7 +186,7 @@ def _in_turn(missing: Mapping[str, Point], output: Path, device: str) -> Iterato
 def _in_processes(
     missing: Mapping[str, Point], output: Path, device: str, count: int
 ) -> Iterator[_Task]:
-    """Each point in the order in which they are done."""
+    """Points in order of completion."""
     others = set(multiprocessing.active_children())
     # A fork of a process that has run torch may hang.
     context = multiprocessing.get_context("spawn")
@@ -200,8 +200,8 @@ def _in_processes(
                 yield futures[future], future.result
         except BrokenProcessPool:
             raise TscompressError(
-                "a process ended without a word, most likely for want of memory; the points that "
-                "are done stay: run it again with fewer --processes."
+                "a process was killed, most likely for lack of memory; measured points are kept: "
+                "run it again with fewer --processes."
             ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -211,7 +211,7 @@ def _in_processes(
 
 
 def _start_worker() -> None:
-    """One thread each: several at a time would share the cores badly. And no bars on stderr."""
+    """Use one thread per process, so that they share the cores; no bars on stderr."""
     torch.set_num_threads(1)
     logging.getLogger("chronos").setLevel(logging.ERROR)
 
@@ -224,10 +224,10 @@ def _latencies(
     workload: Workload,
     on_progress: OnProgress,
 ) -> BenchResult:
-    """The original and every shape, taking turns; measured again only if there is another.
+    """Latencies of the original and every shape, in turn; measured again only for a new shape.
 
-    Time does not depend on what weights are, so that models that only differ in them share it,
-    and weights that were not kept are not missed.
+    Latency does not depend on the values of weights, so models of one shape share it, and deleted
+    weights are not needed.
     """
     workload = workload.model_copy(update={"device": next(original.model.parameters()).device.type})
     shapes = {shape_name(output, point): checkpoint_of(output, point) for point in done}
@@ -248,7 +248,7 @@ def _latencies(
         if stored["key"] == key:
             return _BENCH.validate_python(stored["bench"])
     except (OSError, ValueError, KeyError, TypeError, ValidationError):
-        pass  # nothing that can be used: it is measured
+        pass  # no usable file: measure
     pipelines = [(ORIGINAL, original.forecaster)]
     pipelines += [(name, _shape(directory, workload)) for name, directory in shapes.items()]
     result = bench(
@@ -262,7 +262,7 @@ def _latencies(
 
 
 def _shape(directory: Path, workload: Workload) -> BaseChronosPipeline:
-    """A model as large as the one in ``directory``, with random weights."""
+    """A model of the shape in ``directory``, with random weights."""
     config = read_config(directory, str(directory))
     factored = is_factored_config(config)
     base = config["base_config"] if factored else config
@@ -277,7 +277,7 @@ def _shape(directory: Path, workload: Workload) -> BaseChronosPipeline:
 def _drop_weights(
     recipe: SweepRecipe, frame: pd.DataFrame, done: Sequence[Measured], output: Path
 ) -> None:
-    """Remove weights that are not to be kept; config, plan and measurements stay."""
+    """Remove weights that are not to be kept; keep config, plan and measurements."""
     if recipe.keep == "all":
         return
     fronts = frame[[name for name in frame.columns if name.startswith("front_")]]

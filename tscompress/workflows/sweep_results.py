@@ -1,4 +1,4 @@
-"""What a sweep found: a table of its points, their Pareto fronts, and a figure of both."""
+"""Results of a sweep: a table of its points, their Pareto fronts, and a figure of both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COSTS = {"latency_ms": "latency", "bytes_on_disk": "size on disk", "peak_memory_
 
 @dataclass
 class SweepResult:
-    """A sweep, as far as it came.
+    """Results of a sweep, possibly with failed points.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ def results_frame(
         rows.append(_row(point, dense, quality, timed, shape_name(output, point)))
     frame = pd.DataFrame(rows)
     frame.insert(0, "number", range(len(frame)))
-    # Models of one shape take the same memory; what differs is what else the process happened on.
+    # Models of one shape take the same memory; differences are noise of the process.
     frame["peak_memory_bytes"] = frame.groupby("shape")["peak_memory_bytes"].transform("min")
     for cost, metric in itertools.product(COSTS, METRICS):
         if frame[cost].notna().all():
@@ -98,7 +98,7 @@ def _row(
 
 
 def sweep_table(result: SweepResult) -> Table:
-    """One row a point, ratios to the original, and the fronts that it is on."""
+    """One row per point, ratios to the original, and the fronts that it is on."""
     frame = result.frame
     costs = _shown_costs(frame)
     table = Table(
@@ -142,7 +142,7 @@ def _fronts(row: Mapping[Any, Any], metric: str) -> str:
 
 
 def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
-    """A panel for each metric and cost, points with their numbers in the table, and the fronts."""
+    """A panel for each metric and cost: points, numbered as in the table, and the fronts."""
     costs = _shown_costs(frame)
     figure = new_figure(1.8 + 2.9 * len(costs), 5.4, f"{model}: quality against cost")
     panels = figure.subplots(len(METRICS), len(costs), squeeze=False, sharey="row", sharex="col")

@@ -1,0 +1,116 @@
+"""Held-out calibration windows, and the weighted quantile loss of a model on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.batch import ForecastBatch
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
+from tscompress.errors import DataError
+from tscompress.families.registry import adapter_of
+
+#: One calibration window in this many is held out of the statistics, for measuring the loss.
+_HOLD_OUT = 4
+
+
+def split_windows(
+    batches: Sequence[ForecastBatch],
+) -> tuple[list[ForecastBatch], list[ForecastBatch]]:
+    """Rows for folding, and every fourth row, or group of rows, held out for the loss.
+
+    Windows of the same series are on the same side. With fewer than four such series, or groups,
+    they are split.
+
+    Raises
+    ------
+    DataError
+        There are fewer than four series.
+    """
+    for whole_groups, whole_series in ((True, True), (True, False), (False, False)):
+        fitted: list[ForecastBatch] = []
+        held_out: list[ForecastBatch] = []
+        before = 0  # rows or groups in the batches so far
+        sides: dict[int, bool] = {}  # of series
+        for batch in batches:
+            numbers = torch.arange(len(batch.context))
+            asked = torch.ones(len(batch.context), dtype=torch.bool)
+            if batch.group_ids is not None and whole_groups:
+                numbers = batch.group_ids
+            elif batch.group_ids is not None:
+                # Covariates known ahead have no target to measure.
+                asked = torch.isfinite(batch.target).any(1)
+                numbers = asked.cumsum(0)
+            away = asked & ((numbers + before) % _HOLD_OUT == _HOLD_OUT - 1)
+            before += int(numbers.max()) + 1
+            if whole_series and batch.group_ids is None and batch.series is not None:
+                for row, series in enumerate(batch.series.tolist()):
+                    if series >= 0:
+                        away[row] = sides.setdefault(
+                            series, len(sides) % _HOLD_OUT == _HOLD_OUT - 1
+                        )
+            for part, chosen in ((fitted, ~away), (held_out, away)):
+                if bool(chosen.any()):
+                    part.append(batch.rows(chosen))
+        if fitted and held_out:
+            return fitted, held_out
+    raise DataError("sensitivities are measured on at least four calibration series; give more.")
+
+
+class WindowLoss:
+    """Weighted quantile loss on windows, relative to the original's.
+
+    Each window is scaled by its context or its target, whichever is larger, so that no window (as
+    after a context of zeros) outweighs the others.
+
+    Raises
+    ------
+    DataError
+        The original's loss is 0 or not finite.
+    """
+
+    def __init__(self, original: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
+        self.batches = batches
+        self.base = self.of(original)
+        if not 0 < self.base < math.inf:
+            raise DataError(
+                "a budget in WQL needs calibration windows with observed targets other than zero "
+                "and a finite WQL of the original above 0; give other series."
+            )
+
+    def ratio(self, loaded: LoadedModel) -> float:
+        """Loss of a model / loss of the original."""
+        return self.of(loaded) / self.base
+
+    def of(self, loaded: LoadedModel) -> float:
+        """Loss of a model; 0 if no window has an observed target."""
+        loss = scale = 0.0
+        levels = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64)
+        for index, batch in enumerate(self.batches):
+            forecast = batch_quantiles(loaded, batch, seed=index)  # [B, H, 9]
+            context, target = (x.to(torch.float64) for x in (batch.context, batch.target))
+            size = torch.fmax(context.abs().nanmean(1), target.abs().nanmean(1))
+            known = torch.isfinite(size) & (size > 0)
+            size = size[known, None]
+            error = (target[known, :, None] - forecast[known]) / size[..., None]
+            pinball = torch.maximum(levels * error, (levels - 1) * error)
+            # Over observed steps; NaN forecasts make the loss NaN.
+            loss += float(pinball[torch.isfinite(target[known])].sum()) * 2 / len(QUANTILE_LEVELS)
+            scale += float((target[known] / size).abs().nansum())
+        return loss / scale if scale > 0 else 0.0
+
+
+def batch_quantiles(loaded: LoadedModel, batch: ForecastBatch, seed: int) -> Tensor:
+    """Forecasts of ``predict``, float64 ``[B, H, 9]``."""
+    horizon = batch.target.shape[1]
+    # Chronos-T5 draws sample paths: the same random numbers for every model.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        found = adapter_of(loaded.family).quantiles(
+            loaded.forecaster, batch.context, horizon, QUANTILE_LEVELS, batch.group_ids
+        )
+    return found.to(torch.float64)

@@ -1,0 +1,240 @@
+"""Sizes of one layer before and after: two factors, heads, hidden units, residual-stream width."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tscompress.errors import PlanError
+from tscompress.plan.architecture import BlockKind
+
+INPUT_PATCHES, OUTPUT_PATCHES = "input_patch_embedding", "output_patch_embedding"
+#: Upper bound of a size; no layer is larger.
+Size = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class ProjectionPlan(BaseModel):
+    """A Linear layer that becomes two factors or stays dense."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    part: Literal["attention", "feed_forward"]
+    out_features: Size
+    in_features: Size
+    rank: Size | None = Field(default=None, description="null: the layer stays dense")
+    reason: str | None = Field(default=None, description="why it stays dense")
+
+    @model_validator(mode="after")
+    def _factors_are_smaller(self) -> ProjectionPlan:
+        if self.rank is not None and self.parameters >= self.dense_parameters:
+            raise ValueError(
+                f"rank {self.rank} of {self.name} gives {self.parameters} parameters, no fewer "
+                f"than the dense {self.dense_parameters}; set rank to null or below "
+                f"{self.dense_parameters / (self.out_features + self.in_features):.1f}"
+            )
+        return self
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise PlanError unless the layer is ``[out_features, in_features]``."""
+        if shape != (self.out_features, self.in_features):
+            found = "x".join(map(str, shape))
+            raise PlanError(
+                f"the plan has {self.name} as {self.out_features}x{self.in_features}; "
+                f"the model has {found}."
+            )
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights before; biases are not counted."""
+        return self.out_features * self.in_features
+
+    @property
+    def parameters(self) -> int:
+        """Weights after."""
+        if self.rank is None:
+            return self.dense_parameters
+        return self.rank * (self.out_features + self.in_features)
+
+
+class HeadPlan(BaseModel):
+    """Head sizes of one attention block.
+
+    Attributes
+    ----------
+    head_size
+        Head size of the original, for queries, keys and values.
+    qk_size, vo_size
+        Head size after folding, of queries and keys, and of values.
+    frequencies
+        With rotary embedding: indices of the ``qk_size / 2`` frequencies kept of the original's
+        ``head_size / 2``; the same in every head.
+    latent
+        Whether cross-attention reads one latent of the encoder's output as keys and values, of
+        ``qk_size`` = ``vo_size`` dimensions, for all heads of all layers.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    kind: BlockKind
+    d_model: Size
+    num_heads: Size
+    head_size: Size
+    qk_size: Size
+    vo_size: Size
+    frequencies: tuple[int, ...] | None = None
+    latent: bool = False
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> HeadPlan:
+        if self.latent:
+            if self.kind != "cross" or self.qk_size != self.vo_size:
+                raise ValueError(
+                    f"{self.name}: only cross-attention has a latent, with qk_size = vo_size"
+                )
+            if self.qk_size > self.d_model:
+                raise ValueError(
+                    f"{self.name}: a latent of size {self.qk_size} is not smaller than d_model, "
+                    f"which is {self.d_model}"
+                )
+            return self
+        if max(self.qk_size, self.vo_size) > self.head_size:
+            raise ValueError(
+                f"{self.name} has head size {self.head_size}; "
+                f"{self.qk_size} and {self.vo_size} would not be smaller"
+            )
+        if self.kind != "time":
+            if self.frequencies is not None:
+                raise ValueError(f"{self.name} has no rotary embedding, so frequencies: null")
+            return self
+        if self.qk_size % 2 or self.frequencies is None:
+            raise ValueError(
+                f"{self.name} has rotary embeddings: give an even qk_size and its frequencies"
+            )
+        known = {index for index in self.frequencies if 0 <= index < self.head_size // 2}
+        if not len(known) == len(self.frequencies) == self.qk_size // 2:
+            raise ValueError(
+                f"{self.name} needs {self.qk_size // 2} different frequencies below "
+                f"{self.head_size // 2}"
+            )
+        return self
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of the four projections before."""
+        return 4 * self.d_model * self.num_heads * self.head_size
+
+    @property
+    def parameters(self) -> int:
+        """Weights after, of this block; a projection to a latent belongs to all blocks."""
+        if self.latent:
+            return 2 * self.d_model * self.num_heads * self.qk_size
+        return 2 * self.d_model * self.num_heads * (self.qk_size + self.vo_size)
+
+    @property
+    def text(self) -> str:
+        """The sizes after, for people."""
+        if self.latent:
+            return f"latent {self.qk_size}"
+        if self.qk_size == self.vo_size:
+            return f"head size {self.qk_size}"
+        return f"head sizes {self.qk_size} (q, k), {self.vo_size} (v)"
+
+
+class HiddenPlan(BaseModel):
+    """Hidden units of one feed-forward, or of one patch embedding, which has biases.
+
+    Attributes
+    ----------
+    d_ff, kept
+        Hidden units before and after.
+    gated
+        Whether hidden units are products of two input projections.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    part: Literal["feed_forward", "patch"]
+    in_features: Size
+    out_features: Size
+    d_ff: Size
+    kept: Size
+    gated: bool = False
+
+    @model_validator(mode="after")
+    def _keeps_no_more(self) -> HiddenPlan:
+        if self.kept > self.d_ff:
+            raise ValueError(f"{self.name} has {self.d_ff} hidden units, fewer than {self.kept}")
+        return self
+
+    @property
+    def stream_sides(self) -> tuple[str, ...]:
+        """Sides (``in_features``, ``out_features``) that are the residual stream."""
+        if self.part == "feed_forward":
+            return ("in_features", "out_features")
+        return ("out_features",) if self.name == INPUT_PATCHES else ("in_features",)
+
+    def _parameters(self, units: int) -> int:
+        per_unit = self.in_features * (2 if self.gated else 1) + self.out_features
+        return units * (per_unit + (1 if self.part == "patch" else 0))
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights before, and biases of a patch embedding."""
+        return self._parameters(self.d_ff)
+
+    @property
+    def parameters(self) -> int:
+        """Weights after, and biases of a patch embedding."""
+        return self._parameters(self.kept)
+
+    @property
+    def text(self) -> str:
+        """The sizes after, for people."""
+        return f"{self.kept} hidden units"
+
+
+class WidthPlan(BaseModel):
+    """Residual-stream width, ``d_model``: the original's, and the new one in ``kept``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    d_model: Size
+    kept: Size
+
+    @model_validator(mode="after")
+    def _is_narrower(self) -> WidthPlan:
+        if self.kept >= self.d_model:
+            raise ValueError(
+                f"width {self.kept} is not smaller than d_model, which is {self.d_model}"
+            )
+        return self
+
+
+PlannedLayer = ProjectionPlan | HeadPlan | HiddenPlan
+
+
+def stock_frequencies(head_size: int, qk_size: int) -> tuple[int, ...] | None:
+    """Indices of the original's rotary frequencies that a stock config of ``qk_size`` keeps.
+
+    theta^(-2 j / qk_size) is one of the original's frequencies theta^(-2 i / head_size) when
+    ``qk_size`` divides ``head_size``: i = j head_size / qk_size. None otherwise.
+    """
+    if head_size % qk_size or qk_size % 2:
+        return None
+    return tuple(range(0, head_size // 2, head_size // qk_size))
+
+
+def part_of(layer: PlannedLayer) -> str:
+    """``attention``, ``feed_forward`` or ``patch``."""
+    return "attention" if isinstance(layer, HeadPlan) else layer.part
+
+
+def sizes_text(layer: PlannedLayer) -> str:
+    """Sizes of a planned layer, for people."""
+    if isinstance(layer, ProjectionPlan):
+        return "dense" if layer.rank is None else str(layer.rank)
+    return layer.text
