@@ -106,8 +106,11 @@ def evaluate(
     from tscompress.evaluation.batching import Processes
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
-    from tscompress.io.files import check_output
-    from tscompress.workflows.evaluate_models import evaluate_models, save_evaluation
+    from tscompress.workflows.evaluate_models import (
+        check_evaluation,
+        evaluate_models,
+        save_evaluation,
+    )
 
     if suite.startswith("fev:"):
         refuse(context, "fev's tasks say what to forecast and score", _NOT_FOR_FEV)
@@ -118,7 +121,7 @@ def evaluate(
         typer.echo(f"{processes.count} processes share the batches", err=True)
     inputs = model, against, suite, root
     if output is not None:
-        check_output(output, force=force, inputs=inputs, keep=True)
+        check_evaluation(output, gift_eval=gift_eval, force=force, inputs=inputs)
     if fidelity and against is None:
         raise UsageError("--fidelity compares with another model; give --against.")
     if gift_eval and (output is None or output.suffix == ".json"):
@@ -213,8 +216,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     """The same options, where the suite is a file of fev's tasks."""
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.evaluation.fev_tasks import summaries_table
-    from tscompress.io.files import check_output
-    from tscompress.workflows.evaluate_fev import evaluate_fev, save_summaries
+    from tscompress.workflows.evaluate_fev import check_summaries, evaluate_fev, save_summaries
 
     given = context.params
     tasks = given["suite"].removeprefix("fev:")
@@ -224,7 +226,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     output, force = given["output"], given["force"]
     inputs = tasks, *(name for name, _ in models)
     if output is not None:
-        check_output(output, force=force, inputs=inputs, keep=True)
+        check_summaries(output, force=force, inputs=inputs)
     with progress_bars() as advance:
         summaries = evaluate_fev(
             tasks,
@@ -268,8 +270,9 @@ def compare(
     from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
+    names = "ratios.csv", "series.csv"
     if output is not None:
-        check_output(output, force=force, inputs=inputs, keep=True)
+        check_output(output, force=force, inputs=inputs, writes=names)
     if len(results) == 1:
         found = list(reversed(load_results(results[0])))
     else:
@@ -278,11 +281,9 @@ def compare(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
     if output is not None:
-        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
-            for name, frame in (
-                ("ratios.csv", comparison.frame()),
-                ("series.csv", series_frame(found)),
-            ):
+        tables = comparison.frame(), series_frame(found)
+        with new_directory(output, force=force, writes=names, inputs=inputs) as directory:
+            for name, frame in zip(names, tables, strict=True):
                 write_text_atomically(directory / name, frame.to_csv(index=False))
     show(
         as_json,

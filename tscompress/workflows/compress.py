@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from tscompress.plan.schedules import FitSchedule, Method, PlannedSchedule
 from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import recover_
-from tscompress.training.recovery_state import can_resume, differences_from
+from tscompress.training.recovery_files import RECOVERY_FILES
+from tscompress.training.recovery_state import CHECKPOINT, can_resume, differences_from
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import Recipe, inputs_of, labels_of
 from tscompress.workflows.save import CompressedModel, save
@@ -100,7 +101,7 @@ def compress_checkpoint(
         inputs = *inputs, series, *inputs_of(recipe)
         check_output(output, force=force, inputs=inputs)
         if recipe.recover is not None:
-            check_output(work, force=True, inputs=inputs, in_place=True)
+            check_recovery_directory(work, inputs)
     given = None if series is None else read_series(series)
     found = loading.find(recipe.model, revision=recipe.revision)
     on_memory(compression_memory_bytes(found, recipe))
@@ -380,7 +381,23 @@ def recovery_directory(output: Path) -> Path:
     return output.parent / f"{output.name}.recovery"
 
 
+def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:
+    """Refuse a directory where a recovery would replace what is not of one.
+
+    Raises
+    ------
+    OutputExistsError, OutputError
+        As :func:`tscompress.io.files.check_output`.
+    """
+    check_output(work, force=True, inputs=inputs, writes=RECOVERY_FILES, in_place=True)
+
+
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:
-    """Remove ``work``, which a recovery is resumed from: its result is saved."""
-    if compressed.recovery is not None:
-        shutil.rmtree(work, ignore_errors=True)
+    """Remove what a recovery is resumed from in ``work``: its result is saved."""
+    if compressed.recovery is None:
+        return
+    for name in RECOVERY_FILES:
+        (work / name).unlink(missing_ok=True)
+    for directory in (work / CHECKPOINT, work):
+        with suppress(OSError):  # it is not there, or holds something else
+            directory.rmdir()

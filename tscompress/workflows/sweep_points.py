@@ -20,7 +20,8 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
-from tscompress.io.files import sha256_of, user_path
+from tscompress.io.files import user_path
+from tscompress.io.hashing import sha256_of
 from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width
 from tscompress.training.recovery_config import RecoveryConfig
