@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from tscompress.checkpoints.digests import code_digest, versions
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.batch import ForecastBatch
-from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
+_log = logging.getLogger(__name__)
 #: What folds and measures; in a development version it changes without a number.
 _CODE = ("compression", "families", "layers", "linalg", "budget")
 
@@ -37,6 +38,7 @@ class SensitivityStore:
 
     def __init__(self, directory: Path, key: str) -> None:
         self.path = directory / "sensitivity" / f"{key}.json"
+        self._unwritable = False
 
     def read(self, wanted: Sequence[WantedPart]) -> Sensitivity | None:
         """What was measured so far; None if there is nothing that can be used."""
@@ -52,16 +54,21 @@ class SensitivityStore:
         return found if fits else None
 
     def write(self, result: Sensitivity, *, complete: bool) -> None:
+        """Keep a result; a cache that cannot be written is warned of once, and done without."""
         text = result.model_dump_json(indent=2)
+        if self._unwritable:
+            return
         try:
             write_text_atomically(
                 self.path, f"{text}\n" if complete else f'{{"incomplete": {text}}}\n'
             )
         except OSError as error:
-            raise UsageError(
-                f"{str(self.path)!r} cannot be written ({error}); set TSCOMPRESS_CACHE to a "
-                "directory that can, or do without a cache."
-            ) from None
+            self._unwritable = True
+            _log.warning(
+                "sensitivities are not kept for a later run: %s Set TSCOMPRESS_CACHE to a "
+                "directory that can be written.",
+                error,
+            )
 
 
 def content_key(

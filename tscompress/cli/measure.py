@@ -78,7 +78,8 @@ def sensitivity(
     model: Model,
     series: SeriesFile = None,
     calibration_series: Annotated[
-        int | None, typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1)
+        int | None,
+        typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1, max=10**6),
     ] = None,
     depth: Annotated[
         bool, typer.Option("--depth", help="Experimental: also what leaving out each layer costs.")

@@ -349,29 +349,13 @@ def _fold_plan(
         return plan_within_budget(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
         )
-    schedule = recipe.schedule
-    asked, d_model = recipe.width, loaded.config["d_model"]
-    width = None if asked is None else dimensions_of(asked, d_model)
-
-    def planned(loaded: LoadedModel) -> Plan:
-        return fold_plan_of(
-            loaded.model,
-            loaded.architecture,
-            schedule,
-            ff_ratio=recipe.ff_ratio,
-            latent=recipe.latent,
-            width=width,
-            exclude=recipe.exclude,
-            free_frequencies=recipe.fold.frequencies == "free",
-        )
-
+    plan = _fixed_fold_plan(loaded, recipe)  # what no layer allows is refused before measuring
     if recipe.layers is None:
-        return planned(loaded)
-    planned(loaded)  # what no layer allows is refused before anything is measured
+        return plan
     kept = layers_that_stay(loaded, recipe.layers, batches, recipe.fold, on_progress)
     fewer = replace(loaded)  # weights are shared
     keep_layers_(fewer, kept)
-    plan = planned(fewer)
+    plan = _fixed_fold_plan(fewer, recipe)
     chosen = {**plan.schedule, "layers": list(recipe.layers)}
     return plan.model_copy(update={"kept_layers": kept, "schedule": chosen})
 
@@ -379,6 +363,36 @@ def _fold_plan(
 def recovery_directory(output: Path) -> Path:
     """Where the recovery of a checkpoint at ``output`` is resumed from."""
     return output.parent / f"{output.name}.recovery"
+
+
+def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
+    """The sizes that a recipe without a budget names, for all layers of a model."""
+    asked, schedule = recipe.width, recipe.schedule
+    assert not isinstance(schedule, PlannedSchedule)
+    return fold_plan_of(
+        loaded.model,
+        loaded.architecture,
+        schedule,
+        ff_ratio=recipe.ff_ratio,
+        latent=recipe.latent,
+        width=None if asked is None else dimensions_of(asked, loaded.config["d_model"]),
+        exclude=recipe.exclude,
+        free_frequencies=recipe.fold.frequencies == "free",
+    )
+
+
+def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
+    """Refuse a model that is compressed already, or has not the sizes that a recipe names.
+
+    Those that are found by measuring are not known yet.
+
+    Raises
+    ------
+    PlanError
+    """
+    _check_original(loaded)
+    if recipe.method == "fold" and not isinstance(recipe.schedule, PlannedSchedule | FitSchedule):
+        _fixed_fold_plan(loaded, recipe)
 
 
 def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
+from tscompress.benchmark.workload import Workload, check_fits
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
@@ -29,6 +30,7 @@ from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import (
     check_recovery_directory,
+    check_sizes,
     compress_loaded_,
     finish_recovery,
 )
@@ -111,6 +113,7 @@ def finishing_run(
     if recipe.probe is not None:
         recipe.probe.chosen()  # refused before the work
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    _check_stages(recipe, loaded, device)
     measured: RankProfile | None = None
     if recipe.profile is not None:
         with guarded(labels_of(recipe)):
@@ -133,6 +136,27 @@ def finishing_run(
     finish_recovery(compressed, work)
 
 
+def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
+    """Refuse, before the first stage, what a later one would refuse of this model.
+
+    Raises
+    ------
+    PlanError
+        It has not the sizes that are asked for.
+    RecipeError, UsageError
+        There is no such suite or dataset, or the model does not read as much as bench asks for.
+    """
+    check_sizes(loaded, recipe)
+    if recipe.evaluation is not None:
+        recipe.evaluation.selected()
+    if recipe.bench is not None:
+        check_fits(loaded.forecaster, repr(loaded.name), _on_device(recipe.bench, device))
+
+
+def _on_device(workload: Workload, device: str) -> Workload:
+    return workload.model_copy(update={"device": torch.device(device).type})
+
+
 def _measure_(
     result: RunResult,
     recipe: Recipe,
@@ -151,7 +175,7 @@ def _measure_(
             _probe(again, recipe.probe, on_progress),
         )
     if recipe.bench is not None:
-        workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
+        workload = _on_device(recipe.bench, device)
         result.bench = bench(
             [(original.name, original.forecaster), (again.name, again.forecaster)],
             workload,

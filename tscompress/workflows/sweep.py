@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
-from tscompress.benchmark.workload import Workload
+from tscompress.benchmark.workload import Workload, check_fits
 from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.digests import (
     hardware,
@@ -108,6 +108,9 @@ def sweep(
     inputs = *inputs, recipe.model, recipe.evaluation.suite, recipe.evaluation.root
     _check_claim(output, recipe, force=force, inputs=inputs)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    recipe.evaluation.selected()
+    if recipe.bench is not None:
+        check_fits(original.forecaster, repr(original.name), _on_device(recipe.bench, original))
     model_hash = model_digest(original.forecaster)
     scored_on = suite_content(recipe.evaluation)
     named = {point.identity(model_hash, scored_on): point for point in points}
@@ -246,7 +249,7 @@ def _latencies(
     Time does not depend on what weights are, so that models that only differ in them share it,
     and weights that were not kept are not missed.
     """
-    workload = workload.model_copy(update={"device": next(original.model.parameters()).device.type})
+    workload = _on_device(workload, original)
     shapes = {shape_name(output, point): checkpoint_of(output, point) for point in done}
     threads = workload.threads or torch.get_num_threads()
     key = digest_of(
@@ -276,6 +279,10 @@ def _latencies(
     )
     write_text_atomically(path, json.dumps({"key": key, "bench": result.to_dict()}) + "\n")
     return result
+
+
+def _on_device(workload: Workload, loaded: LoadedModel) -> Workload:
+    return workload.model_copy(update={"device": next(loaded.model.parameters()).device.type})
 
 
 def _shape(directory: Path, workload: Workload) -> BaseChronosPipeline:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,8 @@ from tscompress.workflows.options import recipe_of
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, parse_recipe, series_files
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+#: Each point takes seconds at least, and all of them lie in memory.
+MAX_POINTS = 10_000
 #: Time depends on these; the rest of a workload only says how often it is measured.
 _REPETITION = {"repeats", "warmup"}
 #: What compresses, recovers and measures; in a development version it changes without a number.
@@ -80,13 +83,21 @@ class Grid(BaseModel):
             raise ValueError("recover_steps must be at least 0")
         return self
 
-    def combinations(self) -> Iterator[dict[str, Any]]:
-        """One value of each option, without those that are left out."""
-        lists = {
+    @property
+    def size(self) -> int:
+        """How many combinations there are."""
+        return math.prod(len(values) for values in self._lists().values())
+
+    def _lists(self) -> dict[str, tuple[Any, ...]]:
+        return {
             name: value
             for name in type(self).model_fields
             if isinstance(value := getattr(self, name), tuple)
         }
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """One value of each option, without those that are left out."""
+        lists = self._lists()
         for values in itertools.product(*lists.values()):
             chosen = dict(zip(lists, values, strict=True))
             for share in ("ff_ratio", "width"):
@@ -165,9 +176,16 @@ def points_of(sweep: SweepRecipe) -> list[Point]:
     Raises
     ------
     RecipeError
-        A combination is not one that ``compress`` takes, or there is none.
+        A combination is not one that ``compress`` takes, there is none, or more than
+        :data:`MAX_POINTS`.
     """
     found: dict[str, Point] = {}
+    count = sum(grid.size for grid in sweep.grid)
+    if count > MAX_POINTS:
+        raise RecipeError(
+            f"the grid has {count:,} combinations; at most {MAX_POINTS:,} are measured: give fewer "
+            "values, or several sweeps."
+        )
     for grid in sweep.grid:
         for options in grid.combinations():
             point = _point(sweep, grid, options)
