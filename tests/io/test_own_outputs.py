@@ -298,6 +298,7 @@ def test_what_else_lies_in_a_checkpoint_is_known_by_its_content(tmp_path: Path) 
         ("report.html", '<!doctype html>\n<meta name="generator" content="tscompress 0.0.1">'),
         ("scores.csv", "dataset,model,MASE,WQL\na,b,1,1\n"),
         ("log.jsonl", '{"step": 1, "total_ste'),  # cut off as it was written
+        ("recipe.yaml", "model: a\noutput: b\nmethod: fold\nfeed_forward: no\ncalibration: {}\n"),
         ("empty", ""),
     ],
 )

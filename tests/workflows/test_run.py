@@ -22,6 +22,7 @@ from tscompress.data.leakage import guarded
 from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError, TscompressError
+from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
@@ -77,6 +78,9 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
 
     # AutoGluon reads the original's name in the output's.
     checkpoint = tmp_path / "out" / f"{family}-{method}"
+    assert foreign_part(checkpoint) is None
+    beside = [path for path in (tmp_path / "out").rglob("*") if checkpoint not in path.parents]
+    assert [path for path in beside if path.is_file() and not is_own_file(path)] == []
     assert Plan.load(checkpoint / "plan.json") == result.plan
     assert load(checkpoint).plan == (None if method == "fold" else result.plan)
     scores = pd.read_csv(tmp_path / "out" / "scores.csv")

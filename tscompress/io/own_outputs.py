@@ -52,9 +52,8 @@ _COLUMNS = (
 #: What other texts hold near their start, or anywhere.
 _HTML, _LOG = '<meta name="generator" content="tscompress ', '{"step": '
 _MARKDOWN = "run `tscompress run recipe.yaml`"
-_RECIPE = re.compile(
-    r"model: .*^method: .*^calibration:.*^feed_forward: ", re.DOTALL | re.MULTILINE
-)
+#: All keys, in order, as only a program writes them.
+_RECIPE = re.compile(r"(?sm)model: .*^method: .*^feed_forward: .*^calibration:")
 _MARK = "<!-- written by tscompress: "
 #: Figures that bear the mark of Matplotlib alone in outputs of before.
 _FIGURES = {
