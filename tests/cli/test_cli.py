@@ -878,11 +878,15 @@ def test_an_existing_output_is_left_alone(command: Command, bolt: Path, tmp_path
     ):
         outcome = command(*arguments, "--output", tmp_path / "out")
         assert_refused(outcome, 2, "exists already; choose another output or pass --force")
+        forced = command(*arguments, "--output", tmp_path / "out", "--force")
+        assert_refused(forced, 2, "tscompress ")
         assert snapshot(tmp_path) == before
-    outcome = command("compress", bolt, "--rank", 3, "--output", tmp_path / "out", "--force",
-                      "--method", "svd")  # fmt: skip
-    assert outcome.code == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
+    (tmp_path / "out" / "mine.txt").unlink()
+    for force in ((), ("--force",)):  # the second one replaces a checkpoint of ours
+        outcome = command("compress", bolt, "--rank", 3, "--output", tmp_path / "out", *force,
+                          "--method", "svd")  # fmt: skip
+        assert outcome.code == 0
+        assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
 
 
 FOR_FOLD = "does not say of what; for fold give parameters="
