@@ -21,11 +21,26 @@ TscompressError
 └── VerificationError           a saved checkpoint that does not load back bit-equal
 """
 
+from __future__ import annotations
+
+import re
+
+#: Of what a message repeats, longer than any name or most paths: its ends are shown.
+_ENDLESS = re.compile(r"(\S{160})\S{240,}(\S{80})")
+
+
+def shortened(message: str) -> str:
+    """A message without the middle of words that have no end, such as a name of 5000 letters."""
+    return _ENDLESS.sub(r"\1…\2", message)
+
 
 class TscompressError(Exception):
     """Base class. The message is one line: what came, what is allowed, what to do."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
 
 
 class UsageError(TscompressError):

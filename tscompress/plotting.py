@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -10,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from tscompress._version import __version__
 from tscompress.errors import UsageError
 
 # --------------------------------------------------------------------------------------------------
@@ -33,6 +35,12 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     if title:
         figure.suptitle(title, fontsize=TITLE_SIZE + 1, x=0.01, ha="left")
     return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write PNG that says what drew it, so that a later run knows it for its own."""
+    software = {"Software": f"tscompress {__version__}, Matplotlib"}
+    figure.savefig(path, dpi=DPI, format="png", metadata=software)
 
 
 def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:

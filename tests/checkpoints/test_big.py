@@ -24,7 +24,7 @@ from tscompress.checkpoints.load import LoadedModel, find, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.hub import push as hub
-from tscompress.io.files import sha256_of
+from tscompress.io.hashing import sha256_of
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.save import CompressedModel

@@ -248,7 +248,7 @@ def as_gpt2(config: dict[str, Any]) -> None:
 )
 def test_unknown_families(copy: Path, change: Change) -> None:
     edit_config(copy, change)
-    match = "checkpoint is not supported; supported families: chronos-t5, chronos-bolt, chronos-2"
+    match = "not supported; supported (families: chronos-t5|pipelines: ChronosPipeline), "
     refused(UnsupportedModelError, match, copy)
 
 
@@ -512,3 +512,14 @@ def test_names_that_transformers_knows_to_ignore_or_rename_are_no_damage(tmp_pat
     save_file(old, tmp_path / "bert" / WEIGHTS, {"format": "pt"})
     norm = load(tmp_path / "bert").model.get_submodule(gamma.removesuffix(".gamma"))
     assert torch.equal(norm.weight, torch.arange(24.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="has MPS")
+def test_a_device_that_torch_cannot_use(checkpoint: Path) -> None:
+    refused(UsageError, "'mps'", checkpoint, device="mps")
+
+
+def test_a_loop_of_links(copy: Path) -> None:
+    (copy / "generation_config.json").unlink(missing_ok=True)
+    (copy / "generation_config.json").symlink_to("generation_config.json")
+    refused(CorruptCheckpointError, "link to itself", copy)

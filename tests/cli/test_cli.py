@@ -452,7 +452,7 @@ def test_what_a_walk_would_write_over_is_refused(
     )
     run = {"model": str(precious / "model"), "output": str(precious)}
     shutil.copytree(precious / "model", precious / "recovery")
-    shutil.copyfile(precious / "series.csv", precious / "scores.csv")
+    (precious / "scores.csv").write_text("dataset,model,MASE,WQL\n")  # of ours, but an input
     sweep = run | {"grid": [{"method": "svd", "rank": [2, 3]}]}
     pretrain = yaml.safe_load(tiny_yaml(steps=1)) | {"embedding_from": str(precious / "model")}
     for verb, name, content, options, text in (
@@ -875,11 +875,15 @@ def test_an_existing_output_is_left_alone(command: Command, bolt: Path, tmp_path
     ):
         outcome = command(*arguments, "--output", tmp_path / "out")
         assert_refused(outcome, 2, "exists already; choose another output or pass --force")
+        forced = command(*arguments, "--output", tmp_path / "out", "--force")
+        assert_refused(forced, 2, "tscompress ")
         assert snapshot(tmp_path) == before
-    outcome = command("compress", bolt, "--rank", 3, "--output", tmp_path / "out", "--force",
-                      "--method", "svd")  # fmt: skip
-    assert outcome.code == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
+    (tmp_path / "out" / "mine.txt").unlink()
+    for force in ((), ("--force",)):  # the second one replaces a checkpoint of ours
+        outcome = command("compress", bolt, "--rank", 3, "--output", tmp_path / "out", *force,
+                          "--method", "svd")  # fmt: skip
+        assert outcome.code == 0
+        assert {path.name for path in (tmp_path / "out").iterdir()} == PLAN_FILES
 
 
 FOR_FOLD = "has no measure; for fold give parameters="

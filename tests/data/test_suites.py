@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tscompress.data.evaluation_sets import EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import fingerprints, window_fingerprints
 from tscompress.data.leakage import evaluation_dataset_names, offline_fingerprints
 from tscompress.data.suites import find_suite, load_suite
@@ -464,3 +464,16 @@ def test_other_series_are_not_recognised() -> None:
     walks = rng.normal(size=(500, 60)).cumsum(axis=1)
     counts = rng.poisson(2, size=(500, 200))
     assert not any(known.recognise(values) for values in [*walks, *counts])
+
+
+@pytest.mark.parametrize(
+    ("name", "horizon", "match"),
+    [("sales.txt", 3, r"sales\.txt.*\.csv"), ("empty.yaml", None, "no datasets")],
+)
+def test_what_is_no_suite_is_said_as_it_is(
+    tmp_path: Path, name: str, horizon: int | None, match: str
+) -> None:
+    (tmp_path / name).write_text("[]")
+    table = None if horizon is None else LongFormat(horizon=horizon)
+    with pytest.raises(RecipeError, match=match):
+        find_suite(tmp_path / name, table)

@@ -29,7 +29,7 @@ from tscompress.errors import (
     VerificationError,
 )
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.hub.card import card_by_hand, is_own_card, licence_of, make_card, write_card
+from tscompress.hub.card import card_by_hand, licence_of, make_card, write_card
 from tscompress.hub.card_scores import (
     CardScores,
     about_measurements,
@@ -39,6 +39,7 @@ from tscompress.hub.card_scores import (
     scores_of_run,
 )
 from tscompress.hub.origin import read_made
+from tscompress.io.own_outputs import is_marked
 from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.write import write_report
 from tscompress.training.pretraining import pretrain
@@ -447,7 +448,7 @@ def test_a_run_leaves_its_measurements_for_the_card(original: Path, tmp_path: Pa
 
 def test_a_card_by_hand_is_kept(fold: Path) -> None:
     path = write_card(fold)
-    assert is_own_card(path.read_text())
+    assert is_marked(path.read_text())
     first = path.read_text()
     assert write_card(fold, "me/elsewhere").read_text() != first
     for by_hand in ("# mine\n", path.read_text() + "\nOne line by hand.\n", ""):
@@ -491,7 +492,7 @@ def test_a_card_by_hand_keeps_its_line_ends(fold: Path) -> None:
 
 def test_a_loaded_card_is_the_one_that_was_written(fold: Path) -> None:
     path = write_card(fold, scores=CardScores.of(result("a", 1.1), result("b", 1.0)))
-    assert is_own_card(path.read_text())
+    assert is_marked(path.read_text())
     loaded = ModelCard.load(path)
     assert len(loaded.data.eval_results) == 4
     assert loaded.data.pipeline_tag == "time-series-forecasting"

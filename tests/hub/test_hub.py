@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tscompress.checkpoints.load import load
 from tscompress.errors import HubError
-from tscompress.io.files import sha256_of
+from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, is_branch_name, is_timeout
 from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.pretraining import pretrain

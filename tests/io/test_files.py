@@ -8,28 +8,36 @@ import stat
 from pathlib import Path
 
 import pytest
+from own_checkpoint import RECORD, record
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
 from tscompress.io import files
 from tscompress.io.files import (
     cannot_write,
+    check_file,
     check_output,
     new_directory,
     user_path,
     write_text_atomically,
 )
 
+LOG = '{"step": 1}'
+"""Of a training, which tscompress knows for its own."""
+
 
 def contents(root: Path) -> dict[str, str]:
-    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+    """Text by name, without the records that make directories our own."""
+    files = (path for path in root.rglob("*") if path.is_file() and path.name != RECORD)
+    return {str(path.relative_to(root)): path.read_text() for path in files}
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A directory with a file, alone in its parent."""
+    """A checkpoint of ours with a file, alone in its parent."""
     directory = tmp_path / "parent" / "target"
     directory.mkdir(parents=True)
     (directory / "a.txt").write_text("old")
+    record(directory)
     return directory
 
 
@@ -123,7 +131,7 @@ def test_what_is_there_is_refused_before_the_block_runs(old: Path) -> None:
     ):
         pytest.fail("the block ran")
     with pytest.raises(OutputExistsError, match="exists already"):
-        check_output(old / "a.txt", force=False)
+        check_file(old / RECORD, force=False)
     check_output(old, force=True)
     check_output(old / "nothing", force=False)
     assert contents(old) == {"a.txt": "old"}
@@ -156,6 +164,7 @@ def test_the_sibling_of_a_process_that_lives_is_left_alone(old: Path) -> None:
         (first / "a.txt").write_text("first")
         with new_directory(old, force=True) as second:
             (second / "a.txt").write_text("second")
+            record(second)
         assert contents(first) == {"a.txt": "first"}
     assert contents(old.parent) == {"target/a.txt": "first"}
 
@@ -179,19 +188,21 @@ def test_what_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) ->
     assert contents(tmp_path) == {"target/a.txt": "fast"}
 
 
-def test_keep_leaves_what_the_block_does_not_write(old: Path) -> None:
+def test_what_the_block_does_not_write_stays(old: Path) -> None:
     (old / "sub").mkdir()
     (old / "sub" / "c.txt").write_text("old")
-    with new_directory(old, force=True, keep=True) as directory:
-        (directory / "a.txt").write_text("new")
+    (old / "log").write_text(LOG)
+    with new_directory(old, force=True, writes=["log"]) as directory:
+        (directory / "log").write_text("new")
         (directory / "b.txt").write_text("new")
-    assert contents(old) == {"a.txt": "new", "b.txt": "new", "sub/c.txt": "old"}
+    assert contents(old) == {"a.txt": "old", "log": "new", "b.txt": "new", "sub/c.txt": "old"}
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_keep_leaves_permissions_as_they_are(old: Path, umask: int) -> None:
+def test_what_stays_has_the_permissions_it_had(old: Path, umask: int) -> None:
     (old / "bin").mkdir()
-    modes = {"a.txt": 0o600, "b.txt": 0o640, "bin": 0o750, "bin/run": 0o755, ".": 0o710}
+    (old / "log").write_text(LOG)
+    modes = {"log": 0o600, "b.txt": 0o640, "bin": 0o750, "bin/run": 0o755, ".": 0o710}
     for name, mode in modes.items():
         if not (old / name).exists():
             (old / name).write_text("mine")
@@ -200,19 +211,20 @@ def test_keep_leaves_permissions_as_they_are(old: Path, umask: int) -> None:
     os.link(old / "bin" / "run", elsewhere)
     before = os.umask(umask)
     try:
-        with new_directory(old, force=True, keep=True) as directory:
-            (directory / "a.txt").write_text("new")
+        with new_directory(old, force=True, writes=["log"]) as directory:
+            (directory / "log").write_text("new")
     finally:
         os.umask(before)
-    modes["a.txt"] = 0o666 & ~umask  # which is another file now
+    modes["log"] = 0o666 & ~umask  # which is another file now
     assert {name: stat.S_IMODE((old / name).stat().st_mode) for name in modes} == modes
     assert elsewhere.samefile(old / "bin" / "run")
 
 
-def test_force_replaces_a_file(old: Path) -> None:
-    with new_directory(old / "a.txt", force=True) as directory:
-        (directory / "b.txt").write_text("new")
-    assert contents(old.parent) == {"target/a.txt/b.txt": "new"}
+def test_no_directory_takes_the_place_of_a_file(old: Path) -> None:
+    with pytest.raises(OutputExistsError, match="is a file"):
+        check_output(old / RECORD, force=True)
+    with pytest.raises(OutputError, match="Is a directory"):
+        check_file(old, force=True)
 
 
 @pytest.mark.parametrize("kind", ["full", "empty", "dangling"])
@@ -223,6 +235,7 @@ def test_a_link_stands_for_what_it_points_to(old: Path, tmp_path: Path, kind: st
     link.symlink_to(disk / "real")
     if kind == "full":
         (disk / "real" / "a.txt").write_text("old")
+        record(disk / "real")
         with pytest.raises(OutputExistsError, match=r"link' exists already; .* --force"):
             check_output(link, force=False)
     else:
@@ -277,26 +290,28 @@ def test_an_input_at_home_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_no_input_may_be_replaced(old: Path) -> None:
     (old / "sub").mkdir()
     (old / "sub" / "b.txt").write_text("old")
+    record(old / "sub")
     for target in (old / "sub", old.parent / "nothing", old / "c.txt"):
         check_output(target, force=True, inputs=[old, old / "a.txt"])
     with pytest.raises(OutputExistsError, match=r"a\.txt' .*target'"):
-        check_output(old / "a.txt", force=True, inputs=[old])
+        check_file(old / "a.txt", force=True, inputs=[old])
 
 
-def test_keep_replaces_no_input(old: Path) -> None:
-    inputs = [old / "a.txt"]
+def test_no_input_is_written_over(old: Path) -> None:
+    (old / "log").write_text(LOG)
+    inputs = [old / "log"]
 
     def write(name: str) -> None:
-        with new_directory(old, force=True, keep=True, inputs=inputs) as directory:
+        with new_directory(old, force=True, writes=[name], inputs=inputs) as directory:
             (directory / name).write_text("new")
 
-    write("b.txt")
-    assert contents(old) == {"a.txt": "old", "b.txt": "new"}
-    with pytest.raises(OutputExistsError, match=r"target/a\.txt' .*a\.txt'"):
-        write("a.txt")
+    write("new.txt")
+    assert contents(old) == {"a.txt": "old", "log": LOG, "new.txt": "new"}
+    with pytest.raises(OutputExistsError, match=r"target/log' .*log'"):
+        write("log")
     with pytest.raises(OutputExistsError, match=r"target' .*target'"):
-        check_output(old, force=True, keep=True, inputs=[old])
-    assert contents(old) == {"a.txt": "old", "b.txt": "new"}
+        check_output(old, force=True, writes=["log"], inputs=[old])
+    assert contents(old) == {"a.txt": "old", "log": LOG, "new.txt": "new"}
     assert [p.name for p in old.parent.iterdir()] == ["target"]
 
 
@@ -348,7 +363,7 @@ def test_a_parent_that_is_read_only_is_said_at_once(
     with pytest.raises(OutputError, match=f"{name}' .*Permission"):
         check_output(old.parent / name, force=True)
     if name != "new":
-        check_output(old.parent / name, force=True, in_place=True)
+        check_output(old.parent / name, force=True, writes=["log"], in_place=True)
 
 
 def test_paths_as_people_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,6 +394,7 @@ def test_force_replaces_neither_home_nor_working_directory(
     for directory in (project, other):
         directory.mkdir(parents=True)
         (directory / "kept.txt").write_text("mine")
+        record(directory)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(project)
     for target in (Path(), Path(".."), home, project, tmp_path):

@@ -26,6 +26,7 @@ import pytest
 import torch
 from conftest import Command, assert_refused
 from hub_server import HubServer
+from own_checkpoint import RECORD, record
 
 from tscompress.api import compress
 from tscompress.checkpoints import format as factored
@@ -423,6 +424,7 @@ def replace_often(target: Path, word: str, count: int) -> None:
         with new_directory(target, force=True) as directory:
             for number in range(5):
                 (directory / str(number)).write_text(word)
+            record(directory)
 
 
 def test_directories_replaced_by_two_processes_are_never_mixed(tmp_path: Path) -> None:
@@ -443,8 +445,8 @@ def test_directories_replaced_by_two_processes_are_never_mixed(tmp_path: Path) -
             os.close(descriptor)
         seen |= set(names)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert seen <= {str(number) for number in range(5)}
-    words = {path.read_text() for path in target.iterdir()}
+    assert seen <= {RECORD, *map(str, range(5))}
+    words = {path.read_text() for path in target.iterdir() if path.name != RECORD}
     assert len(words) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
@@ -479,13 +481,15 @@ def test_a_full_disk_is_one_line(
         if force:
             (disk / "small").mkdir()
             (disk / "small" / "old.txt").write_text("old")
+            record(disk / "small")
         outcome = command(
             "compress", checkpoints["chronos-bolt"], "--method", "svd", "--rank", 2,
             "--output", disk / "small", *(["--force"] if force else []),
         )  # fmt: skip
         assert_refused(outcome, 1, "small' cannot be written: No space left on device; make room")
         left = [str(path.relative_to(disk)) for path in disk.rglob("*")]
-        assert sorted(left) == (["small", "small/old.txt"] if force else [])
+        old = ["small", "small/old.txt", f"small/{RECORD}"]
+        assert sorted(left) == (old if force else [])
 
 
 @pytest.mark.parametrize("verb", ["compress", "evaluate", "profile", "recover"])

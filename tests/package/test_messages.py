@@ -17,6 +17,7 @@ from tscompress.errors import (
     RecipeError,
     TscompressError,
     UsageError,
+    shortened,
 )
 from tscompress.io.files import check_output
 from tscompress.plan.schedules import parse_budget
@@ -89,3 +90,15 @@ def test_golden_messages(
         act()
     assert str(caught.value) == message
     assert caught.value.exit_code == code
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "owner/" + "x" * 5000])
+def test_a_name_without_end_is_not_repeated_whole(name: str) -> None:
+    for act in (
+        lambda: check_output(Path(name), force=False),
+        lambda: load_recipe(name),
+        lambda: parse_budget(name),
+    ):
+        with pytest.raises((TscompressError, OSError)) as caught:
+            act()
+        assert len(shortened(str(caught.value))) < 700

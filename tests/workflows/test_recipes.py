@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from conftest import ROOT
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
+from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe, validate
 from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 
 RECIPES = ROOT / "recipes"
@@ -258,3 +260,63 @@ def test_a_budget_is_also_text(tmp_path: Path) -> None:
     refused(load_recipe, path, "'wql=1' is no budget")
     path.write_text(text.format("bytes=1MB") + "fold: {frequencies: free}\n")
     refused(load_recipe, path, "free frequencies make a factored checkpoint")
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers
+# --------------------------------------------------------------------------------------------------
+
+SCHEDULE = {"kind": "rank", "rank": 4}
+WHOLE: dict[str, Any] = {
+    "model": "m", "output": "o", "schedule": SCHEDULE, "recover": {"steps": 1}, "probe": {},
+}  # fmt: skip
+
+
+def numbers_of(content: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a recipe has numbers, booleans aside."""
+    if isinstance(content, dict | list | tuple):
+        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from numbers_of(value, (*where, key))
+    elif type(content) in (int, float):
+        yield where
+
+
+def changed(where: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """A whole recipe with another value at a place."""
+    content: Any = json.loads(Recipe.model_validate(WHOLE).model_dump_json())
+    inner = content
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    return content
+
+
+NUMBERS = list(numbers_of(json.loads(Recipe.model_validate(WHOLE).model_dump_json())))
+
+
+@pytest.mark.parametrize("where", NUMBERS, ids=lambda where: ".".join(map(str, where)))
+@pytest.mark.parametrize("value", [True, 10**30, float("inf"), float("nan")], ids=str)
+def test_every_number_has_bounds_and_is_no_boolean(where: tuple[Any, ...], value: Any) -> None:
+    assert len(NUMBERS) > 40
+    with pytest.raises(RecipeError, match=str(where[-2 if isinstance(where[-1], int) else -1])):
+        validate(Recipe, changed(where, value), "recipe")
+
+
+@pytest.mark.parametrize("text", ["schedule: {kind: rank, rank: yes}", "bench: {repeats: on}"])
+def test_a_yes_is_no_one(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"model: m\noutput: o\n{text}\n")
+    with pytest.raises(RecipeError, match=r"rank|repeats"):
+        load_recipe(path)
+
+
+def test_numbers_as_text_are_still_read() -> None:
+    """YAML reads 1e-2 as a text."""
+    found = validate(Recipe, {**WHOLE, "fold": {"damping": "1e-2"}}, "recipe")
+    assert found.fold.damping == 0.01
+
+
+def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecipeError, match="pipe"):
+        load_recipe(tmp_path / "pipe")

@@ -21,14 +21,17 @@ from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.leakage import guarded
 from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
-from tscompress.errors import LeakError, OutputExistsError
+from tscompress.errors import LeakError, OutputExistsError, TscompressError
+from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
+from tscompress.probing.measure import ProbeConfig
 from tscompress.reports.content import headline
 from tscompress.reports.write import report_tables, write_report
 from tscompress.training import recovery_batches
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket
+from tscompress.workflows import run as running
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.recipe import (
     EvaluationConfig,
@@ -75,6 +78,9 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
 
     # AutoGluon reads the original's name in the output's.
     checkpoint = tmp_path / "out" / f"{family}-{method}"
+    assert foreign_part(checkpoint) is None
+    beside = [path for path in (tmp_path / "out").rglob("*") if checkpoint not in path.parents]
+    assert [path for path in beside if path.is_file() and not is_own_file(path)] == []
     assert Plan.load(checkpoint / "plan.json") == result.plan
     assert load(checkpoint).plan == (None if method == "fold" else result.plan)
     scores = pd.read_csv(tmp_path / "out" / "scores.csv")
@@ -236,3 +242,73 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
     for series in drawn.values():
         assert len(series) >= len(left)
         assert not any(np.array_equal(one, beer, equal_nan=True) for one in series)
+
+
+# --------------------------------------------------------------------------------------------------
+# What is refused before the first stage, and what a failure leaves
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"bench": Workload(batch_size=2, context_length=10**6)}, "context_length"),
+        ({"evaluation": EvaluationConfig(datasets=("nothing",))}, "nothing"),
+        ({"evaluation": EvaluationConfig(suite="none.yaml")}, "none.yaml"),
+        ({"schedule": RankSchedule(rank=1000)}, "1000"),
+        ({"width": 10**6}, "1000000"),
+        ({"probe": ProbeConfig(tasks=("none",))}, "none"),
+    ],
+)
+def test_what_a_later_stage_would_refuse_is_refused_first(
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    match: str,
+) -> None:
+    monkeypatch.setattr(running, "profile", lambda *_, **__: pytest.fail("profiled"))
+    recipe = small_recipe(checkpoints["chronos-bolt"], tmp_path / "out", **changes)
+    with pytest.raises(TscompressError, match=match):
+        run(recipe)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt])
+def test_a_run_that_fails_leaves_its_output_as_it_was(
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crash: type[BaseException],
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise crash
+
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", profile=None, evaluation=None
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "bench", fail)
+        with pytest.raises(crash):
+            run(recipe)
+    assert list((tmp_path / "out").iterdir()) == []
+    first = run(recipe).checkpoint  # nothing hinders the next start
+    before = (first / "provenance.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "bench", fail)
+        with pytest.raises(crash):
+            run(recipe, force=True)
+    assert (first / "provenance.json").read_bytes() == before
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [first.name]
+
+
+def test_a_walk_replaces_no_checkpoint_that_was_trained_further(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", profile=None, evaluation=None, bench=None
+    )
+    weights = run(recipe).checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(OutputExistsError, match=r"model\.safetensors"):
+        run(recipe, force=True)

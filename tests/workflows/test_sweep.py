@@ -542,3 +542,23 @@ def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     assert [point["number"] for point in content["points"]] == [0, 1, 2, 3, 4, 5]
     assert content["failures"] == {}
     assert again.stderr == ""  # nothing was measured again
+
+
+def test_a_grid_is_counted_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grid, "combinations", lambda _: pytest.fail("it was built"))
+    many = [{"rank": list(range(2, 102)), "latent": list(range(2, 102)), "ff_ratio": [0.5, 0.25]}]
+    with pytest.raises(RecipeError, match="20,000"):
+        points_of(recipe(grid=many))
+
+
+def test_what_every_point_would_fail_at_is_refused_first(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    model, output = checkpoints["chronos-bolt"], tmp_path / "out"
+    for changes, match in (
+        ({"bench": {"context_length": 10**6}}, "context_length"),
+        ({"evaluation": {"datasets": ["nothing"]}}, "nothing"),
+    ):
+        with pytest.raises(TscompressError, match=match):
+            sweep(recipe(model, output, **changes))
+        assert not output.exists()  # and hinders no mended recipe

@@ -20,17 +20,24 @@ class Workload(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    batch_size: int = Field(default=32, ge=1, description="series")
-    context_length: int = Field(default=512, ge=1, description="time steps of each series")
-    horizon: int = Field(default=64, ge=1, description="time steps forecast")
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int | None = Field(default=None, ge=1, description="None: as PyTorch is set")
-    repeats: int = Field(default=20, ge=1, description="timed rounds; each model runs once in each")
-    warmup: int = Field(default=3, ge=0, description="untimed runs of each model")
-    num_samples: int | None = Field(
-        default=None, ge=1, description="sample paths, Chronos-T5 only; None: the model's own"
+    batch_size: int = Field(default=32, ge=1, le=10**6, description="series")
+    context_length: int = Field(
+        default=512, ge=1, le=10**7, description="time steps of each series"
     )
-    seed: int = Field(default=0, ge=0, description="of the series and of the sampling")
+    horizon: int = Field(default=64, ge=1, le=10**6, description="time steps forecast")
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int | None = Field(default=None, ge=1, le=4096, description="None: as PyTorch is set")
+    repeats: int = Field(
+        default=20, ge=1, le=10**6, description="timed rounds; each model runs once in each"
+    )
+    warmup: int = Field(default=3, ge=0, le=10**6, description="untimed runs of each model")
+    num_samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**5,
+        description="sample paths, Chronos-T5 only; None: the model's own",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of the series and of the sampling")
 
 
 def make_workload(fields: Mapping[str, Any]) -> Workload:

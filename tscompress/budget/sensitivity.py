@@ -115,7 +115,11 @@ class Sensitivity(BaseModel):
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, replacing the file in one step."""
-        write_text_atomically(Path(path), self.model_dump_json(indent=2) + "\n")
+        write_text_atomically(Path(path), self.to_json())
+
+    def to_json(self) -> str:
+        """What :meth:`save` writes."""
+        return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def load(cls, path: str | Path) -> Sensitivity:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from tscompress.checkpoints.digests import code_digest, versions
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.batch import ForecastBatch
-from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
+_log = logging.getLogger(__name__)
 #: Code that folds and measures; a development version changes it without a version number.
 CODE = ("compression", "families", "layers", "linalg", "budget")
 
@@ -37,6 +38,7 @@ class SensitivityStore:
 
     def __init__(self, directory: Path, key: str) -> None:
         self.path = directory / "sensitivity" / f"{key}.json"
+        self._unwritable = False
 
     def read(self, wanted: Sequence[WantedPart]) -> Sensitivity | None:
         """The parts measured so far; None if there is no usable file."""
@@ -52,17 +54,21 @@ class SensitivityStore:
         return found if fits else None
 
     def write(self, result: Sensitivity, *, complete: bool) -> None:
-        """Replace the file in one step; UsageError if it cannot be written."""
+        """Keep a result; warn once if the cache cannot be written, and do without it."""
         text = result.model_dump_json(indent=2)
+        if self._unwritable:
+            return
         try:
             write_text_atomically(
                 self.path, f"{text}\n" if complete else f'{{"incomplete": {text}}}\n'
             )
         except OSError as error:
-            raise UsageError(
-                f"{str(self.path)!r} cannot be written ({error}); set TSCOMPRESS_CACHE to a "
-                "writable directory, or use no cache."
-            ) from None
+            self._unwritable = True
+            _log.warning(
+                "sensitivities are not kept for a later run: %s Set TSCOMPRESS_CACHE to a "
+                "directory that can be written.",
+                error,
+            )
 
 
 def content_key(

@@ -20,6 +20,7 @@ from tscompress.families.stacks import LAYER_PREFIXES
 from tscompress.io.untrusted import (
     StoredTensor,
     UnreadableFileError,
+    is_loop,
     leads_outside,
     read_header,
     read_json,
@@ -99,9 +100,8 @@ def check_files(directory: Path, source: str) -> None:
     """Refuse links out of the directory, and adapters, which need the weights of another model."""
     for path in directory.iterdir():
         if path.suffix in (".json", ".safetensors", ".yaml") and leads_outside(path):
-            raise CorruptCheckpointError(
-                f"{source!r}: {path.name} is a link out of the directory; copy the file there."
-            )
+            how = "a link to itself" if is_loop(path) else "a link out of the directory"
+            raise CorruptCheckpointError(f"{source!r}: {path.name} is {how}; copy the file there.")
         if path.name == "adapter_config.json":
             raise UnsupportedModelError(
                 f"{source!r} is an adapter; merge it into its model and save that."

@@ -238,6 +238,13 @@ def _check_device(device: str) -> str:
         raise UsageError(
             f"there is no {device!r}; torch finds {torch.cuda.device_count()} device(s)."
         )
+    if wanted.type not in ("cpu", "cuda"):
+        try:
+            torch.empty(1, device=wanted)
+        except Exception:  # each kind of device has errors of its own
+            raise UsageError(
+                f"device {device!r} was asked for, but torch cannot use it here; use cpu."
+            ) from None
     return device
 
 

@@ -14,7 +14,8 @@ from tscompress.errors import (
     OfflineError,
     UsageError,
 )
-from tscompress.io.files import git_hash_of, sha256_of, user_path
+from tscompress.io.files import user_path
+from tscompress.io.hashing import git_hash_of, sha256_of
 from tscompress.io.hub_errors import reading_errors_in_words
 from tscompress.io.network import (
     bounded_requests,

@@ -13,7 +13,8 @@ from typing import Any
 from tscompress._version import __version__
 from tscompress.checkpoints.integrity import weight_files
 from tscompress.checkpoints.names import PROVENANCE_FILE
-from tscompress.io.files import sha256_of, write_text_atomically
+from tscompress.io.files import write_text_atomically
+from tscompress.io.hashing import sha256_of
 
 _RECORDED_LIBRARIES = (
     "torch", "transformers", "chronos-forecasting", "safetensors", "numpy",

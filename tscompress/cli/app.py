@@ -20,7 +20,7 @@ from tscompress.cli.options import StoppedAndSaved
 from tscompress.cli.publish import push
 from tscompress.cli.runs import report, run, sweep
 from tscompress.cli.train import pretrain, recover
-from tscompress.errors import TscompressError
+from tscompress.errors import TscompressError, shortened
 from tscompress.io.network import check_endpoint
 
 app = typer.Typer(
@@ -101,5 +101,5 @@ def main() -> None:
 def _fail(message: str, code: int, error: BaseException) -> int:
     if _debug:
         raise error
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    typer.echo(f"error: {shortened(' '.join(message.split()))}", err=True)
     return code

@@ -109,8 +109,11 @@ def evaluate(
     from tscompress.evaluation.batching import Processes
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
-    from tscompress.io.files import check_output
-    from tscompress.workflows.evaluate_models import evaluate_models, save_evaluation
+    from tscompress.workflows.evaluate_models import (
+        check_evaluation,
+        evaluate_models,
+        save_evaluation,
+    )
 
     if suite.startswith("fev:"):
         refuse(context, "fev's tasks define what is forecast and scored", _NOT_FOR_FEV)
@@ -121,7 +124,7 @@ def evaluate(
         typer.echo(f"{processes.count} processes share the batches", err=True)
     inputs = model, against, suite, root
     if output is not None:
-        check_output(output, force=force, inputs=inputs, keep=True)
+        check_evaluation(output, gift_eval=gift_eval, force=force, inputs=inputs)
     if fidelity and against is None:
         raise UsageError("--fidelity needs another model; give --against.")
     if gift_eval and (output is None or output.suffix == ".json"):
@@ -216,8 +219,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     """``evaluate`` with a suite of fev's tasks."""
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.evaluation.fev_tasks import summaries_table
-    from tscompress.io.files import check_output
-    from tscompress.workflows.evaluate_fev import evaluate_fev, save_summaries
+    from tscompress.workflows.evaluate_fev import check_summaries, evaluate_fev, save_summaries
 
     given = context.params
     tasks = given["suite"].removeprefix("fev:")
@@ -227,7 +229,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     output, force = given["output"], given["force"]
     inputs = tasks, *(name for name, _ in models)
     if output is not None:
-        check_output(output, force=force, inputs=inputs, keep=True)
+        check_summaries(output, force=force, inputs=inputs)
     with progress_bars() as advance:
         summaries = evaluate_fev(
             tasks,
@@ -271,8 +273,9 @@ def compare(
     from tscompress.io.files import check_output, new_directory, write_text_atomically
 
     inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
+    names = "ratios.csv", "series.csv"
     if output is not None:
-        check_output(output, force=force, inputs=inputs, keep=True)
+        check_output(output, force=force, inputs=inputs, writes=names)
     if len(results) == 1:
         found = list(reversed(load_results(results[0])))
     else:
@@ -281,11 +284,9 @@ def compare(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
     if output is not None:
-        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
-            for name, frame in (
-                ("ratios.csv", comparison.frame()),
-                ("series.csv", series_frame(found)),
-            ):
+        tables = comparison.frame(), series_frame(found)
+        with new_directory(output, force=force, writes=names, inputs=inputs) as directory:
+            for name, frame in zip(names, tables, strict=True):
                 write_text_atomically(directory / name, frame.to_csv(index=False))
     show(
         as_json,

@@ -47,13 +47,15 @@ def profile(
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.data.series import read_series
     from tscompress.io.files import check_output, new_directory
-    from tscompress.profiling.figures import save_profile_figures
+    from tscompress.profiling.figures import FIGURE_FILES, save_profile_figures
     from tscompress.profiling.measure import DEFAULT_EPSILONS
     from tscompress.profiling.measure import profile as measure
+    from tscompress.profiling.rank_profile import PROFILE_FILE, RANKS_FILE
     from tscompress.profiling.tables import profile_table
 
+    inputs, names = (model, series), (PROFILE_FILE, RANKS_FILE, *FIGURE_FILES)
     if output is not None:
-        check_output(output, force=force, inputs=(model, series), keep=True)
+        check_output(output, force=force, inputs=inputs, writes=names)
     given = None if series is None else read_series(series)
     loaded = load_model(model, device, "float32", revision)
     with progress_bars() as advance:
@@ -65,8 +67,7 @@ def profile(
             on_progress=advance,
         )
     if output is not None:
-        inputs = model, series
-        with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
+        with new_directory(output, force=force, writes=names, inputs=inputs) as directory:
             result.save(directory)
             save_profile_figures(result, directory)
     findings = "\n".join(result.findings())
@@ -77,7 +78,8 @@ def sensitivity(
     model: Model,
     series: SeriesFile = None,
     calibration_series: Annotated[
-        int | None, typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1)
+        int | None,
+        typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1, max=10**6),
     ] = None,
     depth: Annotated[
         bool, typer.Option("--depth", help="Experimental: also measure dropping each layer.")
@@ -97,10 +99,10 @@ def sensitivity(
     from tscompress.budget.plan_within_budget import sensitivities, sensitivity_tables
     from tscompress.compression.calibration import MIXED, CalibrationConfig
     from tscompress.data.series import read_series
-    from tscompress.io.files import check_output
+    from tscompress.io.files import check_file, write_output
 
     if output is not None:
-        check_output(output, force=force, inputs=(model, series))
+        check_file(output, force=force, inputs=(model, series))
     given = None if series is None else read_series(series)
     calibration = CalibrationConfig(
         num_series=calibration_series, source=MIXED if series is None else str(series)
@@ -111,7 +113,7 @@ def sensitivity(
             loaded, series=given, calibration=calibration, depth=depth, on_progress=advance
         )
     if output is not None:
-        found.save(output)
+        write_output(output, found.to_json(), force=force, inputs=(model, series))
     title = f"rise of the forecast loss, {found.base_loss:.4f}, with only one part at a size:"
     show(as_json, found.model_dump(mode="json"), title, *sensitivity_tables(found))
 
@@ -146,15 +148,16 @@ def probe(
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
     from tscompress.evaluation.batching import parse_batch_size
-    from tscompress.io.files import check_output, write_text_atomically
+    from tscompress.io.files import check_file, write_output
     from tscompress.io.results import results_json
     from tscompress.probing.measure import ProbeConfig
     from tscompress.probing.measure import probe as measure
     from tscompress.probing.results import probe_content
     from tscompress.probing.tables import probe_tables
 
+    inputs = model, against, tasks_file
     if output is not None:
-        check_output(output, force=force, inputs=(model, against, tasks_file))
+        check_file(output, force=force, inputs=inputs)
     config = ProbeConfig(
         tasks=None if tasks is None else tuple(tasks.split(",")),
         tasks_file=None if tasks_file is None else str(tasks_file),
@@ -174,7 +177,8 @@ def probe(
             tell = partial(_tell_task, partial(advance, f"probe {label}"))
             results.append(measure(one, **dict(config), name=label, on_task=tell))
     if output is not None:
-        write_text_atomically(output, results_json(probe_content(*results)))
+        text = results_json(probe_content(*results))
+        write_output(output, text, force=force, inputs=inputs)
     lines = [] if against is None else results[0].against(results[1]).lines()
     tables = probe_tables(*results)
     show(as_json, probe_content(*results, series=False), *tables, *lines)

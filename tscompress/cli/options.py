@@ -22,7 +22,7 @@ Dtype = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that tscompress wrote.")]
 Epsilons = Annotated[
     list[float] | None,
     typer.Option("--epsilon", "-e", help="Threshold of the ε-rank; repeat for several."),
@@ -36,7 +36,8 @@ BatchSize = Annotated[
     str, typer.Option(help="Series at a time; auto: as many as fit into free memory.")
 ]
 CalibrationSeries = Annotated[
-    int | None, typer.Option(help="Series to calibrate on; 256 or 1024 by default.", min=1)
+    int | None,
+    typer.Option(help="Series to calibrate on; 256 or 1024 by default.", min=1, max=10**6),
 ]
 OutputInstead = Annotated[
     Path | None, typer.Option("--output", help="Instead of the recipe's.", parser=path)

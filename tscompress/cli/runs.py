@@ -36,23 +36,25 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe: profile, compress, save, load again, evaluate, bench, report."""
-    from tscompress.io.files import check_output, user_path
+    from tscompress.io.files import check_file, user_path
     from tscompress.reports.write import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
     from tscompress.workflows.recipe import inputs_of, load_recipe
-    from tscompress.workflows.run import WORK
-    from tscompress.workflows.run import run as run_recipe
+    from tscompress.workflows.run import WORK, finishing_run
     from tscompress.workflows.run_files import FILES, RUN_FILE
 
     chosen = load_recipe(recipe, model=model, output=output)
     if max_series is not None and chosen.evaluation is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
-    for name in (RUN_FILE, *FILES, PAGE_FILE, MARKDOWN_FILE):
-        inputs = recipe, *inputs_of(chosen)
-        check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
-    with keeping_recovery(user_path(chosen.output) / WORK), progress_bars() as advance:
-        result = run_recipe(chosen, force=force, device=device, on_progress=advance)
-    written = write_report(result, chosen)
+    output, inputs = user_path(chosen.output), (recipe, *inputs_of(chosen))
+    for name in (*FILES, PAGE_FILE, MARKDOWN_FILE):
+        check_file(output / name, force=True, inputs=inputs)
+    with (
+        keeping_recovery(output / WORK),
+        progress_bars() as advance,
+        finishing_run(chosen, force=force, device=device, on_progress=advance) as result,
+    ):
+        written = write_report(result, chosen)
     say_note(result.note)
     show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
     if not as_json:
@@ -74,9 +76,8 @@ def sweep(
 
     The same command resumes a stopped sweep.
     """
-    from tscompress.io.files import check_output, user_path
     from tscompress.workflows.measure_point import Measured
-    from tscompress.workflows.sweep import FIGURE_FILE, LATENCY_FILE, RECIPE_FILE, TABLE_FILE
+    from tscompress.workflows.sweep import FIGURE_FILE
     from tscompress.workflows.sweep import sweep as measure
     from tscompress.workflows.sweep_points import load_sweep_recipe
     from tscompress.workflows.sweep_results import sweep_table
@@ -88,11 +89,6 @@ def sweep(
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
 
-    # Without --force a recipe there is only ever written over by the same one.
-    for name in (FIGURE_FILE, LATENCY_FILE, TABLE_FILE, *([RECIPE_FILE] if force else [])):
-        inputs = recipe, chosen.model, chosen.evaluation.suite
-        check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
-
     def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
         state = "failed: " if measured is None else ""
         typer.echo(f"{done}/{total}  {state}{text}", err=True)
@@ -103,6 +99,7 @@ def sweep(
             processes=processes,
             device=device,
             force=force,
+            inputs=(recipe,),
             on_point=tell,
             on_progress=advance,
         )

@@ -157,6 +157,7 @@ def pretrain(
     import torch
 
     from tscompress.io.files import check_output
+    from tscompress.training.pretrain_output import RUN_FILES, check_pretraining_output
     from tscompress.training.pretraining import Progress as Trained
     from tscompress.training.pretraining import pretrain as train
     from tscompress.workflows.recipe import load_pretrain_recipe
@@ -164,8 +165,8 @@ def pretrain(
     chosen = load_pretrain_recipe(recipe)
     inputs = recipe, chosen.embedding_from
     if not resume:
-        check_output(output, force=force, inputs=inputs, keep=True, in_place=True)
-    check_output(output / "model", force=True, inputs=inputs)
+        check_output(output, force=force, inputs=inputs, writes=RUN_FILES, in_place=True)
+    check_pretraining_output(chosen, output, inputs)
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -50,14 +50,15 @@ class CalibrationConfig(BaseModel):
     num_series: int | None = Field(
         default=None,
         ge=1,
+        le=10**6,
         description="series, or windows of long ones; null: 256 for Chronos-T5, 4096 for the "
         "others, whose decoder has one position per series",
     )
     context_length: int = Field(
-        default=2048, ge=2, description="longest context; at most the model's"
+        default=2048, ge=2, le=10**7, description="longest context; at most the model's"
     )
-    batch_size: int = Field(default=32, ge=1)
-    seed: int = 0
+    batch_size: int = Field(default=32, ge=1, le=10**6)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     corpus: CorpusConfig = Field(
         default=MOSTLY_PATTERNS, description="distribution of the synthetic series"
     )

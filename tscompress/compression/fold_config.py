@@ -53,7 +53,9 @@ class FoldConfig(BaseModel):
     continuations: Literal["given", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
     precision: Literal["float32", "bfloat16"] | None = None
-    damping: float = Field(default=1e-2, gt=0, description="of the fit to the residual stream")
+    damping: float = Field(
+        default=1e-2, gt=0, le=1e6, description="of the fit to the residual stream"
+    )
 
     _removed: ClassVar[dict[str, tuple[Any, ...]]] = {
         "query_moments": (True,),

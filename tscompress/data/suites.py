@@ -75,6 +75,11 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     if isinstance(name_or_path, Suite):
         return name_or_path
     is_table = Path(name_or_path).suffix.lower() in TABLE_SUFFIXES
+    if long_format is not None and not is_table and _is_of_unknown_kind(name_or_path):
+        raise RecipeError(
+            f"{str(name_or_path)!r} is no file of series that is read; those end in "
+            f"{', '.join(TABLE_SUFFIXES)}."
+        )
     if is_table != (long_format is not None):
         raise RecipeError(
             f"suite {str(name_or_path)!r} is a file of series; say how many steps to forecast, "
@@ -102,11 +107,17 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
             f"{sorted(DatasetConfig.model_fields)}."
         ) from error
     names = [config.name for config in configs]
+    if not configs:
+        raise RecipeError(f"{path} has no datasets; give a list of one or more.")
     if len(set(names)) != len(names) or any(config.unused_steps < 0 for config in configs):
         raise RecipeError(
             f"{path}: dataset names must be unique and offset must not exceed -prediction_length."
         )
     return Suite(path.stem, configs)
+
+
+def _is_of_unknown_kind(name_or_path: str | Path) -> bool:
+    return Path(name_or_path).suffix.lower() not in {"", ".yaml", ".yml"}
 
 
 def _offline_suite() -> Suite:

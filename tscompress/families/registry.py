@@ -39,6 +39,13 @@ def family_of(config: Mapping[str, Any]) -> str:
     for name, family in FAMILIES.items():
         if family.recognises(config):
             return name
+    pipeline = config.get("chronos_pipeline_class")
+    if pipeline is not None or "chronos_config" in config:
+        known = ", ".join(one.pipeline_class.__name__ for one in FORECAST_FAMILIES.values())
+        raise UnsupportedModelError(
+            f"a checkpoint of the pipeline {shown(pipeline)} with this chronos_config is not "
+            f"supported; supported pipelines: {known}, of which ChronosPipeline is for seq2seq."
+        )
     kind = config.get("model_type", "model without model_type")
     raise UnsupportedModelError(
         f"a {shown(kind)} checkpoint is not supported; supported families: {', '.join(FAMILIES)}."

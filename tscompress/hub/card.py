@@ -6,9 +6,7 @@ and latencies where they were measured. Unknown facts are omitted or marked as u
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -42,13 +40,14 @@ from tscompress.hub.card_scores import (
     scores_of_run,
 )
 from tscompress.hub.origin import Made, bare_name, is_local_path, read_made, without_paths
-from tscompress.io.files import sha256_of, user_path, write_text_atomically
+from tscompress.io.files import user_path, write_text_atomically
+from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, network_errors
+from tscompress.io.own_outputs import is_marked, mark_of
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 
 CARD_FILE = "README.md"
 TASK = "time-series-forecasting"
-_MARK = "<!-- written by tscompress: "
 _LICENCE_KEYS = ("license", "license_name", "license_link")
 _MAX_CARD_BYTES = 2**20
 
@@ -140,7 +139,7 @@ def card_of(
             f"a record in or above {str(made.directory)!r} is incomplete: {error}."
         ) from None
     head = f"---\n{data.to_yaml()}\n---\n"
-    return ModelCard(head + _mark(head + text) + "\n" + text)
+    return ModelCard(head + mark_of(head + text) + "\n" + text)
 
 
 def write_card(
@@ -195,7 +194,7 @@ def card_by_hand(path: Path, *, force: bool = False) -> str | None:
         raise OutputExistsError(
             f"{shown} cannot be read as a card: {error}; mend it, or pass --force."
         ) from None
-    return None if is_own_card(text) else text
+    return None if is_marked(text) else text
 
 
 def _read_card(path: Path) -> str:
@@ -205,18 +204,6 @@ def _read_card(path: Path) -> str:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableFileError(single_line(error)) from None
-
-
-def is_own_card(text: str) -> bool:
-    """Whether a card is as :func:`write_card` left it, to the letter."""
-    found = re.search(rf"^({re.escape(_MARK)}\w+ -->)\n", text, flags=re.MULTILINE)
-    return found is not None and _mark(text.replace(found[0], "", 1)) == found[1]
-
-
-def _mark(content: str) -> str:
-    """A comment with the hash of the card around it: an edit of any kind shows."""
-    digest = hashlib.sha256(content.encode()).hexdigest()[:32]
-    return f"{_MARK}{digest} -->"
 
 
 def _eval_results(scores: CardScores) -> list[EvalResult]:

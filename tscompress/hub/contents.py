@@ -25,7 +25,7 @@ from tscompress.checkpoints.names import (
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.hub.card import CARD_FILE
 from tscompress.hub.origin import Made
-from tscompress.io.files import sha256_of
+from tscompress.io.hashing import sha256_of
 from tscompress.io.network import one_line
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE

@@ -1,5 +1,8 @@
-"""The machine and the network: outputs that appear whole or not at all (``files``), results as JSON
-(``results``), files of others read with bounds (``untrusted``), bounded requests to the Hub
-(``network``) and their errors in words (``hub_errors``), memory that goes back to the system
-(``freed_memory``), numbers for people (``text``).
+"""The machine and the network.
+
+Outputs that appear whole or not at all (``files``), which of them are our own (``own_outputs``),
+hashes (``hashing``), results as JSON (``results``), files of others read with bounds
+(``untrusted``), bounded requests to the Hub (``network``) and their errors in words
+(``hub_errors``), memory that goes back to the system (``freed_memory``), numbers for people
+(``text``).
 """

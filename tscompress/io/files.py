@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
+from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
 
 try:
     import fcntl
@@ -47,9 +47,11 @@ def write_text_atomically(path: Path, text: str) -> None:
     Raises
     ------
     OutputError
-        The disk is full, or the directory cannot be written to.
+        The disk is full, the directory cannot be written to, or a device lies there.
     """
     with _naming(path):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OutputError("", "it is a device, a pipe or a socket")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -91,63 +93,48 @@ def cache_directory() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "tscompress"
 
 
-def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def git_hash_of(path: Path) -> str:
-    """The name that git gives to the content of a file, hexadecimal."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def check_output(
     target: Path,
     *,
     force: bool,
     inputs: Iterable[str | Path | None] = (),
-    keep: bool = False,
+    writes: Collection[str] | None = None,
     in_place: bool = False,
 ) -> None:
-    """Refuse, before any work, an output that cannot be written or would cost something.
+    """Refuse, before any work, a directory that cannot be written or would cost something.
 
     Parameters
     ----------
     target
-        A file or directory; a link stands for what it points to.
+        A directory; a link stands for what it points to.
     force
-        What the target holds may be replaced.
+        What tscompress wrote there may be replaced, see :mod:`tscompress.io.own_outputs`.
     inputs
         Files and directories that the work reads; not None, nor names that nothing here has, such
         as a Hub id.
-    keep
-        What the target holds stays, so that inputs may lie in it; see :func:`new_directory`.
+    writes
+        Names of the files that are written beside what the target holds, so that inputs may lie
+        in it; None: it is replaced whole. See :func:`new_directory`.
     in_place
         Files are written into a directory that is there; no new one takes its place.
 
     Raises
     ------
     OutputExistsError
-        It holds something and ``force`` is false. Also with ``force`` where it would replace an
-        input, or the home or the working directory.
+        It holds something and ``force`` is false. Also with ``force`` where it would replace what
+        tscompress did not write, an input, or the home or the working directory.
     OutputError
         It cannot be made where it is to be.
     UsageError
         Its name cannot be written into a file.
     """
+    inputs = tuple(inputs)
     with _naming(target):
         place = _followed(target)
-        _spare(target, place, inputs, keep=keep)
+        _spare(target, place, inputs, keep=writes is not None)
         there = place.exists()
         empty = place.is_dir() and not any(place.iterdir())
+        _refuse_special(target, place)
         if there and not empty and not force:
             raise _exists(target)
         if there and not (in_place and empty) and place in _irreplaceable():
@@ -160,15 +147,97 @@ def check_output(
                 f"{str(target)!r} is a mount point, and would be replaced whole; choose an output "
                 f"in it, such as {str(target / 'output')!r}."
             )
-        # Better said now than when the work is done.
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(_aside(place))  # its name is the longest
-        candidates = (place, *place.parents) if in_place else place.parents
-        above = next(directory for directory in candidates if directory.exists())
-        if not above.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if there and not empty:
+            _refuse_foreign(target, place, writes)
+            for name in writes or ():
+                _spare(target / name, place / name, inputs, keep=True)
+        _check_place(place, place if in_place else place.parent)
+
+
+def check_file(target: Path, *, force: bool, inputs: Iterable[str | Path | None] = ()) -> None:
+    """The same for a file; raises as :func:`check_output`, and for a directory an OutputError."""
+    with _naming(target):
+        place = _followed(target)
+        _spare(target, place, inputs, keep=True)
+        if place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _refuse_special(target, place)
+        if place.exists():
+            if not force:
+                raise _exists(target)
+            if not is_own_file(place):
+                raise _foreign(target, "is a file that tscompress did not write")
+        _check_place(place, place.parent)
+
+
+def write_output(
+    target: Path, text: str, *, force: bool, inputs: Iterable[str | Path | None] = ()
+) -> None:
+    """Write a file that :func:`check_file` allows, in one step; behind a link, where that leads."""
+    check_file(target, force=force, inputs=inputs)
+    write_text_atomically(_followed(target), text)
+
+
+def _check_place(place: Path, directory: Path) -> None:
+    """Raise the OSError of making ``place``: better said now than when the work is done."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(_aside(place))  # its name is the longest
+    above = next(found for found in (directory, *directory.parents) if found.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _refuse_special(target: Path, place: Path) -> None:
+    if place.exists() and not (place.is_dir() or place.is_file()):
+        raise OutputExistsError(
+            f"{str(target)!r} is a device, a pipe or a socket, and is not replaced; choose another "
+            "output."
+        )
+
+
+def _refuse_foreign(target: Path, place: Path, writes: Collection[str] | None) -> None:
+    """Refuse to replace what tscompress did not write, or to write beside nothing of its own."""
+    if not place.is_dir():
+        raise OutputExistsError(
+            f"{str(target)!r} is a file, where a directory is to be; choose another output."
+        )
+    if writes is None:
+        part = _foreign_part(place)
+        if part is not None:
+            raise _foreign(
+                target,
+                f"holds {part!r}, which is not of one checkpoint that tscompress wrote, or was "
+                "changed since",
+            )
+        return
+    if not holds_own(place):
+        raise _foreign(target, "holds only what tscompress did not write")
+    for name in writes:
+        found = place / name
+        linked = os.path.realpath(found) != str(found)
+        if os.path.lexists(found) and (linked or not is_own_file(found)):
+            raise _foreign(target, f"holds {name!r}, which tscompress did not write")
+
+
+def _foreign_part(place: Path) -> str | None:
+    """As :func:`foreign_part`; looked at again where another process replaced it meanwhile."""
+    part = None
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            before = place.stat()
+            part = foreign_part(place)
+            if os.path.samestat(before, place.stat()):
+                break
+    return part
+
+
+def _foreign(target: Path, what: str) -> OutputExistsError:
+    return OutputExistsError(
+        f"{str(target)!r} {what}; --force replaces nothing else: choose another output, or move "
+        "that away."
+    )
 
 
 def _followed(target: Path) -> Path:
@@ -238,47 +307,76 @@ def new_directory(
     target: Path,
     *,
     force: bool = False,
-    keep: bool = False,
+    writes: Collection[str] | None = None,
     inputs: Iterable[str | Path | None] = (),
 ) -> Iterator[Path]:
     """A temporary sibling of ``target`` that takes its place when the block ends without an error.
 
-    Siblings that a killed process left are removed first. With ``keep``, what ``target`` holds and
-    the block does not write stays as it is. Of a link, what it points to is the target.
+    Siblings that a killed process left are removed first. With ``writes``, what ``target`` holds
+    and the block does not write stays as it is. Of a link, what it points to is the target.
 
     Raises
     ------
     OutputExistsError
-        ``target`` holds something, or does when the block ends, and ``force`` is false; or one of
-        ``inputs``, see :func:`check_output`, would be replaced.
+        ``target`` holds something, or does when the block ends, and ``force`` is false; or what
+        tscompress did not write or one of ``inputs`` would be replaced, see :func:`check_output`.
     OutputError
         The disk is full, or the directory cannot be written to.
     """
     shown, inputs = target, tuple(inputs)
     with _naming(shown):
         target = _followed(shown)
-        _restore(target)
+        _restore(target, _aside(target))
         _remove_leftovers(target)
-        check_output(shown, force=force, inputs=inputs, keep=keep)
+        check_output(shown, force=force, inputs=inputs, writes=writes)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary, lock = _locked_sibling(target)
         try:
             yield temporary
             _settle(temporary)
-            if keep and target.is_dir():
-                for path in temporary.rglob("*"):
-                    name = path.relative_to(temporary)
-                    if not path.is_dir():
-                        _spare(shown / name, target / name, inputs, keep=True)
+            if writes is not None:
+                files = (path for path in temporary.rglob("*") if not path.is_dir())
+                writes = [str(path.relative_to(temporary)) for path in files]
+            if force:  # what stands there now may have come meanwhile
+                check_output(shown, force=True, inputs=inputs, writes=writes)
+            if writes is not None and target.is_dir():
                 _link_others(target, temporary)
             if not _put(temporary, target, force=force):
                 raise _exists(shown)
             _sync(target.parent)
         finally:
-            _restore(target)
+            _restore(target, _aside(target))
             _remove(temporary)
             if lock is not None:
                 os.close(lock)
+
+
+@contextmanager
+def making_way(paths: Iterable[Path]) -> Iterator[None]:
+    """Move files and directories of before aside, and delete them when the block ends.
+
+    If it fails they come back, and what took their place goes.
+    """
+    there: dict[Path, bool] = {}
+    try:
+        for path in map(_followed, paths):
+            _restore(path, _before(path))  # what a killed process moved
+            there[path] = os.path.lexists(path)
+            if there[path]:
+                path.rename(_before(path))
+        yield
+    except BaseException:
+        for path, was_there in there.items():
+            if os.path.lexists(_before(path)) or not was_there:
+                _remove(path)
+                _restore(path, _before(path))
+        raise
+    for path in there:
+        _remove(_before(path))
+
+
+def _before(target: Path) -> Path:
+    return target.with_name(f".{target.name}.tscompress-before")
 
 
 def _locked_sibling(target: Path) -> tuple[Path, int | None]:
@@ -310,9 +408,8 @@ def _lock(directory: Path, *, wait: bool) -> int | None:
     return descriptor
 
 
-def _restore(target: Path) -> None:
-    """Put back what :func:`_move_aside` moved, unless something took its place."""
-    aside = _aside(target)
+def _restore(target: Path, aside: Path) -> None:
+    """Put back what was moved aside, unless something took its place."""
     if not os.path.lexists(aside):
         return
     if os.path.lexists(target):

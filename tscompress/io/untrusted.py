@@ -215,16 +215,22 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
+def is_loop(path: Path) -> bool:
+    """Whether a link leads, perhaps through others, to itself."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
 def leads_outside(path: Path) -> bool:
     """Whether a file of a checkpoint is a link to somewhere else.
 
     The Hub's cache is a directory of links: ``snapshots/<commit>/`` to ``blobs/`` beside it.
     """
-    try:
-        path.stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # to itself; of that, resolve() depends on Python's version
-            return True
+    if is_loop(path):  # of that, resolve() depends on Python's version
+        return True
     directory, target = path.parent.resolve(), path.resolve()
     homes = [directory]
     for above in itertools.islice(directory.parents, 3):

@@ -46,10 +46,14 @@ class ProbeConfig(BaseModel):
         default=None, min_length=1, description="names, groups or shell patterns; null: all"
     )
     tasks_file: str | None = Field(default=None, description="YAML with tasks of your own")
-    num_series: int | None = Field(default=None, ge=1, description="null: each task's own")
-    num_samples: int | None = Field(default=None, ge=1, description="paths of a Chronos-T5")
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = DEFAULT_BATCH_SIZE
-    seed: int = Field(default=0, ge=0)
+    num_series: int | None = Field(
+        default=None, ge=1, le=10**6, description="null: each task's own"
+    )
+    num_samples: int | None = Field(
+        default=None, ge=1, le=10**5, description="paths of a Chronos-T5"
+    )
+    batch_size: Annotated[int, Field(ge=1, le=10**6)] | Literal["auto"] = DEFAULT_BATCH_SIZE
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     def chosen(self) -> tuple[ProbeTask, ...]:
         """The tasks; UsageError if one is unknown or the file is wrong."""

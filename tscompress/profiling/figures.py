@@ -15,7 +15,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tscompress.errors import UsageError
 from tscompress.plotting import (
-    DPI,
     GREY,
     LABEL_SIZE,
     MARKERS,
@@ -24,6 +23,7 @@ from tscompress.plotting import (
     TICK_SIZE,
     legend_beside,
     new_figure,
+    save_figure,
     style_axes,
 )
 from tscompress.profiling.rank_profile import (
@@ -33,6 +33,11 @@ from tscompress.profiling.rank_profile import (
     Spectrum,
     WeightProfile,
 )
+
+#: What :func:`save_profile_figures` may write.
+FIGURE_FILES = (
+    "embedding.png", "weight_ranks.png", "spectra.png", "head_ranks.png", "flow_of_ranks.png",
+)  # fmt: skip
 
 
 def depth_colors(depths: Sequence[int]) -> ListedColormap:
@@ -72,7 +77,7 @@ def save_profile_figures(profile: RankProfile, directory: str | Path) -> list[Pa
     paths = []
     for name, draw in figures.items():
         path = target / f"{name}.png"
-        draw(profile).savefig(path, dpi=DPI)
+        save_figure(draw(profile), path)
         paths.append(path)
     return paths
 

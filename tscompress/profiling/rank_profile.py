@@ -20,6 +20,8 @@ from torch import Tensor
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import epsilon_rank
 
+PROFILE_FILE, RANKS_FILE = "profile.json", "ranks.csv"
+
 Part = Literal["attention", "feed_forward"]
 
 
@@ -219,8 +221,8 @@ class RankProfile(_Record):
         """Write ``profile.json`` and ``ranks.csv`` (a row per matrix and ε); returns the paths."""
         target = Path(directory)
         written = {
-            target / "profile.json": json.dumps(self.to_dict()) + "\n",
-            target / "ranks.csv": _ranks_csv(self),
+            target / PROFILE_FILE: json.dumps(self.to_dict()) + "\n",
+            target / RANKS_FILE: _ranks_csv(self),
         }
         for path, text in written.items():
             write_text_atomically(path, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -12,7 +11,6 @@ from tscompress._version import __version__
 from tscompress.evaluation.fidelity import WorstSeries
 from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
-from tscompress.io.files import write_text_atomically
 from tscompress.linalg import even_picks
 from tscompress.probing.tables import covers, percent
 from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
@@ -42,17 +40,6 @@ _SECTIONS = {
     "ranks": "Ranks",
     "reproduce": "Reproduce",
 }
-
-
-def write_page(report: Report, path: Path) -> None:
-    """Write :func:`render_page` to a file, in one step.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
-    """
-    write_text_atomically(path, render_page(report))
 
 
 def render_page(report: Report) -> str:

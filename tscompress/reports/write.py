@@ -12,18 +12,29 @@ import jinja2
 from tscompress.benchmark.tables import bench_table
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.tables import evaluation_table
-from tscompress.io.files import cannot_write, check_output, write_text_atomically
+from tscompress.io.files import (
+    check_file,
+    making_way,
+    write_output,
+    write_text_atomically,
+)
 from tscompress.io.text import ratio_text
-from tscompress.plotting import DPI, ComparisonRow, comparison_figure
+from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
 from tscompress.probing.tables import percent, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
 from tscompress.reports.content import Report, headline, make_report, plan_label
-from tscompress.reports.page import write_page
+from tscompress.reports.page import render_page
 from tscompress.reports.strips import skill_strip
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
-from tscompress.workflows.run_files import FIGURE_FILE, PROFILE_DIRECTORY, load_run, save_run
+from tscompress.workflows.run_files import (
+    FIGURE_FILE,
+    PROFILE_DIRECTORY,
+    load_run,
+    save_run,
+    written_before,
+)
 
 PAGE_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
@@ -40,10 +51,13 @@ def write_report(result: RunResult, recipe: Recipe) -> Path:
         A score is not finite.
     """
     report = make_report(result, recipe)
-    save_run(result, recipe)
-    write_page(report, result.directory / PAGE_FILE)
-    _save_figures(report)
-    return write_markdown(report)
+    directory = result.directory
+    pages = directory / PAGE_FILE, directory / MARKDOWN_FILE
+    with making_way([*written_before(directory), *pages]):
+        save_run(result, recipe)
+        write_text_atomically(directory / PAGE_FILE, render_page(report))
+        _save_figures(report)
+        return write_markdown(report)
 
 
 def rewrite_report(
@@ -82,13 +96,13 @@ def rewrite_report(
         The page cannot be written.
     """
     page = Path(directory) / PAGE_FILE if output is None else Path(output)
-    if page.is_dir():
-        raise cannot_write(page, "it is a directory")
     report = make_report(*load_run(directory), others=compare)
     read = [path for path in Path(directory).rglob("*") if path.is_file()]
     measured = [path for path in read if path.suffix != ".html"]
-    check_output(page, force=force, inputs=[*compare, *measured])
-    write_page(report, page)
+    inputs = [*compare, *measured]
+    if output is None:
+        check_file(Path(directory) / MARKDOWN_FILE, force=True, inputs=compare)
+    write_output(page, render_page(report), force=force, inputs=inputs)
     if output is None:
         write_markdown(report)
     return page
@@ -132,7 +146,7 @@ def _save_figures(report: Report) -> None:
     directory = report.result.directory
     row = _comparison_row(report)
     if row is not None:
-        comparison_figure([row]).savefig(directory / FIGURE_FILE, dpi=DPI)
+        save_figure(comparison_figure([row]), directory / FIGURE_FILE)
     if report.result.profile is not None:
         save_profile_figures(report.result.profile, directory / PROFILE_DIRECTORY)
 

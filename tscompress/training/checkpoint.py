@@ -21,6 +21,8 @@ from tscompress.checkpoints.format import save_tensors
 from tscompress.errors import CorruptCheckpointError, RecipeError
 
 STATE_FILE = "state.safetensors"
+_UNFINISHED = f"{STATE_FILE}.tmp"
+STATE_FILES = (STATE_FILE, _UNFINISHED)
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -53,7 +55,7 @@ def save_training_state(
             tensors[f"optimizer.{key}.{name}"] = value.detach()
     tensors |= {f"kept.{name}": value for name, value in state.kept.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f"{STATE_FILE}.tmp"
+    temporary = directory / _UNFINISHED
     save_tensors(
         {key: value.contiguous() for key, value in tensors.items()},
         temporary,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,37 @@ from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import VerificationError
-from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.files import check_file, check_output, new_directory, write_text_atomically
 from tscompress.plan.plan import Plan
+from tscompress.training.checkpoint import STATE_FILES
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
+
+#: Directory of the model, log, and directory of the training state, in that of a run.
+MODEL, LOG_FILE, CHECKPOINT = "model", "log.jsonl", "checkpoint"
+#: What a run writes besides models.
+RUN_FILES = (LOG_FILE, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
+
+
+def check_pretraining_output(
+    recipe: PretrainRecipe, output: Path, inputs: Iterable[str | Path | None] = ()
+) -> None:
+    """Refuse an output where a pretraining would replace what none wrote, or one of ``inputs``.
+
+    Raises
+    ------
+    OutputExistsError, OutputError
+        As :func:`tscompress.io.files.check_output`.
+    """
+    inputs = tuple(inputs)
+    for name in RUN_FILES:
+        check_file(output / name, force=True, inputs=inputs)
+    for name in (MODEL, *map(snapshot_name, sorted(recipe.snapshot_steps))):
+        check_output(output / name, force=True, inputs=inputs)
+
+
+def snapshot_name(step: int) -> str:
+    """Of the model after ``step`` steps, in the directory of the run."""
+    return f"step-{step}"
 
 
 def write_model(

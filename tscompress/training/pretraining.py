@@ -34,7 +34,14 @@ from tscompress.training.optimizers import make_optimizer
 from tscompress.training.pretrain_batches import make_batch, stage_corpora
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.pretrain_model import design, embedding_of, fresh_model, start_
-from tscompress.training.pretrain_output import write_model
+from tscompress.training.pretrain_output import (
+    CHECKPOINT,
+    LOG_FILE,
+    MODEL,
+    check_pretraining_output,
+    snapshot_name,
+    write_model,
+)
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.pretrain_state import check_resumable, log_up_to, record_of, with_part
 
@@ -72,6 +79,8 @@ def pretrain(
         fit.
     UsageError
         There are several processes.
+    OutputExistsError
+        The output holds a log, a checkpoint or a model that no pretraining wrote.
     ModelLoadError
         ``embedding_from`` cannot be read.
     DivergenceError
@@ -81,10 +90,11 @@ def pretrain(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("pretrain runs in one process; start it without torchrun or accelerate.")
+    check_pretraining_output(recipe, output)
     run = _Run(recipe, output, resume=resume)
     with StopRequest() as stop, attention_for_training(run.model):
         run.train(stop, report, log_every)
-    return run.write_model("model") if run.is_done else None
+    return run.write_model(MODEL) if run.is_done else None
 
 
 class _Run:
@@ -92,7 +102,7 @@ class _Run:
 
     def __init__(self, recipe: PretrainRecipe, output: Path, *, resume: bool) -> None:
         self.recipe, self.output, self.resumed = recipe, output, resume
-        self.checkpoint = output / "checkpoint"
+        self.checkpoint = output / CHECKPOINT
         parts = check_resumable(recipe, self.checkpoint) if resume else []
         set_seed(recipe.seed)
         # Otherwise a second run in a process keeps the precision of the first.
@@ -140,12 +150,12 @@ class _Run:
             (self.checkpoint / STATE_FILE).unlink(missing_ok=True)
         meter = _Meter(self.step, recipe.total_steps)
         saved_at = time.monotonic()
-        with log_up_to(self.step, self.output / "log.jsonl").open("a") as log:
+        with log_up_to(self.step, self.output / LOG_FILE).open("a") as log:
             while not self.is_done and not stop.requested:
                 rate = recipe.learning_rate_at(self.step)
                 meter.add(*self._train_step(rate))
                 if self.step in recipe.snapshot_steps:
-                    self.write_model(f"step-{self.step}")
+                    self.write_model(snapshot_name(self.step))
                 if self.step % log_every == 0 or self.is_done:
                     progress = meter.progress(self.step, rate)
                     log.write(json.dumps(progress.__dict__) + "\n")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.errors import RecipeError, UsageError
+from tscompress.io.files import check_file
 from tscompress.training.checkpoint import (
-    STATE_FILE,
+    STATE_FILES,
     TrainingState,
     load_training_state,
     read_training_record,
@@ -28,6 +29,8 @@ from tscompress.training.recovery_state import (
 )
 
 LOG_FILE = "log.jsonl"
+#: All that a recovery writes into its directory.
+RECOVERY_FILES = (LOG_FILE, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
 
 
 @dataclass
@@ -76,12 +79,21 @@ class RecoveryFiles:
         self._target = directory if writes else None
 
     def clear(self) -> None:
-        """Remove what a run before left: nobody shall resume from that."""
+        """Remove what a run before left: nobody shall resume from that.
+
+        Raises
+        ------
+        OutputExistsError
+            There is a file that no recovery wrote.
+        """
         if self._target is None:
             return
         self._target.mkdir(parents=True, exist_ok=True)
-        for stale in (LOG_FILE, f"{CHECKPOINT}/{STATE_FILE}"):
-            (self._target / stale).unlink(missing_ok=True)
+        stale = [self._target / name for name in RECOVERY_FILES]
+        for path in stale:
+            check_file(path, force=True)
+        for path in stale:
+            path.unlink(missing_ok=True)
 
     def append(self, line: RecoveryProgress) -> None:
         """Add a line to the log."""

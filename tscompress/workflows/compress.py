@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from tscompress.plan.schedules import FitSchedule, Method, PlannedSchedule
 from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import recover_
-from tscompress.training.recovery_state import can_resume, differences_from
+from tscompress.training.recovery_files import RECOVERY_FILES
+from tscompress.training.recovery_state import CHECKPOINT, can_resume, differences_from
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import Recipe, inputs_of, labels_of
 from tscompress.workflows.save import CompressedModel, save
@@ -101,7 +102,7 @@ def compress_checkpoint(
         inputs = *inputs, series, *inputs_of(recipe)
         check_output(output, force=force, inputs=inputs)
         if recipe.recover is not None:
-            check_output(work, force=True, inputs=inputs, in_place=True)
+            check_recovery_directory(work, inputs)
     given = None if series is None else read_series(series)
     found = loading.find(recipe.model, revision=recipe.revision)
     on_memory(compression_memory_bytes(found, recipe))
@@ -349,29 +350,13 @@ def _fold_plan(
         return plan_within_budget(
             loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
         )
-    schedule = recipe.schedule
-    asked, d_model = recipe.width, loaded.config["d_model"]
-    width = None if asked is None else dimensions_of(asked, d_model)
-
-    def planned(loaded: LoadedModel) -> Plan:
-        return fold_plan_of(
-            loaded.model,
-            loaded.architecture,
-            schedule,
-            ff_ratio=recipe.ff_ratio,
-            latent=recipe.latent,
-            width=width,
-            exclude=recipe.exclude,
-            free_frequencies=recipe.fold.frequencies == "free",
-        )
-
+    plan = _fixed_fold_plan(loaded, recipe)  # what no layer allows is refused before measuring
     if recipe.layers is None:
-        return planned(loaded)
-    planned(loaded)  # refuse impossible sizes before anything is measured
+        return plan
     kept = layers_that_stay(loaded, recipe.layers, batches, recipe.fold, on_progress)
     fewer = replace(loaded)  # weights are shared
     keep_layers_(fewer, kept)
-    plan = planned(fewer)
+    plan = _fixed_fold_plan(fewer, recipe)
     chosen = {**plan.schedule, "layers": list(recipe.layers)}
     return plan.model_copy(update={"kept_layers": kept, "schedule": chosen})
 
@@ -381,7 +366,53 @@ def recovery_directory(output: Path) -> Path:
     return output.parent / f"{output.name}.recovery"
 
 
+def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
+    """The sizes that a recipe without a budget names, for all layers of a model."""
+    asked, schedule = recipe.width, recipe.schedule
+    assert not isinstance(schedule, PlannedSchedule)
+    return fold_plan_of(
+        loaded.model,
+        loaded.architecture,
+        schedule,
+        ff_ratio=recipe.ff_ratio,
+        latent=recipe.latent,
+        width=None if asked is None else dimensions_of(asked, loaded.config["d_model"]),
+        exclude=recipe.exclude,
+        free_frequencies=recipe.fold.frequencies == "free",
+    )
+
+
+def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
+    """Refuse a model that is compressed already, or has not the sizes that a recipe names.
+
+    Those that are found by measuring are not known yet.
+
+    Raises
+    ------
+    PlanError
+    """
+    _check_original(loaded)
+    if recipe.method == "fold" and not isinstance(recipe.schedule, PlannedSchedule | FitSchedule):
+        _fixed_fold_plan(loaded, recipe)
+
+
+def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:
+    """Refuse a directory where a recovery would replace what is not of one.
+
+    Raises
+    ------
+    OutputExistsError, OutputError
+        As :func:`tscompress.io.files.check_output`.
+    """
+    check_output(work, force=True, inputs=inputs, writes=RECOVERY_FILES, in_place=True)
+
+
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:
-    """Remove ``work``, which a recovery is resumed from: its result is saved."""
-    if compressed.recovery is not None:
-        shutil.rmtree(work, ignore_errors=True)
+    """Remove what a recovery is resumed from in ``work``: its result is saved."""
+    if compressed.recovery is None:
+        return
+    for name in RECOVERY_FILES:
+        (work / name).unlink(missing_ok=True)
+    for directory in (work / CHECKPOINT, work):
+        with suppress(OSError):  # it is not there, or holds something else
+            directory.rmdir()

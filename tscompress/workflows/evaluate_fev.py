@@ -8,9 +8,17 @@ from typing import Any, Literal
 
 from tscompress.evaluation import fev_tasks
 from tscompress.evaluation.results import SEASONAL_NAIVE
-from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.files import (
+    check_file,
+    check_output,
+    new_directory,
+    write_output,
+    write_text_atomically,
+)
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.evaluate_models import Scored
+
+_FILES = (fev_tasks.SUMMARIES_FILE,)
 
 
 def evaluate_fev(
@@ -58,6 +66,20 @@ def evaluate_fev(
     return summaries
 
 
+def check_summaries(
+    output: Path, *, force: bool = False, inputs: Sequence[str | Path | None] = ()
+) -> None:
+    """Refuse, before any work, an output that :func:`save_summaries` would refuse."""
+    if _is_file(output):
+        check_file(output, force=force, inputs=inputs)
+    else:
+        check_output(output, force=force, inputs=inputs, writes=_FILES)
+
+
+def _is_file(output: Path) -> bool:
+    return output.suffix == ".csv" and not output.is_dir()
+
+
 def save_summaries(
     output: Path,
     summaries: Sequence[dict[str, Any]],
@@ -67,8 +89,8 @@ def save_summaries(
 ) -> None:
     """Write summaries to FILE.csv, or to a directory; raises as ``save_evaluation``."""
     content = fev_tasks.summaries_csv(summaries)
-    if output.suffix == ".csv" and not output.is_dir():
-        write_text_atomically(output.resolve(), content)
+    if _is_file(output):
+        write_output(output, content, force=force, inputs=inputs)
         return
-    with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
+    with new_directory(output, force=force, writes=_FILES, inputs=inputs) as directory:
         write_text_atomically(directory / fev_tasks.SUMMARIES_FILE, content)

@@ -13,6 +13,7 @@ from tscompress.data.suites import find_suite
 from tscompress.evaluation.comparison import Comparison, compare
 from tscompress.evaluation.evaluate import evaluate
 from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
+from tscompress.evaluation.gift_eval import CONFIG_FILE, RESULTS_FILE
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import (
     SCORES_FILE,
@@ -22,12 +23,22 @@ from tscompress.evaluation.results import (
     relative,
 )
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.files import (
+    check_file,
+    check_output,
+    new_directory,
+    write_output,
+    write_text_atomically,
+)
 from tscompress.io.results import results_json
-from tscompress.plotting import DPI, forecast_figure
+from tscompress.plotting import forecast_figure, save_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import EvaluationConfig
 
+_TABLE_FILE, _AGAINST_FILE, _TOTALS_FILE, _WORST_FILE = (
+    "scores.csv", "scores-against.csv", "agg-rel-scores.csv", "worst.png",
+)  # fmt: skip
+_FILES = (SCORES_FILE, _TABLE_FILE, _AGAINST_FILE, _TOTALS_FILE, _WORST_FILE)
 #: Called with a dataset and the quantiles ``[N, 9, horizon]`` forecast for it.
 OnForecasts = Callable[[EvaluationDataset, Quantiles], None]
 #: Loads a model when its turn comes; or the baseline.
@@ -135,6 +146,31 @@ def _all_of(*hooks: OnForecasts | None) -> OnForecasts | None:
     return call if given else None
 
 
+def check_evaluation(
+    output: Path,
+    *,
+    gift_eval: bool = False,
+    force: bool = False,
+    inputs: Sequence[str | Path | None] = (),
+) -> None:
+    """Refuse, before any work, an output that :func:`save_evaluation` would refuse.
+
+    Raises
+    ------
+    OutputExistsError, OutputError
+        As :func:`tscompress.io.files.check_output`.
+    """
+    if _is_file(output):
+        check_file(output, force=force, inputs=inputs)
+    else:
+        names = (*_FILES, RESULTS_FILE, CONFIG_FILE) if gift_eval else _FILES
+        check_output(output, force=force, inputs=inputs, writes=names)
+
+
+def _is_file(output: Path) -> bool:
+    return output.suffix == ".json" and not output.is_dir()
+
+
 def save_evaluation(
     output: Path,
     evaluated: EvaluatedModels,
@@ -159,19 +195,19 @@ def save_evaluation(
         ``output`` holds something and ``force`` is false, or is an input.
     """
     text = results_json(evaluated.to_dict(margin))
-    if output.suffix == ".json" and not output.is_dir():
-        write_text_atomically(output.resolve(), text)
+    if _is_file(output):
+        write_output(output, text, force=force, inputs=inputs)
         return
-    with new_directory(output, force=force, keep=True, inputs=inputs) as directory:
-        evaluated.model.to_csv(directory / "scores.csv")
+    with new_directory(output, force=force, writes=_FILES, inputs=inputs) as directory:
+        evaluated.model.to_csv(directory / _TABLE_FILE)
         if evaluated.against is not None:
-            evaluated.against.to_csv(directory / "scores-against.csv")
+            evaluated.against.to_csv(directory / _AGAINST_FILE)
         totals = aggregate(evaluated.model, evaluated.naive).to_csv(index=False)
-        write_text_atomically(directory / "agg-rel-scores.csv", totals)
+        write_text_atomically(directory / _TOTALS_FILE, totals)
         write_text_atomically(directory / SCORES_FILE, text)
         if evaluated.fidelity is not None and evaluated.fidelity.worst:
             panels = [series.panel() for series in evaluated.fidelity.worst]
-            forecast_figure(panels).savefig(directory / "worst.png", dpi=DPI)
+            save_figure(forecast_figure(panels), directory / _WORST_FILE)
         if also is not None:
             also(directory)
 

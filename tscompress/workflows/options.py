@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tscompress.errors import UsageError
+from tscompress.io.untrusted import shown
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
     Budget,
@@ -116,6 +117,8 @@ def choose_schedule(
             + (", or ff_ratio, latent or layers alone." if method == "fold" and not given else ".")
         )
     ((name, value),) = given.items()
+    if isinstance(value, bool):
+        raise UsageError(f"{name} is {value}; give a number or a text.")
     try:
         if name == "budget":
             return _budget_schedule(method, value, how)
@@ -123,7 +126,8 @@ def choose_schedule(
             return _power_of_two(_read_schedule(value), bool(options.get("powers_of_two")))
         return _BY_NUMBER[name](value)
     except ValidationError as error:
-        raise UsageError(f"{name}: {error.errors()[0]['msg']}.") from None
+        reason, came = error.errors()[0]["msg"], error.errors()[0]["input"]
+        raise UsageError(f"{name}: {reason} (got {shown(came)}).") from None
 
 
 _BY_NUMBER: Mapping[str, Callable[[Any], Schedule]] = {

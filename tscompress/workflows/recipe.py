@@ -16,7 +16,7 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.evaluation_sets import LongFormat
 from tscompress.data.fingerprints import Fingerprints, label_fingerprints
-from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
+from tscompress.data.suites import FREQUENCIES_SUITE, Suite, find_suite, load_suite
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
@@ -26,6 +26,8 @@ from tscompress.probing.measure import ProbeConfig
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
 
+#: Beyond all that a recipe can mean; more than seeds of 63 bits.
+_LARGEST_NUMBER = 1e19
 M = TypeVar("M", bound=BaseModel)
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,14 +42,20 @@ class EvaluationConfig(BaseModel):
         default=None, description="for a suite that is a file of series: horizon, columns, ..."
     )
     datasets: tuple[str, ...] | None = Field(default=None, description="null: the whole suite")
-    max_series: int | None = Field(default=None, ge=1, description="first N series of each dataset")
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    max_series: int | None = Field(
+        default=None, ge=1, le=10**9, description="first N series of each dataset"
+    )
+    batch_size: Annotated[int, Field(ge=1, le=10**6)] | Literal["auto"] = Field(
         default=32, description="auto: as many series as fit into free memory"
     )
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     root: str | None = Field(
         default=None, description="local copy of the datasets: <root>/<dataset>/*.parquet"
     )
+
+    def selected(self) -> Suite:
+        """The datasets; RecipeError: there is no such suite, or no such dataset in it."""
+        return find_suite(self.suite, self.long_format).select(self.datasets)
 
 
 class ProfileConfig(BaseModel):
@@ -55,7 +63,9 @@ class ProfileConfig(BaseModel):
 
     model_config = _STRICT
 
-    epsilons: tuple[float, ...] = Field(default=(0.3, 0.1, 0.03, 0.01), min_length=1)
+    epsilons: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        default=(0.3, 0.1, 0.03, 0.01), min_length=1, max_length=100
+    )
 
 
 #: Fields of fold that need no schedule of head sizes.
@@ -79,7 +89,10 @@ class Recipe(BaseModel):
         default=None, gt=0, le=1, description="share of hidden units that fold keeps; null: all"
     )
     latent: int | None = Field(
-        default=None, ge=1, description="with fold: size of one latent for all cross-attention"
+        default=None,
+        ge=1,
+        le=10**6,
+        description="with fold: size of one latent for all cross-attention",
     )
     width: Width | None = Field(
         default=None,
@@ -244,7 +257,9 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 def validate(model: type[M], content: dict[str, Any], source: str) -> M:
     """``content`` as ``model``; RecipeError names the first offending key."""
     try:
-        return model.model_validate(content)
+        found = model.model_validate(content)
+        _refuse_odd_numbers(content, found, source)
+        return found
     except ValidationError as error:
         where, reason, first = first_problem(error)
         if not where:  # a check of several keys: its message names them
@@ -255,6 +270,38 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
                 f"{source}: unknown key {where!r}; allowed here: {allowed}."
             ) from None
         raise RecipeError(f"{source}: {where}: {reason} (got {shown(first['input'])}).") from None
+
+
+def _refuse_odd_numbers(content: Any, found: Any, source: str, where: str = "") -> None:
+    """Refuse a yes for a number, which pydantic takes for 1, and numbers without bounds.
+
+    ``found`` is what ``content`` was read as, and ``where`` its dotted key.
+
+    Raises
+    ------
+    RecipeError
+    """
+    if isinstance(content, Mapping | list | tuple):
+        parts = content.items() if isinstance(content, Mapping) else enumerate(content)
+        for key, value in parts:
+            below = f"{where}.{key}" if where else str(key)
+            _refuse_odd_numbers(value, _part(found, key), source, below)
+    elif isinstance(content, bool) and type(found) in (int, float):
+        raise RecipeError(f"{source}: {where}: a number is needed (got {shown(content)}).")
+    elif type(found) in (int, float) and not abs(found) < _LARGEST_NUMBER:
+        raise RecipeError(
+            f"{source}: {where}: a number below {_LARGEST_NUMBER:.0e} is needed "
+            f"(got {shown(content)})."
+        )
+
+
+def _part(found: Any, key: Any) -> Any:
+    if isinstance(found, BaseModel):
+        return getattr(found, str(key), None)
+    try:
+        return found[key]
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 def inputs_of(recipe: Recipe) -> list[str | Path | None]:

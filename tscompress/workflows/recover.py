@@ -18,7 +18,11 @@ from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_memory import memory_bytes
 from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
-from tscompress.workflows.compress import finish_recovery, recovery_directory
+from tscompress.workflows.compress import (
+    check_recovery_directory,
+    finish_recovery,
+    recovery_directory,
+)
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save
 
@@ -90,7 +94,7 @@ def recover_checkpoint(
     inputs = student, teacher, *inputs, *series_files(config)
     check_output(output, force=force, inputs=inputs)
     work = recovery_directory(output)
-    check_output(work, force=True, inputs=inputs, in_place=True)
+    check_recovery_directory(work, inputs)
     # A run that was stopped before its first checkpoint left nothing to resume.
     if has_checkpoint(work) and not (resume or force):
         raise OutputExistsError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
+from tscompress.benchmark.workload import Workload, check_fits
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
@@ -19,14 +21,19 @@ from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
-from tscompress.io.files import check_output, user_path
+from tscompress.io.files import check_output, making_way, user_path
 from tscompress.plan.plan import Plan
 from tscompress.probing.measure import ProbeConfig, probe
 from tscompress.probing.results import ProbeResult
 from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
-from tscompress.workflows.compress import compress_loaded_, finish_recovery
+from tscompress.workflows.compress import (
+    check_recovery_directory,
+    check_sizes,
+    compress_loaded_,
+    finish_recovery,
+)
 from tscompress.workflows.evaluate_models import evaluate_models
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
 from tscompress.workflows.save import save
@@ -82,16 +89,30 @@ def run(
     Raises
     ------
     TscompressError
-        One of its subclasses; no partial output is left.
+        One of its subclasses; the output is as before, except for a recovery to resume.
     """
+    with finishing_run(recipe, force=force, device=device, on_progress=on_progress) as result:
+        return result
+
+
+@contextmanager
+def finishing_run(
+    recipe: Recipe,
+    *,
+    force: bool = False,
+    device: str = "cpu",
+    on_progress: OnProgress = silent,
+) -> Iterator[RunResult]:
+    """The same; the checkpoint stays, and one of before goes, only if the block ends as well."""
     output = user_path(recipe.output)
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
     check_output(target, force=force, inputs=inputs_of(recipe))
     if recipe.recover is not None:
-        check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
+        check_recovery_directory(work, inputs_of(recipe))
     if recipe.probe is not None:
         recipe.probe.chosen()  # check it before the work
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    _check_stages(recipe, loaded, device)
     measured: RankProfile | None = None
     if recipe.profile is not None:
         with guarded(labels_of(recipe)):
@@ -104,13 +125,47 @@ def run(
     compressed = compress_loaded_(
         loaded, recipe, directory=work, force=force, on_progress=on_progress
     )
-    save(compressed, target, force=force)
+    check_output(target, force=force, inputs=inputs_of(recipe))  # it may have come meanwhile
+    with making_way([target]):
+        save(compressed, target)
+        assert compressed.plan is not None
+        result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
+        _measure_(result, recipe, loaded.revision, device, on_progress)
+        yield result
     finish_recovery(compressed, work)
 
-    original = load(recipe.model, revision=loaded.revision, device=device, dtype=torch.float32)
-    again = load(target, device=device, dtype=torch.float32)
-    assert compressed.plan is not None
-    result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
+
+def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
+    """Refuse, before the first stage, what a later one would refuse of this model.
+
+    Raises
+    ------
+    PlanError
+        It has not the sizes that are asked for.
+    RecipeError, UsageError
+        There is no such suite or dataset, or the model does not read as much as bench asks for.
+    """
+    check_sizes(loaded, recipe)
+    if recipe.evaluation is not None:
+        recipe.evaluation.selected()
+    if recipe.bench is not None:
+        check_fits(loaded.forecaster, repr(loaded.name), _on_device(recipe.bench, device))
+
+
+def _on_device(workload: Workload, device: str) -> Workload:
+    return workload.model_copy(update={"device": torch.device(device).type})
+
+
+def _measure_(
+    result: RunResult,
+    recipe: Recipe,
+    revision: str | None,
+    device: str,
+    on_progress: OnProgress,
+) -> None:
+    """Put what the recipe asks for of the original and of the saved checkpoint into ``result``."""
+    original = load(recipe.model, revision=revision, device=device, dtype=torch.float32)
+    again = load(result.checkpoint, device=device, dtype=torch.float32)
     if recipe.evaluation is not None:
         _evaluate_(result, original, again, recipe.evaluation, on_progress)
     if recipe.probe is not None:
@@ -119,7 +174,7 @@ def run(
             _probe(again, recipe.probe, on_progress),
         )
     if recipe.bench is not None:
-        workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
+        workload = _on_device(recipe.bench, device)
         result.bench = bench(
             [(original.name, original.forecaster), (again.name, again.forecaster)],
             workload,
@@ -127,7 +182,6 @@ def run(
             directories={original.name: original.directory, again.name: again.directory},
             on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
         )
-    return result
 
 
 def _probe(model: LoadedModel, config: ProbeConfig, on_progress: OnProgress) -> ProbeResult:

@@ -27,7 +27,8 @@ from tscompress.io.results import results_json
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeResult, load_probes, probe_content
-from tscompress.profiling.rank_profile import RankProfile
+from tscompress.profiling.figures import FIGURE_FILES
+from tscompress.profiling.rank_profile import PROFILE_FILE, RANKS_FILE, RankProfile
 from tscompress.workflows.recipe import Recipe, validate
 from tscompress.workflows.run import RunResult
 
@@ -37,10 +38,13 @@ FIDELITY_FILE = "fidelity.json"
 FORECASTS_FILE = "forecasts.json"
 PROBE_FILE = "probe.json"
 FIGURE_FILE = "comparison.png"
-PROFILE_DIRECTORY, PROFILE_FILE = "profile", "profile.json"
+PROFILE_DIRECTORY = "profile"
 _TABLES = ("scores.csv", "scores-original.csv", "scores-seasonal-naive.csv")
+_PROFILE_FILES = (PROFILE_FILE, RANKS_FILE, *FIGURE_FILES)
+#: All that a run may write beside its checkpoint and the pages of its report.
 FILES = (
-    SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, PROBE_FILE, FIGURE_FILE, *_TABLES,
+    RUN_FILE, SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, PROBE_FILE, FIGURE_FILE,
+    *_TABLES, *(f"{PROFILE_DIRECTORY}/{name}" for name in _PROFILE_FILES),
 )  # fmt: skip
 _EXAMPLES = TypeAdapter(tuple[ForecastExample, ...])
 _BENCH = TypeAdapter(BenchResult)
@@ -62,21 +66,24 @@ def save_run(result: RunResult, recipe: Recipe) -> None:
     OutputError
         The directory cannot be written to.
     """
-    directory, profile = result.directory, result.directory / PROFILE_DIRECTORY
+    directory = result.directory
     content = _contents(result)
     # Removed first and written last: a directory without it is not a finished run.
-    for name in (RUN_FILE, *FILES):
-        if name not in content:
-            (directory / name).unlink(missing_ok=True)
-    for path in (profile / PROFILE_FILE, *profile.glob("*.png")):
-        path.unlink(missing_ok=True)
+    for path in written_before(directory):
+        if path.name not in content:
+            path.unlink(missing_ok=True)
     for name, text in content.items():
         write_text_atomically(directory / name, text)
     if result.profile is not None:
-        result.profile.save(profile)
+        result.profile.save(directory / PROFILE_DIRECTORY)
     write_text_atomically(
         directory / RUN_FILE, json.dumps(_record(result, recipe), indent=2) + "\n"
     )
+
+
+def written_before(directory: Path) -> list[Path]:
+    """Measurements and figures that an earlier run may have left, :data:`RUN_FILE` first."""
+    return [directory / name for name in FILES]
 
 
 def _contents(result: RunResult) -> dict[str, str]:

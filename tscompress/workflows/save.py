@@ -28,7 +28,7 @@ from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
-from tscompress.plotting import DPI, loss_figure
+from tscompress.plotting import loss_figure, save_figure
 from tscompress.training.recovery_state import RecoveryResult
 from tscompress.workflows.recipe import Recipe, load_recipe
 
@@ -124,7 +124,8 @@ def _write_log(recovery: RecoveryResult, directory: Path) -> None:
     records = [asdict(line) for line in recovery.history]
     text = "".join(json.dumps(record) + "\n" for record in records)
     write_text_atomically(directory / RECOVERY_LOG_FILE, text)
-    loss_figure(records, recovery.best_step).savefig(directory / RECOVERY_FIGURE_FILE, dpi=DPI)
+    figure = loss_figure(records, recovery.best_step)
+    save_figure(figure, directory / RECOVERY_FIGURE_FILE)
 
 
 def verify(compressed: LoadedModel, directory: Path) -> None:

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
-from tscompress.benchmark.workload import Workload
+from tscompress.benchmark.workload import Workload, check_fits
 from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.digests import (
     hardware,
@@ -35,8 +35,8 @@ from tscompress.checkpoints.integrity import read_config
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.errors import DataError, OutputExistsError, TscompressError, UsageError
 from tscompress.families.registry import build_empty, family_of, wrap_pipeline
-from tscompress.io.files import check_output, user_path, write_text_atomically
-from tscompress.plotting import DPI
+from tscompress.io.files import check_file, check_output, user_path, write_text_atomically
+from tscompress.plotting import save_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.measure_point import (
     ORIGINAL,
@@ -68,6 +68,7 @@ def sweep(
     processes: int = 1,
     device: str = "cpu",
     force: bool = False,
+    inputs: Sequence[str | Path | None] = (),
     on_point: Callable[[Measured | None, str, int, int], None] = lambda *_: None,
     on_progress: OnProgress = silent,
 ) -> SweepResult:
@@ -79,6 +80,8 @@ def sweep(
         Number of processes that measure points; with several, each has one thread.
     force
         The output may hold the sweep of another recipe; its points are kept.
+    inputs
+        Besides those of the recipe: what the output must not replace.
     on_point
         Called with each point just measured, or None and the reason of its failure, and with the
         numbers of points done and in all.
@@ -102,12 +105,17 @@ def sweep(
         raise UsageError(f"processes is {processes}; it must be at least 1.")
     points = points_of(recipe)
     output = user_path(recipe.output)
-    _claim(output, recipe, force=force)
+    inputs = *inputs, recipe.model, recipe.evaluation.suite, recipe.evaluation.root
+    _check_claim(output, recipe, force=force, inputs=inputs)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    recipe.evaluation.selected()
+    if recipe.bench is not None:
+        check_fits(original.forecaster, repr(original.name), _on_device(recipe.bench, original))
     model_hash = model_digest(original.forecaster)
     scored_on = suite_content(recipe.evaluation)
     named = {point.identity(model_hash, scored_on): point for point in points}
     complete = all(finished(output, identity) is not None for identity in named)
+    write_text_atomically(output / RECIPE_FILE, _recipe_text(recipe))
     failures = _measure_missing(named, output, processes, device, on_point)
     done = [found for identity in named if (found := finished(output, identity)) is not None]
     if not done:
@@ -127,24 +135,36 @@ def sweep(
     result = SweepResult(recipe, output, frame, failures, timed)
     write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False))
     temporary = output / f".{FIGURE_FILE}.tmp"
-    sweep_figure(frame, original.name).savefig(temporary, dpi=DPI, format="png")
+    save_figure(sweep_figure(frame, original.name), temporary)
     temporary.replace(output / FIGURE_FILE)
     return result
 
 
-def _claim(output: Path, recipe: SweepRecipe, *, force: bool) -> None:
-    """Make the directory, or make sure that it is of this sweep."""
+def _recipe_text(recipe: SweepRecipe) -> str:
+    return recipe.model_dump_json(indent=2) + "\n"  # JSON is YAML
+
+
+def _check_claim(
+    output: Path, recipe: SweepRecipe, *, force: bool, inputs: Sequence[str | Path | None]
+) -> None:
+    """Refuse a directory that is not empty and not of this sweep, or, with force, of any.
+
+    Raises
+    ------
+    OutputExistsError
+    """
     path = output / RECIPE_FILE
-    text = recipe.model_dump_json(indent=2) + "\n"  # JSON is YAML
-    if path.is_file():
-        if path.read_text(encoding="utf-8") != text and not force:
-            raise OutputExistsError(
-                f"{str(output)!r} holds the sweep of another recipe; choose another output, or "
-                "pass --force to put this one in its place and use its points."
-            )
-    else:
+    if not path.is_file():
         check_output(output, force=False, in_place=True)
-    write_text_atomically(path, text)
+        return
+    # Without force a recipe there is only ever written over by the same one.
+    for name in (TABLE_FILE, FIGURE_FILE, LATENCY_FILE, *([RECIPE_FILE] if force else [])):
+        check_file(output / name, force=True, inputs=inputs)
+    if not force and path.read_text(encoding="utf-8") != _recipe_text(recipe):
+        raise OutputExistsError(
+            f"{str(output)!r} holds the sweep of another recipe; choose another output, or "
+            "pass --force to put this one in its place and use its points."
+        )
 
 
 def _measure_missing(
@@ -229,7 +249,7 @@ def _latencies(
     Latency does not depend on the values of weights, so models of one shape share it, and deleted
     weights are not needed.
     """
-    workload = workload.model_copy(update={"device": next(original.model.parameters()).device.type})
+    workload = _on_device(workload, original)
     shapes = {shape_name(output, point): checkpoint_of(output, point) for point in done}
     threads = workload.threads or torch.get_num_threads()
     key = digest_of(
@@ -259,6 +279,10 @@ def _latencies(
     )
     write_text_atomically(path, json.dumps({"key": key, "bench": result.to_dict()}) + "\n")
     return result
+
+
+def _on_device(workload: Workload, loaded: LoadedModel) -> Workload:
+    return workload.model_copy(update={"device": next(loaded.model.parameters()).device.type})
 
 
 def _shape(directory: Path, workload: Workload) -> BaseChronosPipeline:

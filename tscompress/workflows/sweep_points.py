@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,8 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
-from tscompress.io.files import sha256_of, user_path
+from tscompress.io.files import user_path
+from tscompress.io.hashing import sha256_of
 from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width
 from tscompress.training.recovery_config import RecoveryConfig
@@ -28,6 +30,8 @@ from tscompress.workflows.options import recipe_of
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, parse_recipe, series_files
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+#: Each point takes seconds at least, and all are held in memory.
+MAX_POINTS = 10_000
 #: Fields of a workload that affect latency; the others only affect its repetition.
 _REPETITION = {"repeats", "warmup"}
 #: Code that compresses, recovers and measures; a development version changes it without a number.
@@ -78,13 +82,21 @@ class Grid(BaseModel):
             raise ValueError("recover_steps must be at least 0")
         return self
 
-    def combinations(self) -> Iterator[dict[str, Any]]:
-        """One value of each option, without omitted ones."""
-        lists = {
+    @property
+    def size(self) -> int:
+        """How many combinations there are."""
+        return math.prod(len(values) for values in self._lists().values())
+
+    def _lists(self) -> dict[str, tuple[Any, ...]]:
+        return {
             name: value
             for name in type(self).model_fields
             if isinstance(value := getattr(self, name), tuple)
         }
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """One value of each option, without those that are left out."""
+        lists = self._lists()
         for values in itertools.product(*lists.values()):
             chosen = dict(zip(lists, values, strict=True))
             for share in ("ff_ratio", "width"):
@@ -164,9 +176,15 @@ def points_of(sweep: SweepRecipe) -> list[Point]:
     Raises
     ------
     RecipeError
-        A combination is invalid for ``compress``, or there is none.
+        A combination is invalid for ``compress``, there is none, or more than :data:`MAX_POINTS`.
     """
     found: dict[str, Point] = {}
+    count = sum(grid.size for grid in sweep.grid)
+    if count > MAX_POINTS:
+        raise RecipeError(
+            f"the grid has {count:,} combinations; at most {MAX_POINTS:,} are measured: give fewer "
+            "values, or several sweeps."
+        )
     for grid in sweep.grid:
         for options in grid.combinations():
             point = _point(sweep, grid, options)
