@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tscompress.cli.console import path, progress_bars, say, say_note, show
+from tscompress.cli.console import path, progress_bars, say, say_note, say_series, show
 from tscompress.cli.options import (
     AsJson,
     Device,
@@ -51,7 +51,9 @@ def run(
         inputs = recipe, *inputs_of(chosen)
         check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
     with keeping_recovery(user_path(chosen.output) / WORK), progress_bars() as advance:
-        result = run_recipe(chosen, force=force, device=device, on_progress=advance)
+        result = run_recipe(
+            chosen, force=force, device=device, on_series=say_series, on_progress=advance
+        )
     written = write_report(result, chosen)
     say_note(result.note)
     show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))

@@ -17,7 +17,24 @@ from tscompress.cli.console import (
     show,
     training_progress,
 )
-from tscompress.cli.options import AsJson, Device, Force, StoppedAndSaved, Threads
+from tscompress.cli.options import (
+    SERIES_OPTIONS,
+    AsJson,
+    DateFormat,
+    DecimalSign,
+    Device,
+    Encoding,
+    Force,
+    Frequency,
+    HoldOut,
+    IdColumn,
+    Separator,
+    StoppedAndSaved,
+    TargetColumn,
+    Threads,
+    TimeColumn,
+    given_series,
+)
 from tscompress.errors import OutputError, UsageError
 
 
@@ -38,10 +55,19 @@ def recover(
         list[str] | None,
         typer.Option(
             help="Series to train on too: a file (CSV, Parquet, Arrow, JSON lines), a directory of "
-            "such, or a Hub dataset owner/name[:config]; repeatable, of any size. The rows of one "
-            "series follow one another, in one file."
+            "such, or a Hub dataset owner/name[:config]; repeatable, of any size. In files above "
+            "64 MB the rows of one series follow one another."
         ),
     ] = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    target_column: TargetColumn = None,
+    frequency: Frequency = None,
+    date_format: DateFormat = None,
+    separator: Separator = None,
+    decimal: DecimalSign = None,
+    encoding: Encoding = None,
+    hold_out: HoldOut = None,
     synthetic_share: Annotated[
         float | None,
         typer.Option(help="Part of each batch that is none of yours, where there are series."),
@@ -81,6 +107,7 @@ def recover(
     Several processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) recover ..., on
     GPUs also accelerate launch --multi_gpu.
     """
+    from tscompress.data.reading.format import GivenSeries
     from tscompress.evaluation.batching import Processes
     from tscompress.training.recovery_config import RecoveryConfig
     from tscompress.workflows.recipe import load_recovery_config, validate
@@ -91,8 +118,11 @@ def recover(
         for name in (*RecoveryConfig.model_fields, *RecoveryConfig.removed)
         if (value := context.params.get(name)) is not None and value is not False
     }
+    form = given_series(context, bool(series))
+    if form != GivenSeries():
+        given["series_format"] = form.model_dump()
     if config is not None:
-        refuse(context, "--config says everything", tuple(given))
+        refuse(context, "--config says everything", (*given, *SERIES_OPTIONS))
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")

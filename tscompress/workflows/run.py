@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
+from tscompress.data.reading.summary import SeriesSummary
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
@@ -28,7 +29,14 @@ from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import compress_loaded_, finish_recovery
 from tscompress.workflows.evaluate_models import evaluate_models
-from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
+from tscompress.workflows.recipe import (
+    EvaluationConfig,
+    Recipe,
+    calibration_series,
+    inputs_of,
+    labels_of,
+    summary_of,
+)
 from tscompress.workflows.save import save
 
 #: Where a run keeps what an unfinished recovery is resumed from.
@@ -71,6 +79,7 @@ def run(
     *,
     force: bool = False,
     device: str = "cpu",
+    on_series: Callable[[SeriesSummary | None], None] = lambda summary: None,
     on_progress: OnProgress = silent,
 ) -> RunResult:
     """The whole walk: the compressed checkpoint goes below ``recipe.output``, and is measured.
@@ -79,6 +88,8 @@ def run(
     chooses batch size and device by it, and asks for a GPU where the path contains
     ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
     recipe is run again; with another, only ``force`` replaces it.
+
+    ``on_series`` is called with what was read of a file of series, before a model is loaded.
 
     Raises
     ------
@@ -92,6 +103,8 @@ def run(
         check_output(work, force=True, inputs=inputs_of(recipe), in_place=True)
     if recipe.probe is not None:
         recipe.probe.chosen()  # refused before the work
+    given = None if recipe.method == "svd" else calibration_series(recipe)
+    on_series(summary_of(given))
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None
     if recipe.profile is not None:
@@ -99,6 +112,7 @@ def run(
             measured = profile(
                 loaded,
                 epsilons=recipe.profile.epsilons,
+                series=given,
                 calibration=recipe.calibration,
                 on_progress=lambda *step: on_progress("profile", *_last_two(step)),
             )
@@ -112,8 +126,8 @@ def run(
     again = load(target, device=device, dtype=torch.float32)
     assert compressed.plan is not None
     result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
-    if recipe.evaluation is not None:
-        _evaluate_(result, original, again, recipe.evaluation, on_progress)
+    if recipe.scored_on is not None:
+        _evaluate_(result, original, again, recipe.scored_on, on_progress)
     if recipe.probe is not None:
         result.probes = (
             _probe(original, recipe.probe, on_progress),

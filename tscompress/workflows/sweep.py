@@ -47,6 +47,7 @@ from tscompress.workflows.measure_point import (
     measure_point,
     shape_name,
 )
+from tscompress.workflows.recipe import with_columns
 from tscompress.workflows.sweep_points import (
     Point,
     SweepRecipe,
@@ -105,7 +106,8 @@ def sweep(
     _claim(output, recipe, force=force)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     model_hash = model_digest(original.forecaster)
-    scored_on = suite_content(recipe.evaluation)
+    evaluation = with_columns(recipe.evaluation, recipe.series)
+    scored_on = suite_content(evaluation)
     named = {point.identity(model_hash, scored_on): point for point in points}
     complete = all(finished(output, identity) is not None for identity in named)
     failures = _measure_missing(named, output, processes, device, on_point)
@@ -114,7 +116,7 @@ def sweep(
         label, reason = next(iter(failures.items()))
         raise TscompressError(f"none of {len(points)} points could be measured; {label}: {reason}")
     dense = measure_original(original, points[0], model_hash, scored_on, output)
-    if not complete and suite_content(recipe.evaluation) != scored_on:
+    if not complete and suite_content(evaluation) != scored_on:
         raise DataError(
             f"the data of suite {recipe.evaluation.suite!r} changed while points were scored; run "
             "the sweep again."
