@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tscompress.cli.console import integers, path, progress_bars, refuse, say_series, show
+from tscompress.cli.console import integers, path, progress_bars, refuse, say_note, say_series, show
 from tscompress.cli.options import (
     COLUMN_OPTIONS,
     AsJson,
@@ -154,6 +154,7 @@ def evaluate(
             seeds=None if seeds is None else integers(seeds, "--seeds"),
             num_samples=num_samples,
             cache=cache,
+            on_note=say_note if processes.is_main else lambda note: None,
             on_forecasts=layout,
             on_progress=advance,
         )
@@ -169,6 +170,7 @@ def evaluate(
     for key in ("result", "against"):  # every series is for files
         for row in content.get(key, {}).get("rows", ()):
             row.pop("series", None)
+            row.pop("series_names", None)
     show(as_json, content, *_tables(evaluated, margin))
 
 

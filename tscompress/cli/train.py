@@ -14,6 +14,7 @@ from tscompress.cli.console import (
     refuse,
     say,
     say_memory,
+    say_series,
     show,
     training_progress,
 )
@@ -140,6 +141,7 @@ def recover(
             threads=threads,
             device=device,
             inputs=(config,),
+            on_series=say_series,
             on_memory=say_memory,
             report=report,
         )

@@ -19,7 +19,7 @@ import pandas as pd
 from tscompress.data.leakage import evaluation_dataset_names, leaks
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.read import check_is_file, read_file, read_in_parts, read_table
-from tscompress.data.reading.summary import MIN_OBSERVED
+from tscompress.data.reading.summary import MIN_OBSERVED, SeriesSummary, summarize
 from tscompress.data.reading.tables import LISTS_AT_ONCE, SUFFIXES, kind_of, naming_file
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.data.reading.values import floats
@@ -82,6 +82,21 @@ def series_files(directory: Path) -> list[Path]:
         and path.is_file()
         and kind_of(path)
     )
+
+
+def summaries(sources: Iterable[str | Path], form: GivenSeries) -> Iterator[SeriesSummary]:
+    """What the sources hold, file by file, but for those that are read in parts and the Hub's.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read.
+    """
+    for source in sources:
+        path = user_path(source)
+        for file in series_files(path) if path.is_dir() else [path]:
+            if file.is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
+                yield summarize(read_file(file, form), hold_out=form.hold_out)
 
 
 def _values(

@@ -97,6 +97,8 @@ class DatasetScore(BaseModel):
     """Wall time of forecasting, without reading data and computing metrics."""
     series: SeriesContributions | None = None
     """None in results of versions that did not keep it."""
+    series_names: tuple[str, ...] | None = None
+    """Of each series in the user's file, one a window; None where they have none."""
     windows: int | None = None
     """Windows of each measured series, which ``series_count`` counts as so many; None: one."""
     cached: Literal[True] | None = None

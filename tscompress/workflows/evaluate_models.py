@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.evaluation_sets import EvaluationDataset
-from tscompress.data.suites import find_suite
+from tscompress.data.suites import find_suite, load_suite
 from tscompress.evaluation.comparison import Comparison, compare
 from tscompress.evaluation.evaluate import evaluate
 from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
@@ -22,11 +22,12 @@ from tscompress.evaluation.results import (
     relative,
 )
 from tscompress.evaluation.score_cache import ScoreCache
-from tscompress.io.files import new_directory, write_text_atomically
+from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.results import results_json
 from tscompress.plotting import DPI, forecast_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import EvaluationConfig
+from tscompress.workflows.seen_steps import check_unseen
 
 #: Called with a dataset and the quantiles ``[N, 9, horizon]`` forecast for it.
 OnForecasts = Callable[[EvaluationDataset, Quantiles], None]
@@ -78,6 +79,7 @@ def evaluate_models(
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     cache: ScoreCache | None = None,
+    on_note: Callable[[str | None], None] = lambda note: None,
     on_forecasts: OnForecasts | None = None,
     on_pair: OnPair | None = None,
     on_progress: OnProgress = silent,
@@ -92,11 +94,15 @@ def evaluate_models(
         As for :func:`tscompress.evaluate`.
     on_forecasts
         Called with the forecasts of ``model``.
+    on_note
+        Called with what should be known of a model before it is scored, if anything.
     on_pair
         With ``fidelity``: called with both models' forecasts of a dataset.
 
     Raises
     ------
+    LeakError
+        A model was fitted to the steps of a file that are scored.
     TscompressError
         A model, or data, cannot be used; see :mod:`tscompress.errors`.
     """
@@ -106,6 +112,7 @@ def evaluate_models(
         if one == SEASONAL_NAIVE:
             return score(one, one, config, on_progress, cache=cache, on_forecasts=keep)
         loaded = one()  # type: ignore[operator]
+        on_note(_check_unseen(loaded, config))
         return score(
             loaded.forecaster,
             loaded.name,
@@ -122,6 +129,14 @@ def evaluate_models(
     known = (one for one in (result, other) if one is not None and one.model == SEASONAL_NAIVE)
     naive = next(known, None) or scored("seasonal-naive")
     return EvaluatedModels(result, naive, other, None if pairs is None else pairs.summary())
+
+
+def _check_unseen(loaded: LoadedModel, config: EvaluationConfig) -> str | None:
+    """Of a file of series; what named suites score is never calibrated on."""
+    if config.long_format is None:
+        return None
+    (dataset,) = load_suite(find_suite(config.suite, config.long_format), config.max_series)
+    return check_unseen(loaded, dataset, user_path(config.suite))
 
 
 def _all_of(*hooks: OnForecasts | None) -> OnForecasts | None:
