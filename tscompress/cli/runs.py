@@ -76,6 +76,8 @@ def sweep(
 
     A sweep that was stopped goes on with the same command.
     """
+    from tscompress.compression.calibration import OWN_SOURCES
+    from tscompress.data.series import read_series
     from tscompress.io.files import check_output, user_path
     from tscompress.workflows.measure_point import Measured
     from tscompress.workflows.sweep import FIGURE_FILE, LATENCY_FILE, RECIPE_FILE, TABLE_FILE
@@ -94,6 +96,9 @@ def sweep(
     for name in (FIGURE_FILE, LATENCY_FILE, TABLE_FILE, *([RECIPE_FILE] if force else [])):
         inputs = recipe, chosen.model, chosen.evaluation.suite
         check_output(user_path(chosen.output) / name, force=True, inputs=inputs, keep=True)
+
+    if chosen.calibration.source not in OWN_SOURCES:
+        say_series(read_series(chosen.calibration.source, chosen.series).summary)
 
     def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
         state = "failed: " if measured is None else ""

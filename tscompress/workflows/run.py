@@ -16,6 +16,7 @@ from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.suites import find_suite, load_suite
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
@@ -89,7 +90,7 @@ def run(
     ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
     recipe is run again; with another, only ``force`` replaces it.
 
-    ``on_series`` is called with what was read of a file of series, before a model is loaded.
+    ``on_series`` is called with what was read of each file of series, before a model is loaded.
 
     Raises
     ------
@@ -105,6 +106,10 @@ def run(
         recipe.probe.chosen()  # refused before the work
     given = None if recipe.method == "svd" else calibration_series(recipe)
     on_series(summary_of(given))
+    scored_on = recipe.scored_on
+    if scored_on is not None and scored_on.long_format is not None:
+        (dataset,) = load_suite(find_suite(scored_on.suite, scored_on.long_format))
+        on_series(dataset.summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     measured: RankProfile | None = None
     if recipe.profile is not None:
@@ -126,8 +131,8 @@ def run(
     again = load(target, device=device, dtype=torch.float32)
     assert compressed.plan is not None
     result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
-    if recipe.scored_on is not None:
-        _evaluate_(result, original, again, recipe.scored_on, on_progress)
+    if scored_on is not None:
+        _evaluate_(result, original, again, scored_on, on_progress)
     if recipe.probe is not None:
         result.probes = (
             _probe(original, recipe.probe, on_progress),

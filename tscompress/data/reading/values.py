@@ -25,7 +25,6 @@ _GROUPED = {
 _MILLIONS = r"[-+]?[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d*)?"
 _DECIMAL_COMMA = r"[-+]?(?:\d*|[1-9]\d{0,2}(?:\.\d{3})+),\d+(?:[eE][-+]?\d+)?"
 _GAPS = r"(?<=\d)[ \u00a0\u202f'’](?=\d{3})"  # thousands in French and in Swiss numbers
-_OTHER_NOTATION = r"[, \u00a0\u202f'’]"
 
 
 def floats(values: Any) -> npt.NDArray[np.float32]:
@@ -45,14 +44,16 @@ def target_values(column: pd.Series[Any], decimal: Decimal) -> npt.NDArray[np.fl
     ValueError
         A cell holds text that is no number, or a number that models cannot compute with.
     """
-    if pd.api.types.is_numeric_dtype(column):
-        numbers = column.to_numpy(np.float64, na_value=np.nan)
-        blank = np.isnan(numbers)
-    else:
-        texts = column.astype(str).str.strip()
-        blank = (column.isna() | texts.isin(BLANK)).to_numpy()
-        plain = _plain(texts, decimal).mask(blank)
-        numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    numbers = _as_numbers(column)
+    left = np.flatnonzero(np.isnan(numbers))
+    if decimal == "," and not pd.api.types.is_numeric_dtype(column):
+        left = np.arange(len(column))
+    others = column.iloc[left]
+    texts = others.astype(str).str.strip()
+    empty = (others.isna() | texts.isin(BLANK)).to_numpy()
+    numbers[left] = _as_numbers(_plain(texts, decimal).mask(empty))
+    blank = np.zeros(len(column), dtype=bool)
+    blank[left] = empty
     usable = np.abs(numbers) < np.finfo(np.float32).max  # models compute in single precision
     bad = np.flatnonzero(~usable & ~blank)
     if bad.size:
@@ -63,10 +64,14 @@ def target_values(column: pd.Series[Any], decimal: Decimal) -> npt.NDArray[np.fl
     return numbers
 
 
+def _as_numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """Cells as Python writes numbers; others are NaN."""
+    found = pd.to_numeric(column, errors="coerce")
+    return np.array(found.to_numpy(np.float64, na_value=np.nan))
+
+
 def _plain(texts: pd.Series[str], decimal: Decimal) -> pd.Series[str]:
     """Numbers as Python writes them; what is of another notation becomes no number."""
-    if decimal == "." and not texts.str.contains(_OTHER_NOTATION, regex=True).any():
-        return texts
     group = "," if decimal == "." else "."
     texts = texts.str.replace(_GAPS, "", regex=True)
     grouped = texts.str.fullmatch(_GROUPED[group])
@@ -87,6 +92,8 @@ def find_decimal(columns: Iterable[pd.Series[Any]], separator: str | None) -> De
     signs: set[Decimal] = set()
     doubtful: tuple[str, Any] | None = None
     for column in columns:
+        if separator != ";":  # what needs no other notation leaves no doubt
+            column = column[np.isnan(_as_numbers(column))]
         if pd.api.types.is_numeric_dtype(column):
             continue
         texts = column.dropna().astype(str).str.strip()
