@@ -179,7 +179,7 @@ def test_local_days_are_days_when_clocks_change() -> None:
         (frame(["2024-01-01", "2024-01-01"]), "1 rows repeat a time, the first 2024-01-01"),
         (frame(["2024-01-01"] * 2 + ["2024-01-02"], ids=[7, 7, 8]), "00:00:00 of series '7'; give"),
         (frame(["2024-01-01", None]), "1 rows have no time in column 'ds'"),
-        (frame(["2024-01-01", "soon"]), "holds times that are no dates, or of many"),
+        (frame(["2024-01-01", "soon"]), "holds times that are no dates, or years"),
         (frame(["13/01/2024", "01/14/2024"]), "holds times that are no dates, or of many"),
         (frame(["01/02/2024", "02/02/2024"]), "holds times with days or months first, such as"),
         (frame(["1998 Q1", "1998 Q2"]), "holds times that are no dates, or of many"),
