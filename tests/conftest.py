@@ -153,8 +153,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def assert_refused(outcome: Outcome, code: int, text: str) -> None:
     assert outcome.code == code
     assert outcome.out == ""
-    # compress says first how much memory it is going to take.
-    lines = [line for line in outcome.err.splitlines() if not line.startswith("memory, about: ")]
+    # Commands say first what they read, and compress how much memory it is going to take.
+    said = ("memory, about: ", "series: ")
+    lines = [line for line in outcome.err.splitlines() if not line.startswith(said)]
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("error: ")
     assert text in lines[0]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tscompress.checkpoints.load import LoadedModel, load
     from tscompress.compression.calibration import CalibrationConfig
     from tscompress.compression.fold_config import FoldConfig
+    from tscompress.data.reading.format import GivenSeries
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
     from tscompress.evaluation.comparison import Comparison, compare
@@ -63,6 +64,7 @@ _HOME = {
     "CalibrationConfig": "compression.calibration",
     "CardScores": "hub.card_scores",
     "write_card": "hub.card",
+    "GivenSeries": "data.reading.format",
     "read_series": "data.series",
     "TscompressError": "errors",
     "EvaluationResult": "evaluation.results",
@@ -122,6 +124,7 @@ __all__ = [
     "Fidelity",
     "FitSchedule",
     "FoldConfig",
+    "GivenSeries",
     "LoadedModel",
     "LowRankLinear",
     "Plan",

@@ -1089,9 +1089,10 @@ def test_own_series_calibrate(command: Command, bolt: Path, tmp_path: Path) -> N
     table = np.random.default_rng(0).normal(size=(60, 4)).cumsum(axis=0)
     np.savetxt(tmp_path / "series.csv", table, delimiter=",", header="a,b,c,d", comments="")
     command("compress", bolt, "--output", tmp_path / "own", "--rank", 3, "--series",
-            tmp_path / "series.csv")  # fmt: skip
+            tmp_path / "series.csv", "--target-column", "*")  # fmt: skip
     record = json.loads((tmp_path / "own" / "provenance.json").read_text())["calibration"]
     assert (record["source"], record["series"]) == (str(tmp_path / "series.csv"), 4)
+    assert record["read"]["layout"] == "wide"
     kept = yaml.safe_load((tmp_path / "own" / "recipe.yaml").read_text())
     assert kept["calibration"]["source"] == str(tmp_path / "series.csv")
     assert_refused(

@@ -15,6 +15,8 @@ import pandas as pd
 import pytest
 
 from tscompress.data import streaming as streams
+from tscompress.data.reading import tables
+from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
 from tscompress.data.streaming import SeriesStream, iterate_series
 from tscompress.data.suites import load_suite
@@ -44,9 +46,8 @@ def long_table(series: list[FloatArray]) -> pd.DataFrame:
 
 
 def list_table(series: list[FloatArray]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"timestamp": [[0] for _ in series], "target": [s.tolist() for s in series]}
-    )
+    days = [list(pd.date_range("2020-01-01", periods=len(s), freq="D")) for s in series]
+    return pd.DataFrame({"timestamp": days, "target": [s.tolist() for s in series]})
 
 
 def write(path: Path, series: list[FloatArray], layout: str) -> Path:
@@ -77,6 +78,13 @@ def assert_same(found: list[FloatArray], expected: list[FloatArray]) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+def in_parts(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Read every file as if it were larger than memory."""
+    monkeypatch.setattr(streams, "WHOLE_FILE_BYTES", 0)
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(tables, "LISTS_AT_ONCE", 2)
+
+
 @pytest.mark.parametrize(
     ("suffix", "layout"),
     [
@@ -92,10 +100,10 @@ def assert_same(found: list[FloatArray], expected: list[FloatArray]) -> None:
 def test_files_are_read_in_batches(
     suffix: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "ROWS_AT_ONCE", 17)  # no series ends where a batch does
-    monkeypatch.setattr(streams, "LISTS_AT_ONCE", 2)
     series = own_series()
     path = write(tmp_path / f"series{suffix}", series, layout)
+    assert_same(list(iterate_series(path)), series)
+    in_parts(monkeypatch, 17)  # no series ends where a batch does
     assert_same(list(iterate_series(path)), series)
 
 
@@ -123,14 +131,16 @@ def test_ids_are_names_in_every_part_of_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """007 is a number where all of a part look like numbers, and there is no other 7."""
-    monkeypatch.setattr(streams, "ROWS_AT_ONCE", 10)
+    in_parts(monkeypatch, 10)
     names = [*(f"{number:03d}" for number in range(6)), "A1", "A2"]
     parts = [pd.DataFrame({"item_id": [name] * 7, "target": np.arange(7.0)}) for name in names]
     pd.concat(parts).to_csv(tmp_path / "sales.csv", index=False)
     assert_same(list(iterate_series(tmp_path / "sales.csv")), [np.arange(7.0)] * len(names))
 
 
-def test_ids_are_of_one_kind_in_a_long_table(tmp_path: Path) -> None:
+def test_ids_are_of_one_kind_in_a_long_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """pandas reads long files in parts, too."""
     path = tmp_path / "sales.csv"
     counts = {"007": 700_000, "abc": 1000}
@@ -139,19 +149,36 @@ def test_ids_are_of_one_kind_in_a_long_table(tmp_path: Path) -> None:
         for name, count in counts.items():
             file.writelines([f"{name},1\n"] * count)
     assert [len(values) for values in read_series(path)] == [*counts.values()]
+    in_parts(monkeypatch, 65_536)
     assert [len(values) for values in iterate_series(path)] == [*counts.values()]
 
 
-def test_a_table_of_numbers_is_one_series_a_column(tmp_path: Path) -> None:
-    path = tmp_path / "wide.csv"
+def test_a_wide_table_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, form = tmp_path / "wide.csv", GivenSeries(target_column="*")
     pd.DataFrame(np.arange(40.0).reshape(20, 2), columns=["a", "b"]).to_csv(path, index=False)
-    assert_same(list(iterate_series(path)), list(read_series(path)))
+    in_parts(monkeypatch, 7)
+    assert_same(list(iterate_series(path, form)), list(read_series(path, form)))
 
 
-def test_rows_of_a_long_table_are_sorted_by_time(tmp_path: Path) -> None:
+def test_steps_that_are_held_out_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series, form = own_series(), GivenSeries(hold_out=5)
+    path = write(tmp_path / "x.csv", series, "long")
+    expected = [values[:-5] for values in series]
+    assert_same(list(read_series(path, form)), expected)
+    assert_same(list(iterate_series(path, form)), expected)
+    in_parts(monkeypatch, 17)
+    assert_same(list(iterate_series(path, form)), expected)
+
+
+def test_rows_of_a_long_table_are_sorted_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = long_table(own_series(2)).iloc[::-1]
     path = tmp_path / "reversed.parquet"
     table.to_parquet(path)
+    in_parts(monkeypatch, 17)
     assert_same(list(iterate_series(path)), own_series(2)[::-1])
 
 
@@ -161,7 +188,7 @@ def test_rows_of_a_long_table_are_sorted_by_time(tmp_path: Path) -> None:
         ("nothing.csv", None, "there is no file"),
         ("series.txt", "1", "has suffix '.txt'; supported"),
         ("bad.jsonl", "{", "'bad.jsonl' cannot be read"),
-        ("bad.jsonl", '{"target": 3}', "line 1 has no list 'target'"),
+        ("bad.jsonl", '{"target": "x"}', "1 values of column 'target'"),
         ("bad.parquet", "no parquet", "cannot be read"),
         ("empty", "", "holds no file of"),
     ],
@@ -272,11 +299,11 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[Any, ...]]:
 
 def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
-        {"id": "a", "timestamp": ["2020"], "target": [1.0, 2.0, None], "category": "x"},
-        {"id": "b", "timestamp": ["2020"], "target": [[1.0, 2.0], [3.0, 4.0]], "category": "x"},
+        {"id": "a", "target": [1.0, 2.0, None, 5.0], "category": "x"},
+        {"id": "b", "target": [[1.0, 2.0], [3.0, 4.0]], "category": "x"},
     ]
     asked = hub(monkeypatch, rows)
-    expected: list[Any] = [[1, 2, np.nan], [1, 2], [3, 4]]
+    expected: list[Any] = [[1, 2, np.nan, 5], [1, 2], [3, 4]]
     assert_same(list(iterate_series("someone/series:daily")), expected)
     assert asked == [("someone/series", "daily", "train", True)]
 
@@ -298,21 +325,25 @@ def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         list(iterate_series("someone/series"))
 
 
-def test_rows_of_a_series_that_do_not_follow_one_another(tmp_path: Path) -> None:
-    """Sorted by date, each row would become a series of its own."""
+def test_rows_of_a_series_that_do_not_follow_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file that fits into memory they may; in parts each row would become a series."""
     table = long_table(own_series(5)).sort_values("timestamp", kind="stable")
     table.to_csv(tmp_path / "by_date.csv", index=False)
+    assert len(list(iterate_series(tmp_path / "by_date.csv"))) == 5
+    in_parts(monkeypatch, 17)
     with pytest.raises(DataError, match=r"by_date\.csv.*s0.*item_id"):
         list(iterate_series(tmp_path / "by_date.csv"))
-    assert len(read_series(tmp_path / "by_date.csv")) == 5
 
 
-def test_rows_without_an_id_are_one_series(tmp_path: Path) -> None:
+def test_rows_without_an_id_are_refused(tmp_path: Path) -> None:
     table = long_table(own_series(3))
     table.loc[table["item_id"] == "s1", "item_id"] = None
     table.to_csv(tmp_path / "gaps.csv", index=False)
-    streamed, read = list(iterate_series(tmp_path / "gaps.csv")), read_series(tmp_path / "gaps.csv")
-    assert [len(values) for values in streamed] == [len(values) for values in read]
+    for read in (iterate_series, read_series):
+        with pytest.raises(DataError, match=r"gaps\.csv.*43 rows have no id"):
+            list(read(tmp_path / "gaps.csv"))
 
 
 @pytest.mark.parametrize("count", [2, 5, 9])

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.read import read_table
+from tscompress.data.reading.time_grid import RegularSeries, Step
 from tscompress.data.suites import Suite, find_suite, load_suite
-from tscompress.data.tables import Columns
-from tscompress.data.time_grid import Step, regular_series
 from tscompress.errors import DataError, RecipeError
 
 
@@ -28,14 +29,19 @@ def frame(times: Any, values: Any = None, ids: Any = None) -> pd.DataFrame:
     return pd.DataFrame(content)
 
 
+def read(table: pd.DataFrame, **options: Any) -> tuple[RegularSeries, ...]:
+    return read_table(table, SeriesFormat(**options)).series
+
+
 def dates(count: int, freq: str, start: str = "2024-01-01") -> pd.DatetimeIndex:
     return pd.date_range(start, periods=count, freq=freq)
 
 
 def only(table: pd.DataFrame, **options: Any) -> tuple[str, list[float]]:
     """Frequency and values of the only series."""
-    step, (series,) = regular_series(table, **options)
-    return step.frequency, series.values.tolist()
+    (series,) = read(table, **options)
+    assert series.step is not None
+    return series.step.frequency, series.values.tolist()
 
 
 # --- grids ----------------------------------------------------------------------------------------
@@ -67,11 +73,13 @@ def test_frequency_is_inferred_and_gaps_are_missing(freq: str, expected: str, ga
 def test_business_days_have_no_weekends() -> None:
     times = dates(15, "D")
     table = frame(times[times.dayofweek < 5])
-    step, (series,) = regular_series(table.drop(index=6))
-    assert step.seasonality == 5
+    (series,) = read(table.drop(index=6))
+    assert series.step is not None
+    assert series.step.seasonality == 5
     assert np.isnan(series.values).tolist() == [False] * 6 + [True] + [False] * 4
-    with_weekends, _ = regular_series(frame(times))
-    assert with_weekends.seasonality is None
+    (with_weekends,) = read(frame(times))
+    assert with_weekends.step is not None
+    assert with_weekends.step.seasonality is None
 
 
 def test_rows_are_sorted_and_ids_keep_their_order() -> None:
@@ -80,7 +88,7 @@ def test_rows_are_sorted_and_ids_keep_their_order() -> None:
         [3, 20, 1, 2, 30],
         ["b", "a", "b", "b", "a"],
     )
-    _, series = regular_series(table)
+    series = read(table)
     assert [(one.name, one.values.tolist()) for one in series] == [
         ("b", [1, 2, 3]),
         ("a", [20, 30]),
@@ -89,7 +97,7 @@ def test_rows_are_sorted_and_ids_keep_their_order() -> None:
 
 
 def test_missing_values_at_the_ends_are_dropped() -> None:
-    _, (series,) = regular_series(frame(dates(6, "D"), [np.nan, 1, np.nan, 3, np.nan, np.nan]))
+    (series,) = read(frame(dates(6, "D"), [np.nan, 1, np.nan, 3, np.nan, np.nan]))
     assert np.array_equal(series.values, [1, np.nan, 3], equal_nan=True)
     assert str(series.start) == "2024-01-02"
 
@@ -169,9 +177,9 @@ def test_local_days_are_days_when_clocks_change() -> None:
         (frame(["2024-01-01 00:00+01:00", "2024-01-01 01:00+02:00"]), r"zones \(\+01:00, \+02"),
         (frame(["2024-01-01 00:00Z", "2024-01-01 01:00"]), r"mixes time zones \(UTC, none\)"),
         (frame(["2024-01-01", "2024-01-01"]), "1 rows repeat a time, the first 2024-01-01"),
-        (frame(["2024-01-01"] * 2 + ["2024-01-02"], ids=[7, 7, 8]), "00:00:00 of series '7'; keep"),
+        (frame(["2024-01-01"] * 2 + ["2024-01-02"], ids=[7, 7, 8]), "00:00:00 of series '7'; give"),
         (frame(["2024-01-01", None]), "1 rows have no time in column 'ds'"),
-        (frame(["2024-01-01", "soon"]), "holds times that are no dates, or of many"),
+        (frame(["2024-01-01", "soon"]), "holds times that are no dates, or years"),
         (frame(["13/01/2024", "01/14/2024"]), "holds times that are no dates, or of many"),
         (frame(["01/02/2024", "02/02/2024"]), "holds times with days or months first, such as"),
         (frame(["1998 Q1", "1998 Q2"]), "holds times that are no dates, or of many"),
@@ -179,21 +187,26 @@ def test_local_days_are_days_when_clocks_change() -> None:
         (frame(["2024-01-01"]), "no series has two times"),
         (frame(["2024-01-01", "2024-01-02", "2024-01-03 07:00"]), "times are not regular"),
         (frame(["2024-01-01", "2024-01-02"], ids=["a", None]), "1 rows have no id"),
-        (frame(["2024-01-01", "2024-01-02"], ["1,5", "2"]), "1 values of column 'y' are no finite"),
-        (frame(["2024-01-01", "2024-01-02"], [1, np.inf]), "no finite numbers, the first is 'inf'"),
-        (frame(["2024-01-01", "2024-01-02"], [1, 1e300]), "no finite numbers, the first is '1e"),
+        (frame(["2024-01-01", "2024-01-02"], ["1,5x", "2"]), "1 values of column 'y' are"),
+        (frame(["2024-01-01", "2024-01-02"], [1, np.inf]), "the first, in row 2, is 'inf'"),
+        (frame(["2024-01-01", "2024-01-02"], [1, 1e300]), "the first, in row 2, is '1e"),
         (frame([], []), "there are no rows"),
     ],
 )  # fmt: skip
 def test_what_is_refused(table: pd.DataFrame, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        regular_series(table)
+        read(table)
 
 
-def test_series_of_another_frequency() -> None:
+def test_series_of_another_frequency(tmp_path: Path) -> None:
     daily, monthly = frame(dates(90, "D"), ids=["d"] * 90), frame(dates(9, "MS"), ids=["m"] * 9)
+    both = pd.concat([daily, monthly])
+    assert [str(one.step) for one in read(both)] == ["D", "M"]
     with pytest.raises(ValueError, match="9 rows of series 'm' cover 245 steps of one D; put"):
-        regular_series(pd.concat([daily, monthly]))
+        read(both, frequency="D")
+    both.to_csv(tmp_path / "x.csv", index=False)
+    with pytest.raises(DataError, match="'d' has steps of one D, 'm' of one M; put"):
+        next(load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=1))))
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -205,7 +218,7 @@ def test_series_of_another_frequency() -> None:
 def test_usual_names(identifier: str, time: str, target: str) -> None:
     table = frame(dates(3, "D"), ids=["a"] * 3)
     renamed = table.rename(columns={"id": identifier, "ds": time, "y": target})
-    _, (series,) = regular_series(renamed.assign(other="x"))
+    (series,) = read(renamed.assign(other="x"))
     assert (series.name, series.values.tolist()) == ("a", [0, 1, 2])
 
 
@@ -213,33 +226,39 @@ def test_given_names_come_before_the_usual_ones() -> None:
     table = frame(dates(4, "D"), ids=["a"] * 4).assign(
         shop=["x", "x", "z", "z"], sales=[5, 6, 7, 8]
     )
-    _, series = regular_series(table, Columns("shop", None, "sales"))
+    series = read(table, id_column="shop", target_column="sales")
     assert [(one.name, one.values.tolist()) for one in series] == [("x", [5, 6]), ("z", [7, 8])]
 
 
 def test_an_index_of_ids_and_times() -> None:
     table = frame(dates(3, "D"), ids=["a"] * 3).set_index(["id", "ds"])
-    _, (series,) = regular_series(table)
+    (series,) = read(table)
     assert series.name == "a"
 
 
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        (Columns(target="sales"), r"there is no column 'sales'; it has \['ds', 'y'\]"),
-        (Columns(id="shop"), "there is no column 'shop'"),
+        ({"target_column": "sales"}, r"there is no column 'sales'; it has \['ds', 'y'\]"),
+        ({"id_column": "shop"}, "there is no column 'shop'"),
     ],
 )
-def test_columns_that_are_not_there(columns: Columns, match: str) -> None:
+def test_columns_that_are_not_there(columns: dict[str, str], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        regular_series(frame(dates(3, "D")), columns)
+        read(frame(dates(3, "D")), **columns)
 
 
 @pytest.mark.parametrize(("column", "role"), [("ds", "time"), ("y", "target")])
 def test_columns_of_unusual_names_must_be_given(column: str, role: str) -> None:
-    table = frame(dates(3, "D")).rename(columns={column: "unusual"})
-    with pytest.raises(ValueError, match=f"no {role} column among .* or give --{role}-column"):
-        regular_series(table)
+    table = frame(dates(3, "D")).assign(price=1.0).rename(columns={column: "unusual"})
+    with pytest.raises(ValueError, match=f"no {role} column among .* give --{role}-column"):
+        read(table)
+    assert read(table, **{f"{role}_column": "unusual"})[0].values.tolist() == [0, 1, 2]
+
+
+def test_the_only_column_that_is_left_is_the_target() -> None:
+    table = frame(dates(3, "D"), ids=["a"] * 3).rename(columns={"y": "sales"})
+    assert read(table)[0].values.tolist() == [0, 1, 2]
 
 
 # --- as a suite -----------------------------------------------------------------------------------
@@ -284,9 +303,12 @@ def test_windows_of_a_file_follow_one_another(tmp_path: Path) -> None:
 
 def test_series_that_are_too_short(tmp_path: Path) -> None:
     pd.concat([long_table(), frame(dates(6, "h"), ids=["new"] * 6)]).to_csv(tmp_path / "x.csv")
-    suite = find_suite(tmp_path / "x.csv", LongFormat(horizon=6))
-    with pytest.raises(DataError, match=r"'x.csv': 1 of 4 series, the first 'new', have no more"):
-        next(load_suite(suite))
+    (dataset,) = load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=6)))
+    assert dataset.names == ("s0", "s1", "s2")
+    assert dataset.summary is not None
+    assert (dataset.summary.series, dataset.summary.too_short_names) == (3, ("new",))
+    with pytest.raises(DataError, match=r"'x.csv': all 4 series have no more than the 60 steps"):
+        next(load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=60))))
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

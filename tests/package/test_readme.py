@@ -22,7 +22,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FRONT_PAGE = ROOT / "README.md"
 #: Of folders of the package that have a page.
 FOLDERS = (
-    "checkpoints", "compression", "evaluation", "families", "hub", "probing", "training",
+    "checkpoints", "compression", "data", "evaluation", "families", "hub", "probing", "training",
 )  # fmt: skip
 PAGES = [
     FRONT_PAGE,

@@ -19,6 +19,7 @@ from tscompress.cli.measure import bench, probe, profile, sensitivity
 from tscompress.cli.options import StoppedAndSaved
 from tscompress.cli.publish import push
 from tscompress.cli.runs import report, run, sweep
+from tscompress.cli.series import series
 from tscompress.cli.train import pretrain, recover
 from tscompress.errors import TscompressError, shortened
 from tscompress.io.network import check_endpoint
@@ -47,7 +48,7 @@ _UsageMistake: Any = typer.BadParameter.__mro__[2]
 #: In the order of the help.
 _COMMANDS = (
     profile, sensitivity, compress, evaluate, compare, probe, bench, run, sweep, report, recover,
-    pretrain, diff, push,
+    pretrain, diff, series, push,
 )  # fmt: skip
 for command in _COMMANDS:
     app.command()(command)

@@ -14,20 +14,33 @@ from tscompress.cli.console import (
     refuse,
     say_memory,
     say_note,
+    say_series,
     show,
 )
 from tscompress.cli.options import (
+    SERIES_OPTIONS,
     AsJson,
     CalibrationSeries,
+    DateFormat,
+    DecimalSign,
     Device,
+    Encoding,
     Force,
+    Frequency,
+    HoldOut,
+    IdColumn,
     Model,
     Revision,
+    Separator,
     SeriesFile,
+    TargetColumn,
+    TimeColumn,
+    given_series,
     keeping_recovery,
 )
 
 if TYPE_CHECKING:
+    from tscompress.data.reading.format import GivenSeries
     from tscompress.plan.plan import Plan
     from tscompress.workflows.recipe import Recipe
 
@@ -112,6 +125,15 @@ def compress(
         bool, typer.Option("--feed-forward", help="With svd: also factor the feed-forwards.")
     ] = False,
     series: SeriesFile = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    target_column: TargetColumn = None,
+    frequency: Frequency = None,
+    date_format: DateFormat = None,
+    separator: Separator = None,
+    decimal: DecimalSign = None,
+    encoding: Encoding = None,
+    hold_out: HoldOut = None,
     calibration_series: CalibrationSeries = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest weight file; larger models have several and an index.")
@@ -137,12 +159,14 @@ def compress(
     if recipe is None and (method if edited is None else edited.method) == "svd":
         refuse(context, "svd does not calibrate", ("series", "calibration_series"))
     if recipe is not None:
-        refuse(context, "--recipe says everything", ("plan", "calibration_series", *sizes))
+        ignored = ("plan", "calibration_series", *SERIES_OPTIONS, *sizes)
+        refuse(context, "--recipe says everything", ignored)
         chosen = load_recipe(recipe, model=model, output=output)
     else:
         given = {name: context.params[name] for name in sizes}
         given["layers"] = None if layers is None else integers(layers, "--layers")
-        chosen = _recipe_of(given, edited, model, output, series, calibration_series)
+        form = given_series(context, series is not None)
+        chosen = _recipe_of(given, edited, model, output, series, form, calibration_series)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})
     work = None if dry_run else recovery_directory(output)
@@ -156,6 +180,7 @@ def compress(
             dry_run=dry_run,
             force=force,
             inputs=(recipe, plan),
+            on_series=say_series,
             on_memory=say_memory,
             on_progress=advance,
         )
@@ -174,6 +199,7 @@ def _recipe_of(
     model: str,
     output: Path,
     series: Path | None,
+    form: GivenSeries,
     calibration_series: int | None,
 ) -> Recipe:
     from tscompress.compression.calibration import MIXED, CalibrationConfig
@@ -187,6 +213,7 @@ def _recipe_of(
         model=model,
         output=str(output),
         calibration=calibration.model_dump(),
+        series=form.model_dump(),
     )
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tscompress.errors import OutputError, UsageError
 from tscompress.io.files import user_path
 from tscompress.progress import OnProgress
+
+if TYPE_CHECKING:
+    from tscompress.data.reading.summary import SeriesSummary
 
 #: Width of tables in a pipe, which has none.
 _WIDTH = 110
@@ -122,6 +125,12 @@ def say_memory(needed: Mapping[str, int], processes: int = 1) -> None:
     free = psutil.virtual_memory().available
     if processes * (total - needed.get("process", 0)) > free:
         typer.echo(f"note: only {_size(free)} of memory are free.", err=True)
+
+
+def say_series(summary: SeriesSummary | None) -> None:
+    """What was read from a file of series, before anything is done with it."""
+    if summary is not None:
+        typer.echo(f"series: {summary.line()}", err=True)
 
 
 def say_note(note: str | None) -> None:

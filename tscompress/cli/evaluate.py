@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tscompress.cli.console import integers, path, progress_bars, refuse, show
+from tscompress.cli.console import integers, path, progress_bars, refuse, say_note, say_series, show
 from tscompress.cli.options import (
+    COLUMN_OPTIONS,
     AsJson,
     BatchSize,
+    DateFormat,
+    DecimalSign,
     Device,
     Dtype,
+    Encoding,
     Force,
+    Frequency,
+    IdColumn,
     Margin,
     Revision,
     Samples,
+    Separator,
+    TargetColumn,
+    TimeColumn,
     load_model,
 )
 from tscompress.errors import UsageError
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from tscompress.workflows.recipe import EvaluationConfig
 
 _LONG_FORMAT_OPTIONS = (
-    "windows", "seasonality", "frequency", "id_column", "time_column", "target_column",
+    "windows", "seasonality", *COLUMN_OPTIONS,
 )  # fmt: skip
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
@@ -44,8 +53,8 @@ def evaluate(
     suite: Annotated[
         str,
         typer.Option(
-            help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, a CSV, Parquet "
-            "or Arrow file of series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
+            help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, a file of "
+            "series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
         ),
     ] = "offline",
     horizon: Annotated[
@@ -58,12 +67,14 @@ def evaluate(
     seasonality: Annotated[
         int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
     ] = None,
-    frequency: Annotated[
-        str | None, typer.Option(help="Of a file of series, such as 30min; inferred by default.")
-    ] = None,
-    id_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
-    time_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
-    target_column: Annotated[str | None, typer.Option(help="Of a file of series.")] = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    target_column: TargetColumn = None,
+    frequency: Frequency = None,
+    date_format: DateFormat = None,
+    separator: Separator = None,
+    decimal: DecimalSign = None,
+    encoding: Encoding = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Only this dataset; repeatable.")
     ] = None,
@@ -105,7 +116,7 @@ def evaluate(
     Scores are cached below $TSCOMPRESS_CACHE, so a stopped run resumes. Several processes:
     torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
-    from tscompress.data.suites import find_suite
+    from tscompress.data.suites import find_suite, load_suite
     from tscompress.evaluation.batching import Processes
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
@@ -132,7 +143,11 @@ def evaluate(
     if seeds is not None:
         refuse(context, "--seeds has every seed", ("seed",))
     config = _evaluation_config(context)
-    find_suite(suite, config.long_format)  # refused before a model is loaded
+    found = find_suite(suite, config.long_format)  # refused before a model is loaded
+    if config.long_format is not None:
+        (read,) = load_suite(found, max_series)
+        if processes.is_main:
+            say_series(read.summary)
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
     scored = partial(_scored, device=processes.device(device), dtype=dtype)
@@ -145,6 +160,7 @@ def evaluate(
             seeds=None if seeds is None else integers(seeds, "--seeds"),
             num_samples=num_samples,
             cache=cache,
+            on_note=say_note if processes.is_main else lambda note: None,
             on_forecasts=layout,
             on_progress=advance,
         )
@@ -160,6 +176,7 @@ def evaluate(
     for key in ("result", "against"):  # contributions of series are only for files
         for row in content.get(key, {}).get("rows", ()):
             row.pop("series", None)
+            row.pop("series_names", None)
     show(as_json, content, *_tables(evaluated, margin))
 
 
@@ -167,7 +184,7 @@ def _evaluation_config(context: typer.Context) -> EvaluationConfig:
     """The evaluation config from the options of ``evaluate``."""
     from tscompress.data.evaluation_sets import LongFormat
     from tscompress.evaluation.batching import parse_batch_size
-    from tscompress.workflows.recipe import EvaluationConfig
+    from tscompress.workflows.recipe import EvaluationConfig, validate
 
     given = context.params
     long_format = None
@@ -176,7 +193,8 @@ def _evaluation_config(context: typer.Context) -> EvaluationConfig:
         refuse(context, reason, _LONG_FORMAT_OPTIONS)
     else:
         names = ("horizon", *_LONG_FORMAT_OPTIONS)
-        long_format = LongFormat(**{name: given[name] for name in names})
+        said = {name: given[name] for name in names if given[name] is not None}
+        long_format = validate(LongFormat, said, source="the options")
     return EvaluationConfig(
         suite=given["suite"],
         long_format=long_format,

@@ -9,29 +9,49 @@ from typing import Annotated
 
 import typer
 
-from tscompress.cli.console import path, progress_bars, show
+from tscompress.cli.console import path, progress_bars, say_series, show
 from tscompress.cli.options import (
     Against,
     AsJson,
     BatchSize,
+    DateFormat,
+    DecimalSign,
     Device,
     Dtype,
+    Encoding,
     Epsilons,
     Force,
+    Frequency,
+    HoldOut,
+    IdColumn,
     Model,
     Revision,
     Samples,
+    Separator,
     SeriesFile,
+    TargetColumn,
     Threads,
+    TimeColumn,
     distinct,
+    given_series,
     load_model,
 )
 
 
 def profile(
+    context: typer.Context,
     model: Model,
     epsilon: Epsilons = None,
     series: SeriesFile = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    target_column: TargetColumn = None,
+    frequency: Frequency = None,
+    date_format: DateFormat = None,
+    separator: Separator = None,
+    decimal: DecimalSign = None,
+    encoding: Encoding = None,
+    hold_out: HoldOut = None,
     output: Annotated[
         Path | None, typer.Option(help="Write profile.json, CSV and figures here.", parser=path)
     ] = None,
@@ -56,7 +76,9 @@ def profile(
     inputs, names = (model, series), (PROFILE_FILE, RANKS_FILE, *FIGURE_FILES)
     if output is not None:
         check_output(output, force=force, inputs=inputs, writes=names)
-    given = None if series is None else read_series(series)
+    form = given_series(context, series is not None)
+    given = None if series is None else read_series(series, form)
+    say_series(None if given is None else given.summary)
     loaded = load_model(model, device, "float32", revision)
     with progress_bars() as advance:
         result = measure(
@@ -75,8 +97,18 @@ def profile(
 
 
 def sensitivity(
+    context: typer.Context,
     model: Model,
     series: SeriesFile = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    target_column: TargetColumn = None,
+    frequency: Frequency = None,
+    date_format: DateFormat = None,
+    separator: Separator = None,
+    decimal: DecimalSign = None,
+    encoding: Encoding = None,
+    hold_out: HoldOut = None,
     calibration_series: Annotated[
         int | None,
         typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1, max=10**6),
@@ -103,7 +135,9 @@ def sensitivity(
 
     if output is not None:
         check_file(output, force=force, inputs=(model, series))
-    given = None if series is None else read_series(series)
+    form = given_series(context, series is not None)
+    given = None if series is None else read_series(series, form)
+    say_series(None if given is None else given.summary)
     calibration = CalibrationConfig(
         num_series=calibration_series, source=MIXED if series is None else str(series)
     )

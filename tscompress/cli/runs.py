@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tscompress.cli.console import path, progress_bars, say, say_note, show
+from tscompress.cli.console import path, progress_bars, say, say_note, say_series, show
 from tscompress.cli.options import (
     AsJson,
     Device,
@@ -52,7 +52,9 @@ def run(
     with (
         keeping_recovery(output / WORK),
         progress_bars() as advance,
-        finishing_run(chosen, force=force, device=device, on_progress=advance) as result,
+        finishing_run(
+            chosen, force=force, device=device, on_series=say_series, on_progress=advance
+        ) as result,
     ):
         written = write_report(result, chosen)
     say_note(result.note)
@@ -76,6 +78,8 @@ def sweep(
 
     The same command resumes a stopped sweep.
     """
+    from tscompress.compression.calibration import OWN_SOURCES
+    from tscompress.data.series import read_series
     from tscompress.workflows.measure_point import Measured
     from tscompress.workflows.sweep import FIGURE_FILE
     from tscompress.workflows.sweep import sweep as measure
@@ -88,6 +92,9 @@ def sweep(
     if max_series is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
+
+    if chosen.calibration.source not in OWN_SOURCES:
+        say_series(read_series(chosen.calibration.source, chosen.series).summary)
 
     def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
         state = "failed: " if measured is None else ""

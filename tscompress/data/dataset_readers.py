@@ -22,8 +22,9 @@ from tscompress.data.evaluation_sets import (
     FileConfig,
     SeriesArray,
 )
-from tscompress.data.tables import Columns, naming_file, read_frame
-from tscompress.data.time_grid import regular_series
+from tscompress.data.reading.read import SeriesFile, read_file
+from tscompress.data.reading.summary import summarize
+from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.errors import DataError, OfflineError
 
 
@@ -31,16 +32,16 @@ def load_dataset(
     config: DatasetConfig, max_series: int | None, root: Path | None
 ) -> EvaluationDataset:
     """One dataset: from its file, from a local copy under ``root``, or from the Hub."""
-    season_length = None
     if isinstance(config, FileConfig):
-        series, starts, season_length = _read_file(config)
-    elif root is not None:
+        return _of_file(config, max_series)
+    season_length = None
+    if root is not None:
         series, starts = _univariate_series(_local_table(config, root), config.name, max_series)
     elif config.hf_repo == COMPETITION_PACKAGE:
         series, starts = _load_competition(config)
     elif config.name in COLLECTIONS and config.hf_repo == COLLECTIONS[config.name].distribution:
         regular = collection_series(config.name)
-        series, starts = [one.values for one in regular], [one.start for one in regular]
+        series, starts = [one.values for one in regular], [_start_of(one) for one in regular]
         season_length = COLLECTIONS[config.name].season_length
     else:
         series, starts = _univariate_series(_hub_table(config), config.name, max_series)
@@ -62,24 +63,69 @@ def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray
         yield values[: max(0, last - behind * config.prediction_length)]
 
 
-def _read_file(config: FileConfig) -> tuple[list[SeriesArray], list[pd.Period], int | None]:
-    path, table = config.path, config.table
-    if not path.is_file():
-        raise DataError(f"there is no file {str(path)!r}.")
-    with naming_file(path):
-        columns = Columns(table.id_column, table.time_column, table.target_column)
-        step, series = regular_series(read_frame(path), columns, table.frequency)
-    needed = -config.offset
-    short = [one.name for one in series if len(one.values) <= needed]
-    if short:
-        which = f"{len(short)} of {len(series)} series, the first {short[0]!r}, have"
+def _of_file(config: FileConfig, max_series: int | None) -> EvaluationDataset:
+    read = read_file(config.path, config.table)
+    kept, short = _long_enough(read, -config.offset)
+    _check_steps(read, kept)
+    rolls = range(config.num_rolls)
+    known = config.table.seasonality or (kept[0].step.seasonality if kept[0].step else None)
+    chosen = kept[:max_series]
+    return EvaluationDataset(
+        name=config.name,
+        horizon=config.prediction_length,
+        series=tuple(cut for one in chosen for cut in _windows(one.values, config)),
+        starts=tuple(_start_of(one) for one in chosen for _ in rolls),
+        season_length=known,
+        windows=config.num_rolls,
+        names=tuple(one.name for one in chosen for _ in rolls),
+        summary=summarize(read, short),
+    )
+
+
+def _long_enough(read: SeriesFile, needed: int) -> tuple[list[RegularSeries], list[str]]:
+    """The series that can be forecast, and the names of those that are left out.
+
+    Raises
+    ------
+    DataError
+        All are too short.
+    """
+    kept = [one for one in read.series if len(one.values) > needed]
+    if not kept:
+        which = "the series has" if len(read.series) == 1 else f"all {len(read.series)} series have"
         raise DataError(
-            f"{path.name!r}: {which if len(series) > 1 else 'the series has'} no more than the "
-            f"{needed} steps to forecast and nothing before them; leave short series out or lower "
-            "--horizon."
+            f"{read.name!r}: {which} no more than the {needed} steps to forecast and nothing "
+            "before them; lower --horizon."
         )
-    season_length = table.seasonality or step.seasonality
-    return [one.values for one in series], [one.start for one in series], season_length
+    return kept, [one.name for one in read.series if len(one.values) <= needed]
+
+
+def _check_steps(read: SeriesFile, kept: list[RegularSeries]) -> None:
+    """Refuse what has no single frequency: a forecast of so many steps would mean several things.
+
+    Raises
+    ------
+    DataError
+    """
+    first = kept[0].step
+    other = next((one for one in kept if one.step != first), None)
+    if other is not None:
+        raise DataError(
+            f"{read.name!r}: series {kept[0].name!r} has steps of one {first}, {other.name!r} of "
+            f"one {other.step}; put series of other frequencies into files of their own, or give "
+            "--frequency."
+        )
+    if first is None:
+        raise DataError(
+            f"{read.name!r} has no times, so that its frequency is unknown; give --time-column, or "
+            "--frequency if its rows follow one another."
+        )
+
+
+def _start_of(one: RegularSeries) -> pd.Period:
+    # Nothing that is measured depends on dates, only on the frequency.
+    assert one.step is not None
+    return pd.Period("1970-01-01", freq=one.step.frequency) if one.start is None else one.start
 
 
 def _load_competition(config: DatasetConfig) -> tuple[list[SeriesArray], list[pd.Period]]:

@@ -12,6 +12,8 @@ import pandas as pd
 from gluonts.time_feature.seasonality import get_seasonality
 from pydantic import BaseModel, ConfigDict, Field
 
+from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.summary import SeriesSummary
 from tscompress.errors import DataError
 
 SeriesArray = npt.NDArray[np.float64]
@@ -20,18 +22,12 @@ SeriesArray = npt.NDArray[np.float64]
 QUANTILE_LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 
 
-class LongFormat(BaseModel):
-    """How a file of series in long format, one row an observation, is evaluated."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class LongFormat(SeriesFormat):
+    """How a file of series is written and evaluated."""
 
     horizon: int = Field(ge=1, description="steps to forecast")
     windows: int = Field(default=1, ge=1, description="consecutive ones, the last ends each series")
     seasonality: int | None = Field(default=None, ge=1, description="null: as the frequency says")
-    frequency: str | None = Field(default=None, description="of pandas; null: from the times")
-    id_column: str | None = Field(default=None, description="null: one of the usual names")
-    time_column: str | None = Field(default=None, description="null: one of the usual names")
-    target_column: str | None = Field(default=None, description="null: one of the usual names")
 
 
 class DatasetConfig(BaseModel):
@@ -57,7 +53,7 @@ class DatasetConfig(BaseModel):
 
 
 class FileConfig(DatasetConfig):
-    """A backtest on a file of series in long format."""
+    """A backtest on a file of series."""
 
     hf_repo: str = ""
     path: Path
@@ -85,6 +81,10 @@ class EvaluationDataset:
         Steps in a season where the frequency does not tell; None: see :attr:`seasonality`.
     windows
         How many of ``series`` are cut from the same measurements.
+    names
+        Of each of ``series`` in its file; empty where they have none.
+    summary
+        What was read from the file; None if it is not from one.
     """
 
     name: str
@@ -93,6 +93,8 @@ class EvaluationDataset:
     starts: tuple[pd.Period, ...]
     season_length: int | None = None
     windows: int = 1
+    names: tuple[str, ...] = ()
+    summary: SeriesSummary | None = None
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -123,6 +125,10 @@ class EvaluationDataset:
     def labels(self) -> SeriesArray:
         """What it has to forecast, ``[N, horizon]``."""
         return np.stack([values[-self.horizon :] for values in self.series])
+
+    def series_name(self, index: int) -> str | None:
+        """The name of a series in its file; None where it has none."""
+        return self.names[index] or None if self.names else None
 
     def entries(self) -> list[dict[str, Any]]:
         """The series as a gluonts dataset."""

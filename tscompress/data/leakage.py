@@ -121,5 +121,5 @@ def check_no_leak(series: Sequence[FloatArray]) -> None:
         raise LeakError(
             f"{found} of {len(series)} series belong to the evaluation suites (M1, M3, Tourism, "
             "those of offline-frequencies, or the recipe's own); scores would mean nothing. Use "
-            "other series."
+            "other series, or hold out the steps that are scored."
         )

@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from tscompress.data.reading.format import GivenSeries
+from tscompress.data.reading.read import read_file
+from tscompress.data.reading.summary import SeriesSummary, summarize
+from tscompress.data.reading.values import floats
 from tscompress.data.synthetic import FloatArray
-from tscompress.data.tables import (
-    ID_COLUMNS,
-    LONG_STEP,
-    TABLE_SUFFIXES,
-    TARGET_COLUMNS,
-    TIME_COLUMNS,
-    first_of,
-    floats,
-    naming_file,
-    read_frame,
-    sort_by_time,
-)
 from tscompress.errors import DataError
-from tscompress.io.files import user_path
 
-#: Class of sampling frequency to the seconds of one step.
-FREQUENCIES: dict[str, float] = {
-    "s": 1,
-    "10s": 10,
-    "min": 60,
-    "5min": 300,
-    "10min": 600,
-    "15min": 900,
-    "30min": 1800,
-    "h": 3600,
-    "6h": 6 * 3600,
-    "D": 86400,
-    "W": 7 * 86400,
-    "M": 365.25 / 12 * 86400,
-    "Q": 365.25 / 4 * 86400,
-    "Y": 365.25 * 86400,
-}
+DEFAULT_FORMAT = GivenSeries()
 
 
 class LabelledSeries(list[FloatArray]):
-    """A list of 1-D series that knows how often each was sampled.
+    """A list of 1-D series that knows how often each was sampled, and where it is from.
 
     A slice or a sum is a plain list: the labels hold for the list as it was made.
 
     Attributes
     ----------
     frequencies
-        For each series a key of :data:`FREQUENCIES`, or another name of the user's; None where
-        unknown.
+        For each series a key of :data:`tscompress.data.reading.time_grid.FREQUENCIES`, or another
+        name of the user's; None where unknown.
+    names
+        Of each series in its file; empty where they have none.
+    summary
+        What was read from the file; None if they are not from one.
 
     Raises
     ------
@@ -63,9 +38,17 @@ class LabelledSeries(list[FloatArray]):
         Not one frequency a series.
     """
 
-    def __init__(self, series: Iterable[FloatArray], frequencies: Iterable[str | None]) -> None:
+    def __init__(
+        self,
+        series: Iterable[FloatArray],
+        frequencies: Iterable[str | None],
+        names: Iterable[str] = (),
+        summary: SeriesSummary | None = None,
+    ) -> None:
         super().__init__(series)
         self.frequencies = tuple(frequencies)
+        self.names = tuple(names)
+        self.summary = summary
         if len(self.frequencies) != len(self):
             raise DataError(
                 f"{len(self.frequencies)} frequencies for {len(self)} series; give one a series, "
@@ -73,36 +56,42 @@ class LabelledSeries(list[FloatArray]):
             )
 
 
-def read_series(path: str | Path) -> LabelledSeries:
+def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> LabelledSeries:
     """Series of a file, float32, each 1-D, in file order; missing values are NaN.
 
-    CSV, Parquet and Arrow (Feather) files are in long format: a target column (``target``, ``y`` or
-    ``value``), and, for more than one series, an id column (``item_id``, ``id``, ``unique_id``,
-    ``series_id`` or ``series``); a time column sorts the rows. A table of numbers alone is read as
-    one series a column. JSON lines hold ``{"target": [...]}``, as in GluonTS.
+    CSV, Parquet, Arrow and JSON lines in the layouts that ``tscompress/data/README.md`` shows:
+    long, wide, a row a series, lists in a row. The list also has each series' name and frequency,
+    and a summary of what was read.
 
-    The list also says each series' frequency: the class nearest to the median step of its dates,
-    or what ``freq`` says in JSON lines.
+    Parameters
+    ----------
+    form
+        Columns and notation where the file does not show them, and how many steps at the end of
+        each series to leave out.
 
     Raises
     ------
     DataError
-        The file is missing, of another kind, or holds no series.
+        The file is missing, of another kind, could be read in several ways, or holds no series.
     """
-    path = user_path(path)
-    if not path.is_file():
-        raise DataError(f"there is no file {str(path)!r}.")
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
+    read = read_file(path, form)
+    series = [floats(one.values[: max(0, len(one.values) - form.hold_out)]) for one in read.series]
+    kept = [
+        (values, one)
+        for values, one in zip(series, read.series, strict=True)
+        if np.isfinite(values).any()
+    ]
+    if not kept:
         raise DataError(
-            f"{path.name!r} has suffix {path.suffix!r}; supported: {', '.join(sorted(SUFFIXES))}."
+            f"{read.name!r} has no series with an observed value"
+            + (f" before the last {form.hold_out} steps." if form.hold_out else ".")
         )
-    with naming_file(path):
-        in_lines = suffix in _JSON_SUFFIXES
-        series = _read_json_lines(path) if in_lines else _from_frame(read_frame(path))
-    if not any(np.isfinite(values).any() for values in series):
-        raise DataError(f"{path.name!r} has no series with an observed value.")
-    return series
+    return LabelledSeries(
+        [values for values, _ in kept],
+        [one.frequency for _, one in kept],
+        [one.name for _, one in kept],
+        summarize(read, hold_out=form.hold_out),
+    )
 
 
 def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
@@ -123,7 +112,7 @@ def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
                 f"{len(series)} series have {len(series.frequencies)} frequencies: the list was "
                 "changed after it was made. Make a new LabelledSeries."
             )
-        return LabelledSeries(found, series.frequencies)
+        return LabelledSeries(found, series.frequencies, series.names, series.summary)
     return list(found)
 
 
@@ -146,114 +135,3 @@ def iterate_given(series: Iterable[FloatArray]) -> Iterator[FloatArray]:
                 "of numbers, as in [[1.0, 2.0, 3.0], ...]."
             )
         yield floats(array)
-
-
-def _from_frame(frame: pd.DataFrame) -> LabelledSeries:
-    by_lower = {str(column).lower(): column for column in frame.columns}
-    target, time, identifier = (
-        first_of(by_lower, names) for names in (TARGET_COLUMNS, TIME_COLUMNS, ID_COLUMNS)
-    )
-    order = np.arange(len(frame))
-    stamps: Any = None
-    if time is not None:
-        order, stamps = sort_by_time(frame[time])
-    if target is None:
-        columns = frame.drop(columns=[] if time is None else [time])
-        numeric = columns.select_dtypes("number")
-        if numeric.shape[1] == 0 or numeric.shape[1] < columns.shape[1] - 1:
-            raise ValueError(f"no target column; expected one of {', '.join(TARGET_COLUMNS)}")
-        found = [floats(numeric[column])[order] for column in numeric.columns]
-        return LabelledSeries(found, [_frequency(stamps)] * len(found))
-    values = floats(frame[target])[order]
-    if identifier is None:
-        if time is not None and frame[time].dropna().duplicated().any():
-            raise ValueError(
-                f"several rows have the same {time}, and no column tells series apart: name it one "
-                f"of {', '.join(ID_COLUMNS)}"
-            )
-        return LabelledSeries([values], [_frequency(stamps)])
-    number, _ = pd.factorize(frame[identifier], use_na_sentinel=False)  # by first appearance
-    number = number[order]
-    rows = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
-    return LabelledSeries(
-        [values[of] for of in rows],
-        [_frequency(None if stamps is None else stamps[of]) for of in rows],
-    )
-
-
-def _frequency(stamps: Any) -> str | None:
-    """Class of the median step, which a few gaps do not move; ``stamps`` are sorted."""
-    if stamps is None:
-        return None
-    steps = np.diff(stamps[~np.isnat(stamps)]).astype(np.float64) / 1000  # seconds
-    steps = steps[steps > 0]
-    return _nearest_frequency(float(np.median(steps))) if steps.size else None
-
-
-def _nearest_frequency(seconds: float) -> str:
-    return min(FREQUENCIES, key=lambda name: abs(np.log(FREQUENCIES[name] / seconds)))
-
-
-_SHORT_STEPS = {
-    **dict.fromkeys(("s", "S", "L", "ms", "U", "us", "N", "ns"), "s"),
-    **dict.fromkeys(("min", "T"), "min"),
-    **dict.fromkeys(("h", "H", "bh", "BH"), "h"),
-    **dict.fromkeys(("D", "B", "C"), "D"),
-    "W": "W",
-}
-
-
-def _named_frequency(name: object) -> str | None:
-    """Class of a pandas frequency such as ``30T``, ``W-SUN`` or ``QE-DEC``.
-
-    Not pandas' own parser: that of each version warns about or refuses the names of another. A name
-    in other words still tells series apart, and stays.
-    """
-    if not isinstance(name, str) or not name.strip():
-        return None
-    match = re.fullmatch(r"(\d{0,9})([A-Za-z]+)(?:-\w+)?", name.strip())
-    if match is None:
-        return name.strip()
-    count, step = match.groups()
-    unit = _SHORT_STEPS.get(step)
-    if unit is None and (long := LONG_STEP.fullmatch(step)):
-        unit = long["unit"].replace("A", "Y")
-    if unit is None:
-        return name.strip()
-    return _nearest_frequency(max(int(count or 1), 1) * FREQUENCIES[unit])
-
-
-def json_lines_targets(lines: Iterable[str]) -> Iterator[tuple[str | None, list[FloatArray]]]:
-    """The frequency and the series of each line, as GluonTS writes them.
-
-    Raises
-    ------
-    ValueError
-        A line is no JSON or has no list of numbers.
-    """
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        record = json.loads(line)
-        if not isinstance(record, dict) or not isinstance(record.get("target"), list):
-            raise ValueError(f"line {number} has no list 'target'")
-        rows = record["target"]
-        lists = sum(isinstance(row, list) for row in rows)
-        if lists not in (0, len(rows)):
-            raise ValueError(f"line {number} mixes numbers and lists")
-        targets = [floats(row) for row in (rows if lists else [rows])]
-        yield _named_frequency(record.get("freq")), targets
-
-
-def _read_json_lines(path: Path) -> LabelledSeries:
-    series: list[FloatArray] = []
-    frequencies: list[str | None] = []
-    with path.open(encoding="utf-8") as lines:
-        for frequency, targets in json_lines_targets(lines):
-            series += targets
-            frequencies += [frequency] * len(targets)
-    return LabelledSeries(series, frequencies)
-
-
-_JSON_SUFFIXES = (".jsonl", ".json")
-SUFFIXES = (*TABLE_SUFFIXES, *_JSON_SUFFIXES)

@@ -1,7 +1,7 @@
 """Series of any number of files, one after another: a corpus larger than memory can be trained on.
 
-Files are read in batches of records and take turns; a bounded buffer shuffles. Every series is held
-against the evaluation suites when it is first read.
+Large files are read in batches of records; files take turns; a bounded buffer shuffles. Every
+series is held against the evaluation suites when it is first read.
 """
 
 from __future__ import annotations
@@ -9,49 +9,40 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
 from tscompress.data.leakage import evaluation_dataset_names, leaks
-from tscompress.data.series import SUFFIXES, iterate_given, json_lines_targets, read_series
+from tscompress.data.reading.format import GivenSeries
+from tscompress.data.reading.read import check_is_file, read_file, read_in_parts, read_table
+from tscompress.data.reading.summary import MIN_OBSERVED, SeriesSummary, summarize
+from tscompress.data.reading.tables import LISTS_AT_ONCE, SUFFIXES, kind_of, naming_file
+from tscompress.data.reading.time_grid import RegularSeries
+from tscompress.data.reading.values import floats
+from tscompress.data.series import DEFAULT_FORMAT, iterate_given
 from tscompress.data.synthetic import FloatArray, cut_window
-from tscompress.data.tables import (
-    ID_COLUMNS,
-    TARGET_COLUMNS,
-    TIME_COLUMNS,
-    check_rows,
-    first_of,
-    floats,
-    naming_file,
-    sort_by_time,
-    whole,
-)
 from tscompress.errors import DataError, LeakError, OfflineError
 from tscompress.io.files import user_path
-from tscompress.io.untrusted import shown, single_line
+from tscompress.io.untrusted import single_line
 
-ROWS_AT_ONCE = 65_536  # of a long table, read at once
-LISTS_AT_ONCE = 256  # series of a table with one series a row, read at once
-#: A series with fewer observed values has no forecast to learn from.
-_MIN_OBSERVED = 3
+#: A larger file is read in parts.
+WHOLE_FILE_BYTES = 2**26
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 
-Frame = Any
 T = TypeVar("T")
 
 
-def iterate_series(source: str | Path) -> Iterator[FloatArray]:
+def iterate_series(source: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> Iterator[FloatArray]:
     """Series of a file, a directory of files or a Hub dataset, float32, each 1-D, in their order.
 
-    CSV, Parquet, Arrow and JSON lines as :func:`tscompress.read_series` takes them, but without
-    holding more than a batch of records: of a long table the rows of one series must follow one
-    another, and no series goes on in another file. Parquet and Arrow may also have a list of values
-    a row. A Hub dataset is ``owner/name`` or ``owner/name:config``; its train split is streamed,
-    with the package ``datasets``, and all its columns of lists but the timestamps are series.
+    Files are read as :func:`tscompress.read_series` does. Of one that is larger than 64 MB no more
+    than a batch of records is held: of a long table the rows of one series must then follow one
+    another. A Hub dataset is ``owner/name`` or ``owner/name:config``; its train split is streamed,
+    with the package ``datasets``, and read as a file with lists in its rows is.
 
     Raises
     ------
@@ -63,175 +54,69 @@ def iterate_series(source: str | Path) -> Iterator[FloatArray]:
     OfflineError
         The Hub could not be reached.
     """
-    return (values for _, values in _named_series(source))
+    return (values for _, values in _named_series(source, form))
 
 
-def _named_series(source: str | Path) -> Iterator[tuple[str, FloatArray]]:
+def _named_series(source: str | Path, form: GivenSeries) -> Iterator[tuple[str, FloatArray]]:
     """The file or dataset of each series, and the series."""
     path = user_path(source)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if _is_of_series(p))
+        found = series_files(path)
         if not found:
             raise DataError(f"{str(path)!r} holds no file of {', '.join(SUFFIXES)}.")
-        return chain.from_iterable(_named(file.name, _file_series(file)) for file in found)
+        return chain.from_iterable(_values(f.name, _file_series(f, form), form) for f in found)
     match = _HUB_ID.fullmatch(str(source))
-    if match and not path.exists() and path.suffix.lower() not in SUFFIXES:
-        return _named(str(source), _hub_series(match["repo"], match["config"]))
-    return _named(path.name, _file_series(path))
+    if match and not path.exists() and not kind_of(path):
+        return _values(str(source), _hub_series(match["repo"], match["config"], form), form)
+    return _values(path.name, _file_series(path, form), form)
 
 
-def _is_of_series(path: Path) -> bool:
-    """Whether a path in a directory of series is a file of them, not what datasets notes beside."""
-    if path.name in ("dataset_info.json", "dataset_dict.json", "state.json"):
-        return False
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-
-
-def _named(name: str, series: Iterable[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
-    return ((name, values) for values in series)
-
-
-def _file_series(path: Path) -> Iterator[FloatArray]:
-    if not path.is_file():
-        raise DataError(f"there is no file {str(path)!r}.")
-    suffix = path.suffix.lower()
-    readers = {
-        ".csv": _csv_frames,
-        ".parquet": _parquet_frames,
-        ".arrow": _arrow_frames,
-        ".feather": _arrow_frames,
-    }
-    with naming_file(path):
-        if suffix in (".jsonl", ".json"):
-            with path.open(encoding="utf-8") as stream:
-                for _, rows in json_lines_targets(stream):
-                    yield from rows
-        elif suffix in readers:
-            yield from _table_series(path, readers[suffix](path))
-        else:
-            read_series(path)  # which says what is supported
-
-
-# --------------------------------------------------------------------------------------------------
-# Tables
-# --------------------------------------------------------------------------------------------------
-
-
-def _csv_frames(path: Path) -> Iterator[Frame]:
-    columns = {str(column).lower(): column for column in pd.read_csv(path, nrows=0).columns}
-    identifier = first_of(columns, ID_COLUMNS)
-    # Types are guessed for each chunk anew: 007 would be a number in one and a name in the next.
-    types = {} if identifier is None else {identifier: str}
-    with pd.read_csv(path, chunksize=ROWS_AT_ONCE, dtype=types) as chunks:
-        yield from chunks
-
-
-def _parquet_frames(path: Path) -> Iterator[Frame]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        rows = _batch_rows(file.schema_arrow)
-        for batch in file.iter_batches(batch_size=rows):
-            yield whole(batch).to_pandas()
-
-
-def _arrow_frames(path: Path) -> Iterator[Frame]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_file(source)
-            batches: Iterable[Any] = (
-                reader.get_batch(index) for index in range(reader.num_record_batches)
-            )
-        except pa.ArrowInvalid:  # the stream format, in which datasets keeps its files
-            source.seek(0)
-            batches = reader = pa.ipc.open_stream(source)
-        rows = _batch_rows(reader.schema)
-        for batch in batches:
-            check_rows(batch.num_rows, batch.num_columns)
-            whole(batch)
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows).to_pandas()
-
-
-def _batch_rows(schema: Any) -> int:
-    import pyarrow as pa
-
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    many = any(is_a(field.type) for field in schema for is_a in lists)
-    return LISTS_AT_ONCE if many else ROWS_AT_ONCE
-
-
-def _table_series(path: Path, frames: Iterator[Frame]) -> Iterator[FloatArray]:
-    first = next(frames, None)
-    if first is None:
-        raise ValueError("there are no rows")
-    frames = chain([first], frames)
-    by_lower = {str(column).lower(): column for column in first.columns}
-    lists = [column for column in first.columns if _holds_lists(first[column])]
-    time, target, identifier = (
-        first_of(by_lower, names) for names in (TIME_COLUMNS, TARGET_COLUMNS, ID_COLUMNS)
+def series_files(directory: Path) -> list[Path]:
+    """The files of series in a directory, at any depth, not what datasets notes beside them."""
+    notes = ("dataset_info.json", "dataset_dict.json", "state.json")
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.name not in notes
+        and not path.name.startswith(".")
+        and path.is_file()
+        and kind_of(path)
     )
-    if lists:
-        wanted = [target] if target in lists else [name for name in lists if name != time]
-        for frame in frames:
-            for row in frame[wanted].itertuples(index=False):
-                yield from chain.from_iterable(_rows_of(cell) for cell in row)
-    elif target is None or identifier is None:
-        yield from read_series(path)  # one series, or one a column
-    else:
-        yield from _runs(frames, identifier, target, time)
 
 
-def _runs(frames: Iterator[Frame], identifier: Any, target: Any, time: Any) -> Iterator[FloatArray]:
-    """Series of a long table: consecutive rows with the same id, over the ends of frames too.
+def summaries(sources: Iterable[str | Path], form: GivenSeries) -> Iterator[SeriesSummary]:
+    """What the sources hold, file by file, but for those that are read in parts and the Hub's.
 
     Raises
     ------
-    ValueError
-        The rows of a series do not follow one another.
+    DataError
+        A file cannot be read.
     """
-    held: Frame = None
-    ended: set[int] = set()  # hashes of the ids before
-    for frame in frames:
-        if held is not None:
-            frame = pd.concat([held, frame], ignore_index=True)
-        numbers, names = pd.factorize(frame[identifier], use_na_sentinel=False)
-        ends = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        for start, stop in pairwise([0, *ends, len(frame)]):
-            if (name := hash(str(names[numbers[start]]))) in ended:
-                raise ValueError(
-                    f"rows of series {shown(names[numbers[start]])} do not follow one another; "
-                    f"sort the file by {identifier}"
-                )
-            if stop < len(frame):
-                ended.add(name)
-                yield _run(frame.iloc[start:stop], target, time)
-        held = frame.iloc[ends[-1] if len(ends) else 0 :]
-    if held is not None and len(held):
-        yield _run(held, target, time)
+    for source in sources:
+        path = user_path(source)
+        for file in series_files(path) if path.is_dir() else [path]:
+            if file.is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
+                yield summarize(read_file(file, form), hold_out=form.hold_out)
 
 
-def _run(frame: Frame, target: Any, time: Any) -> FloatArray:
-    values = floats(frame[target])
-    return values if time is None else values[sort_by_time(frame[time])[0]]
+def _values(
+    name: str, series: Iterable[RegularSeries], form: GivenSeries
+) -> Iterator[tuple[str, FloatArray]]:
+    for one in series:
+        yield name, floats(one.values[: max(0, len(one.values) - form.hold_out)])
 
 
-def _holds_lists(column: Any) -> bool:
-    known = column.dropna()
-    return bool(len(known)) and isinstance(known.iloc[0], list | np.ndarray)
-
-
-def _rows_of(cell: Any) -> Iterator[FloatArray]:
-    """The series of one cell: a list of numbers, or of such lists."""
-    if not isinstance(cell, list | np.ndarray) or not len(cell):
+def _file_series(path: Path, form: GivenSeries) -> Iterator[RegularSeries]:
+    check_is_file(path)
+    if path.stat().st_size <= WHOLE_FILE_BYTES:
+        yield from read_file(path, form).series
         return
-    nested = isinstance(cell[0], list | np.ndarray)
-    yield from (floats(row) for row in (cell if nested else [cell]))
+    with naming_file(path):
+        for part in read_in_parts(path, form):
+            yield from part
 
 
-def _hub_series(repo: str, config: str | None) -> Iterator[FloatArray]:
+def _hub_series(repo: str, config: str | None, form: GivenSeries) -> Iterator[RegularSeries]:
     known = evaluation_dataset_names()
     for name in (config, repo, repo.rsplit("/", 1)[-1]):
         if name is not None and name.lower() in known and not (name == repo and config):
@@ -247,15 +132,9 @@ def _hub_series(repo: str, config: str | None) -> Iterator[FloatArray]:
             "pip install 'tscompress[eval]'."
         ) from None
     try:
-        for row in datasets.load_dataset(repo, config, split="train", streaming=True):
-            names = {str(name).lower(): name for name in row}
-            time = first_of(names, TIME_COLUMNS)
-            target = first_of(names, TARGET_COLUMNS)
-            wanted = [name for name in row if name != time] if target is None else [target]
-            for name in wanted:
-                cell = row[name]
-                if isinstance(cell, list | np.ndarray) and not _is_text(cell):
-                    yield from _rows_of(cell)
+        rows = iter(datasets.load_dataset(repo, config, split="train", streaming=True))
+        while part := list(islice(rows, LISTS_AT_ONCE)):
+            yield from read_table(pd.DataFrame(part), form, repo).series
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
         raise DataError(f"{repo!r} cannot be read from the Hub: {single_line(error)}.") from None
     except OSError as error:
@@ -263,10 +142,6 @@ def _hub_series(repo: str, config: str | None) -> Iterator[FloatArray]:
             f"{repo!r} is no file here, and the Hub could not be reached "
             f"({type(error).__name__}); check the name and the network."
         ) from None
-
-
-def _is_text(cell: Any) -> bool:
-    return len(cell) > 0 and isinstance(cell[0], str)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,6 +163,8 @@ class SeriesStream:
         What :func:`iterate_series` reads, or sequences of 1-D arrays.
     longest
         Longest window that will be asked for, in steps.
+    form
+        How files are written.
     held_out_every
         Every so many series one is kept apart, in ``held_out``, and of fewer the last, unless it is
         the only one; 0: none.
@@ -306,11 +183,13 @@ class SeriesStream:
         *,
         longest: int,
         seed: int = 0,
+        form: GivenSeries = DEFAULT_FORMAT,
         buffer_size: int = 1024,
         held_out_every: int = 10,
         held_out_limit: int = 256,
     ) -> None:
         self._sources = sources
+        self._form = form
         self._longest = 4 * longest
         self._rng = np.random.default_rng([seed, 1])
         self._held_out_every = held_out_every
@@ -326,7 +205,7 @@ class SeriesStream:
         if not self._buffer:
             raise DataError(
                 f"no series of {len(sources)} source(s) is left to train on; each needs "
-                f"{_MIN_OBSERVED} observed values."
+                f"{MIN_OBSERVED} observed values."
             )
 
     def sample(self, rng: np.random.Generator, count: int, length: int) -> FloatArray:
@@ -348,7 +227,9 @@ class SeriesStream:
     def _endless(self) -> Iterator[FloatArray]:
         seen = 0
         while True:
-            for where, values in _in_turns([_usable(source) for source in self._sources]):
+            for where, values in _in_turns(
+                [_usable(source, self._form) for source in self._sources]
+            ):
                 if not self._checked and leaks(values):
                     raise LeakError(
                         f"{where} belongs to the evaluation suites; scores would mean nothing. Use "
@@ -374,7 +255,9 @@ class SeriesStream:
         return values[start : start + self._longest].copy()
 
 
-def _usable(source: str | Path | Sequence[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
+def _usable(
+    source: str | Path | Sequence[FloatArray], form: GivenSeries
+) -> Iterator[tuple[str, FloatArray]]:
     """Series with enough observed values, from the first to the last of these, and their names.
 
     Raises
@@ -383,21 +266,22 @@ def _usable(source: str | Path | Sequence[FloatArray]) -> Iterator[tuple[str, Fl
         At the end, if there was none.
     """
     if isinstance(source, str | Path):
-        name, series = repr(str(source)), _named_series(source)
+        name, series = repr(str(source)), _named_series(source, form)
     else:
-        name, series = "what was given", _named("", iterate_given(source))
+        name = "what was given"
+        series = (("", values) for values in iterate_given(source))
     numbers: Counter[str] = Counter()
     found = False
     for file, values in series:
         number = numbers[file]
         numbers[file] += 1
         observed = np.flatnonzero(np.isfinite(values))
-        if len(observed) >= _MIN_OBSERVED:
+        if len(observed) >= MIN_OBSERVED:
             found = True
             where = f"series {number}" + (f" of {file!r}" if file else "")
             yield where, values[observed[0] : observed[-1] + 1]
     if not found:
-        raise DataError(f"{name} holds no series with {_MIN_OBSERVED} observed values.")
+        raise DataError(f"{name} holds no series with {MIN_OBSERVED} observed values.")
 
 
 def _in_turns(streams: Sequence[Iterator[T]]) -> Iterator[T]:

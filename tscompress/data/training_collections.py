@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tscompress.data.leakage import is_guarded
+from tscompress.data.reading.values import floats
 from tscompress.data.synthetic import FloatArray
-from tscompress.data.tables import floats
 from tscompress.errors import RecipeError
 
 

@@ -340,11 +340,14 @@ def series_frame(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     columns = list(SeriesContributions.model_fields)
     parts = [
         pd.DataFrame(row.series.model_dump()).assign(
-            model=name, dataset=row.dataset, series=range(row.series_count)
+            model=name,
+            dataset=row.dataset,
+            series=range(row.series_count),
+            name=row.series_names or [""] * row.series_count,
         )
         for name, result in zip(distinct_names(results), results, strict=True)
         for row in result.rows
         if row.series is not None
     ]
-    order = ["model", "dataset", "series", *columns]
+    order = ["model", "dataset", "series", "name", *columns]
     return pd.concat(parts)[order] if parts else pd.DataFrame(columns=order)

@@ -107,6 +107,8 @@ def evaluate(
         row, sampling = reused or protocol.score(dataset, on_forecasts)
         if cache is not None and reused is None and Processes().is_main:
             cache.write(key, _Scored(row, sampling).to_dict())
+        if dataset.names:
+            row = row.model_copy(update={"series_names": dataset.names})
         rows.append(row)
         if on_dataset is not None:
             on_dataset(row)

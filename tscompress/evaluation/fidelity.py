@@ -75,6 +75,8 @@ class WorstSeries(BaseModel):
     dataset: str
     series: int
     """Index in the dataset."""
+    name: str | None = None
+    """Its id in the user's file; None where it has none."""
     severity: float
     """Sort key: ratio of the losses per step in units of the series' seasonal error, after adding
     the dataset's median loss to both. So a series that the original forecasts almost exactly is not
@@ -94,7 +96,10 @@ class WorstSeries(BaseModel):
     def panel(self) -> ForecastPanel:
         """For :func:`tscompress.plotting.forecast_figure`."""
         times = "" if self.ratio is None else f", loss × {self.ratio:.2f}"
-        title = f"{self.dataset}, series {self.series}{times}"
+        name = (
+            str(self.series) if self.name is None else self.name.replace("$", r"\$")
+        )  # no formula
+        title = f"{self.dataset}, series {name}{times}"
         return ForecastPanel(title, self.context, self.label, self.original, self.compressed)
 
 
@@ -274,6 +279,7 @@ def _worst_series(
         yield WorstSeries(
             dataset=dataset.name,
             series=index,
+            name=dataset.series_name(index),
             severity=float(severity[index]),
             ratio=_ratio(after[index], before[index]),
             original_loss=float(before[index]),

@@ -97,6 +97,8 @@ class DatasetScore(BaseModel):
     """Wall time of forecasting, without reading data and computing metrics."""
     series: SeriesContributions | None = None
     """None in results of earlier versions."""
+    series_names: tuple[str, ...] | None = None
+    """Ids of the series in the user's file, one per window; None where they have none."""
     windows: int | None = None
     """Windows of each series; ``series_count`` counts windows. None: one."""
     cached: Literal[True] | None = None

@@ -15,6 +15,7 @@ from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
 from tscompress.evaluation.fidelity import Calibration, Fidelity
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
 from tscompress.io.text import ratio_text
+from tscompress.io.untrusted import single_line
 
 
 def evaluation_table(
@@ -159,5 +160,6 @@ def _worst_table(fidelity: Fidelity) -> Table:
     for one in fidelity.worst:
         ratio = "–" if one.ratio is None else f"{one.ratio:.2f}"
         loss = f"{one.original_loss:.4g} → {one.compressed_loss:.4g}"
-        table.add_row(one.dataset, str(one.series), loss, ratio)
+        series = escape(single_line(one.name, 40)) if one.name else str(one.series)
+        table.add_row(one.dataset, series, loss, ratio)
     return table

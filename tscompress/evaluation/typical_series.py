@@ -30,6 +30,8 @@ class ForecastExample(BaseModel):
     dataset: str
     series: int
     """Index in the dataset."""
+    name: str | None = None
+    """Its id in the user's file; None where it has none."""
     context: Known
     """The last steps before the forecast."""
     label: Known
@@ -68,6 +70,7 @@ def typical_example(
     return ForecastExample(
         dataset=dataset.name,
         series=index,
+        name=dataset.series_name(index),
         context=_known(dataset.contexts[index][-tail:]),
         label=_known(dataset.labels[index]),
         original=_band(original[index]),

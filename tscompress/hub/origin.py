@@ -19,7 +19,7 @@ from safetensors import safe_open
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
 from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
-from tscompress.data.series import SUFFIXES
+from tscompress.data.reading.tables import kind_of
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path
 from tscompress.io.network import is_repo_id
@@ -233,7 +233,8 @@ def is_local_path(text: str) -> bool:
         text.startswith((".", "~"))
         or path.is_absolute()
         or len(path.parts) > 2
-        or path.suffix.lower() in (*SUFFIXES, ".yaml", ".yml")
+        or bool(kind_of(path))
+        or path.suffix.lower() in (".yaml", ".yml")
         or os.path.exists(text)  # noqa: PTH110  (Path raises for names that are too long)
     )
 

@@ -49,6 +49,8 @@ class Plan(BaseModel):
         Of ``fold`` with fewer layers: stack to the original's indices of the kept layers.
     width
         Of ``fold`` with a smaller ``d_model``; ``heads`` and ``hidden`` have the original's.
+    calibrated_on
+        The user's series that were read, in one line, for the record.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +64,7 @@ class Plan(BaseModel):
     hidden: tuple[HiddenPlan, ...] = ()
     kept_layers: dict[str, tuple[int, ...]] | None = None
     width: WidthPlan | None = None
+    calibrated_on: str | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Plan:
@@ -174,12 +177,16 @@ class Plan(BaseModel):
 
     def summary(self) -> str:
         """Sizes, and reasons for layers that stay dense, in a few lines."""
+        read = [f"calibrated on {self.calibrated_on}"] if self.calibrated_on else []
+        return "\n".join([*self._sizes_summary(), *read])
+
+    def _sizes_summary(self) -> list[str]:
         before, after = self.parameters("attention")
         attention = (
             f"attention {before:,} -> {after:,} parameters ({self.attention_parameter_ratio:.1%})"
         )
         if self.method == "fold":
-            return "\n".join(self._fold_summary(attention))
+            return self._fold_summary(attention)
         lines = [
             f"{self.method}: {len(self.ranks)} of {len(self.projections)} projections become two "
             f"factors; {attention}"
@@ -189,8 +196,7 @@ class Plan(BaseModel):
             if projection.rank is None:
                 reason = projection.reason or "set to dense by hand"
                 reasons[reason] = reasons.get(reason, 0) + 1
-        lines += [f"dense: {count} projections, {reason}" for reason, count in reasons.items()]
-        return "\n".join(lines)
+        return lines + [f"dense: {count} projections, {why}" for why, count in reasons.items()]
 
     def _fold_summary(self, attention: str) -> list[str]:
         lines = []

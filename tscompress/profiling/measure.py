@@ -26,7 +26,7 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
 )
-from tscompress.data.series import read_series
+from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.families.base import EmbeddingTable
@@ -153,6 +153,8 @@ def _why_no_inputs(loaded: LoadedModel, calibration: CalibrationConfig | None) -
 
 
 def _corpus_name(calibration: CalibrationConfig, series: Sequence[FloatArray] | None) -> str:
+    if isinstance(series, LabelledSeries) and series.summary is not None:
+        return series.summary.file
     if series is not None:
         return f"{len(series)} given series"
     own = {SYNTHETIC: "synthetic series", MIXED: "synthetic and real series"}

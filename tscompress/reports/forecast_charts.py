@@ -27,8 +27,8 @@ def forecast_chart(
         *(v for m in models.values() for row in m for v in row),
     ]
     chart = Chart(
-        label=f"{series.dataset}, series {series.series}: the end of the series, what happened, "
-        f"and the forecasts of both models over {horizon} steps",
+        label=f"{series.dataset}, series {series.name or series.series}: the end of the series, "
+        f"what happened, and the forecasts of both models over {horizon} steps",
         x_range=(before[0] if before else 0.5, steps[-1] + 0.5),
         y_range=limits_of(values),
         x_label="steps from the forecast",

@@ -129,7 +129,7 @@ def _forecasts(report: Report) -> dict[str, Any]:
 
 def _title(series: ForecastExample | WorstSeries) -> str:
     """As :meth:`WorstSeries.panel` has it."""
-    title = f"{series.dataset} {series.series}"
+    title = f"{series.dataset} {series.name or series.series}"
     if isinstance(series, WorstSeries) and series.ratio is not None:
         title += f", loss × {series.ratio:.2f}"
     return title

@@ -12,6 +12,7 @@ import torch
 
 from tscompress.compression.calibration import in_groups
 from tscompress.data.batch import ForecastBatch
+from tscompress.data.series import DEFAULT_FORMAT
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import training_series
@@ -53,7 +54,11 @@ class Batches:
         if sources:
             longest = max(bucket.context_length + bucket.horizon for bucket in self.buckets)
             self.stream = SeriesStream(
-                sources, longest=longest, seed=config.seed, buffer_size=config.shuffle_series
+                sources,
+                longest=longest,
+                seed=config.seed,
+                form=config.series_format or DEFAULT_FORMAT,
+                buffer_size=config.shuffle_series,
             )
 
     def at(self, step: int) -> ForecastBatch:

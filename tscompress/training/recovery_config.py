@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.reading.format import GivenSeries
 from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS
 from tscompress.families.registry import adapter_of
@@ -63,6 +64,9 @@ class RecoveryConfig(BaseModel):
     )
     series: tuple[str, ...] = Field(
         default=(), description="files, directories or Hub datasets of series"
+    )
+    series_format: GivenSeries | None = Field(
+        default=None, description="how their files are written; null: as the recipe's series are"
     )
     synthetic_share: float = Field(
         default=0.5,

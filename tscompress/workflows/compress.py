@@ -23,7 +23,8 @@ from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.compression.fold_plans import fold_plan_of
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
-from tscompress.data.series import read_series
+from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.series import DEFAULT_FORMAT, read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
 from tscompress.families.registry import wrap_pipeline
@@ -37,7 +38,13 @@ from tscompress.training.recovery import recover_
 from tscompress.training.recovery_files import RECOVERY_FILES
 from tscompress.training.recovery_state import CHECKPOINT, can_resume, differences_from
 from tscompress.workflows.memory import compression_memory_bytes
-from tscompress.workflows.recipe import Recipe, inputs_of, labels_of
+from tscompress.workflows.recipe import (
+    Recipe,
+    calibration_series,
+    inputs_of,
+    labels_of,
+    summary_of,
+)
 from tscompress.workflows.save import CompressedModel, save
 
 
@@ -68,6 +75,7 @@ def compress_checkpoint(
     dry_run: bool = False,
     force: bool = False,
     inputs: Sequence[str | Path | None] = (),
+    on_series: Callable[[SeriesSummary | None], None] = lambda summary: None,
     on_memory: Callable[[Mapping[str, int]], None] = lambda needed: None,
     on_progress: OnProgress = silent,
 ) -> Compression:
@@ -87,6 +95,8 @@ def compress_checkpoint(
         Only plan; a ``plan`` is applied in memory, to check that it fits.
     inputs
         Besides those of the recipe: what the output must not replace.
+    on_series
+        Called with what was read of a file of series, before a model is.
     on_memory
         Called before weights are read with an estimate of memory in bytes, by part.
 
@@ -103,7 +113,9 @@ def compress_checkpoint(
         check_output(output, force=force, inputs=inputs)
         if recipe.recover is not None:
             check_recovery_directory(work, inputs)
-    given = None if series is None else read_series(series)
+    given = None if series is None else read_series(series, recipe.series)
+    if (method_of(recipe, plan)) != "svd":
+        on_series(summary_of(calibration_series(recipe, given)))
     found = loading.find(recipe.model, revision=recipe.revision)
     on_memory(compression_memory_bytes(found, recipe))
     loaded = loading.load(found, device=device, dtype=torch.float32)
@@ -156,16 +168,21 @@ def _compress_loaded_(
     on_progress: OnProgress,
 ) -> CompressedModel:
     _check_original(loaded)
+    recipe = _with_format(recipe)
     if recipe.recover is not None and directory is not None and not force:
         _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were converted to float32
-    method = plan.method if plan is not None else recipe.method
-    batches = _batches(loaded, recipe, method, series)
+    method = method_of(recipe, plan)
+    calibrated = None if method == "svd" else calibration_series(recipe, series)
+    batches = _batches(loaded, recipe, method, series if method == "svd" else calibrated)
+    summary = summary_of(calibrated)
     record: dict[str, Any] = {}
     if batches:
         record = recipe.calibration.model_dump()
         if series is not None and recipe.calibration.source in OWN_SOURCES:
             record["source"] = "given series"
+        if summary is not None:
+            record["read"] = summary.model_dump(mode="json", exclude_none=True)
         record["series"] = sum(len(batch.context) for batch in batches)
         record["seasonal_share"] = seasonal_share(batches)
     original = _copy(loaded) if recipe.recover is not None else loaded
@@ -175,6 +192,8 @@ def _compress_loaded_(
         _fold_(loaded, recipe, plan, batches, on_progress)
     else:
         _factor_(loaded, recipe, plan, batches, on_progress)
+    assert loaded.plan is not None
+    loaded.plan = _calibrated_on(loaded.plan, summary)
     recovery = None
     if recipe.recover is not None:
         stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
@@ -226,13 +245,35 @@ def plan_loaded(
     Free rotary frequencies are chosen only in folding.
     """
     _check_original(loaded)
+    given = None if recipe.method == "svd" else calibration_series(recipe, series)
+    summary = summary_of(given)
     if recipe.method != "fold":
-        batches = _batches(loaded, recipe, recipe.method, series)
-        return _factor_plan(loaded, recipe, batches, on_progress)[0]
+        batches = _batches(loaded, recipe, recipe.method, series if given is None else given)
+        return _calibrated_on(_factor_plan(loaded, recipe, batches, on_progress)[0], summary)
     measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
     recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-    batches = _batches(loaded, recipe, "fold", series) if measures else []
-    return _fold_plan(loaded, recipe, batches, on_progress)
+    batches = _batches(loaded, recipe, "fold", given) if measures else []
+    return _calibrated_on(_fold_plan(loaded, recipe, batches, on_progress), summary)
+
+
+def method_of(recipe: Recipe, plan: Plan | None) -> Method:
+    """Of a plan made by hand, or of the recipe."""
+    return recipe.method if plan is None else plan.method
+
+
+def _with_format(recipe: Recipe) -> Recipe:
+    """The recovery reads files of series as the recipe says, unless it says so itself."""
+    config = recipe.recover
+    if config is None or config.series_format is not None or recipe.series == DEFAULT_FORMAT:
+        return recipe
+    recover = config.model_copy(update={"series_format": recipe.series})
+    return recipe.model_copy(update={"recover": recover})
+
+
+def _calibrated_on(plan: Plan, summary: SeriesSummary | None) -> Plan:
+    if summary is None:
+        return plan
+    return plan.model_copy(update={"calibrated_on": summary.line()})
 
 
 def _check_original(loaded: LoadedModel) -> None:

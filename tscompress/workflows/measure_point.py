@@ -91,7 +91,7 @@ def _measured(
     loaded: LoadedModel, point: Point, identity: str, checkpoint: str | None, seconds: float
 ) -> Measured:
     recipe = point.recipe
-    assert recipe.evaluation is not None
+    assert recipe.scored_on is not None
     memory = None
     if recipe.bench is not None and next(loaded.model.parameters()).device.type == "cpu":
         use = process_memory(loaded.directory, torch.float32, recipe.bench)
@@ -106,7 +106,7 @@ def _measured(
         bytes_on_disk=bytes_on_disk(loaded.directory),
         peak_memory_bytes=memory,
         fit_seconds=seconds,
-        scores=score(loaded.forecaster, point.label, recipe.evaluation, cache=ScoreCache()),
+        scores=score(loaded.forecaster, point.label, recipe.scored_on, cache=ScoreCache()),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +16,11 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.evaluation_sets import LongFormat
 from tscompress.data.fingerprints import Fingerprints, label_fingerprints
+from tscompress.data.reading.format import GivenSeries, SeriesFormat
+from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.series import LabelledSeries, given_series, read_series
 from tscompress.data.suites import FREQUENCIES_SUITE, Suite, find_suite, load_suite
+from tscompress.data.synthetic import FloatArray
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
@@ -68,6 +72,19 @@ class ProfileConfig(BaseModel):
     )
 
 
+def with_columns(config: EvaluationConfig, form: GivenSeries) -> EvaluationConfig:
+    """``config`` with the columns of ``form``, where it has none of its own."""
+    if config.long_format is None:
+        return config
+    fields = SeriesFormat.model_fields.items()
+    known = {
+        name: getattr(form, name)
+        for name, field in fields
+        if getattr(config.long_format, name) == field.default
+    }
+    return config.model_copy(update={"long_format": config.long_format.model_copy(update=known)})
+
+
 #: Fields of fold that need no schedule of head sizes.
 SIZES_BESIDE_HEADS = ("ff_ratio", "latent", "width", "layers")
 
@@ -107,6 +124,9 @@ class Recipe(BaseModel):
         default=(), description="shell patterns on layer names; a width narrows these as well"
     )
     feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
+    series: GivenSeries = Field(
+        default=GivenSeries(), description="how files of series are written: columns, dates, ..."
+    )
     calibration: CalibrationConfig = CalibrationConfig()
     recover: RecoveryConfig | None = Field(
         default=None, description="distil from the original afterwards; null: no training"
@@ -126,6 +146,11 @@ class Recipe(BaseModel):
         for reason in refusals:
             raise ValueError(reason)
         return self
+
+    @property
+    def scored_on(self) -> EvaluationConfig | None:
+        """What it is evaluated on; a file of series has the columns of ``series``."""
+        return None if self.evaluation is None else with_columns(self.evaluation, self.series)
 
     def to_yaml(self) -> str:
         """The recipe as YAML, which :func:`load_recipe` reads."""
@@ -314,6 +339,29 @@ def inputs_of(recipe: Recipe) -> list[str | Path | None]:
     return found
 
 
+def calibration_series(
+    recipe: Recipe, series: Sequence[FloatArray] | str | Path | None = None
+) -> Sequence[FloatArray] | None:
+    """What a recipe is calibrated on, where that is not its own: ``series``, or those of a file.
+
+    Raises
+    ------
+    DataError
+        They cannot be read.
+    """
+    source = recipe.calibration.source
+    if series is None and source not in OWN_SOURCES:
+        series = source
+    if isinstance(series, str | Path):
+        return read_series(series, recipe.series)
+    return None if series is None else given_series(series)
+
+
+def summary_of(series: Sequence[FloatArray] | None) -> SeriesSummary | None:
+    """What was read, of series of a file."""
+    return series.summary if isinstance(series, LabelledSeries) else None
+
+
 def series_files(config: RecoveryConfig | None) -> list[str | Path | None]:
     """The sources of series of a recovery, including all files in directories."""
     found: list[str | Path | None] = []
@@ -329,7 +377,7 @@ def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:
     Of the suites that have names, what wheels have in common with them is not offered anyway.
     ``given``: it learns from series besides its own.
     """
-    config, trained = recipe.evaluation, recipe.recover.series if recipe.recover else ()
+    config, trained = recipe.scored_on, recipe.recover.series if recipe.recover else ()
     if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
         return []
     from_files = given or trained or recipe.calibration.source not in OWN_SOURCES

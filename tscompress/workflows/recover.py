@@ -10,6 +10,9 @@ import torch
 from accelerate import PartialState
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
+from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.series import DEFAULT_FORMAT
+from tscompress.data.streaming import summaries
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError
 from tscompress.evaluation.batching import Processes
@@ -66,6 +69,7 @@ def recover_checkpoint(
     threads: int | None = None,
     device: str = "cpu",
     inputs: Sequence[str | Path | None] = (),
+    on_series: Callable[[SeriesSummary], None] = lambda summary: None,
     on_memory: Callable[[Mapping[str, int], int], None] = lambda needed, processes: None,
     report: OnRecovery = lambda line: None,
 ) -> RecoveryResult:
@@ -80,6 +84,8 @@ def recover_checkpoint(
         CPU threads of torch; None: as they are.
     inputs
         Besides the models and the series: what the output must not replace.
+    on_series
+        Called by the first process with what each file of series holds, before a model is loaded.
     on_memory
         Called by the first process before training: bytes by part, and how many processes.
 
@@ -103,6 +109,9 @@ def recover_checkpoint(
     if threads is not None:
         torch.set_num_threads(threads)
     processes = Processes()
+    if processes.is_main:
+        for summary in summaries(config.series, config.series_format or DEFAULT_FORMAT):
+            on_series(summary)
     here = processes.device(device)
     ours, theirs = (load(name, device=here) for name in (student, teacher))
     needed = memory_bytes(ours, theirs, config, processes.count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
+from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.suites import find_suite, load_suite
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
@@ -35,7 +37,14 @@ from tscompress.workflows.compress import (
     finish_recovery,
 )
 from tscompress.workflows.evaluate_models import evaluate_models
-from tscompress.workflows.recipe import EvaluationConfig, Recipe, inputs_of, labels_of
+from tscompress.workflows.recipe import (
+    EvaluationConfig,
+    Recipe,
+    calibration_series,
+    inputs_of,
+    labels_of,
+    summary_of,
+)
 from tscompress.workflows.save import save
 
 #: Directory of the state of an unfinished recovery.
@@ -77,6 +86,7 @@ def run(
     *,
     force: bool = False,
     device: str = "cpu",
+    on_series: Callable[[SeriesSummary | None], None] = lambda summary: None,
     on_progress: OnProgress = silent,
 ) -> RunResult:
     """Run a recipe: write the compressed checkpoint below ``recipe.output`` and measure it.
@@ -86,12 +96,16 @@ def run(
     ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
     recipe is run again; with another, only ``force`` replaces it.
 
+    ``on_series`` is called with what was read of each file of series, before a model is loaded.
+
     Raises
     ------
     TscompressError
         One of its subclasses; the output is as before, except for a recovery to resume.
     """
-    with finishing_run(recipe, force=force, device=device, on_progress=on_progress) as result:
+    with finishing_run(
+        recipe, force=force, device=device, on_series=on_series, on_progress=on_progress
+    ) as result:
         return result
 
 
@@ -101,6 +115,7 @@ def finishing_run(
     *,
     force: bool = False,
     device: str = "cpu",
+    on_series: Callable[[SeriesSummary | None], None] = lambda summary: None,
     on_progress: OnProgress = silent,
 ) -> Iterator[RunResult]:
     """The same; the checkpoint stays, and one of before goes, only if the block ends as well."""
@@ -111,6 +126,12 @@ def finishing_run(
         check_recovery_directory(work, inputs_of(recipe))
     if recipe.probe is not None:
         recipe.probe.chosen()  # check it before the work
+    given = None if recipe.method == "svd" else calibration_series(recipe)
+    on_series(summary_of(given))
+    scored_on = recipe.scored_on
+    if scored_on is not None and scored_on.long_format is not None:
+        (dataset,) = load_suite(find_suite(scored_on.suite, scored_on.long_format))
+        on_series(dataset.summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     _check_stages(recipe, loaded, device)
     measured: RankProfile | None = None
@@ -119,6 +140,7 @@ def finishing_run(
             measured = profile(
                 loaded,
                 epsilons=recipe.profile.epsilons,
+                series=given,
                 calibration=recipe.calibration,
                 on_progress=lambda *step: on_progress("profile", *_last_two(step)),
             )
@@ -146,8 +168,8 @@ def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
         There is no such suite or dataset, or the model does not read as much as bench asks for.
     """
     check_sizes(loaded, recipe)
-    if recipe.evaluation is not None:
-        recipe.evaluation.selected()
+    if recipe.scored_on is not None:
+        recipe.scored_on.selected()
     if recipe.bench is not None:
         check_fits(loaded.forecaster, repr(loaded.name), _on_device(recipe.bench, device))
 
@@ -166,8 +188,8 @@ def _measure_(
     """Put what the recipe asks for of the original and of the saved checkpoint into ``result``."""
     original = load(recipe.model, revision=revision, device=device, dtype=torch.float32)
     again = load(result.checkpoint, device=device, dtype=torch.float32)
-    if recipe.evaluation is not None:
-        _evaluate_(result, original, again, recipe.evaluation, on_progress)
+    if recipe.scored_on is not None:
+        _evaluate_(result, original, again, recipe.scored_on, on_progress)
     if recipe.probe is not None:
         result.probes = (
             _probe(original, recipe.probe, on_progress),

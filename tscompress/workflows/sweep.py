@@ -47,6 +47,7 @@ from tscompress.workflows.measure_point import (
     measure_point,
     shape_name,
 )
+from tscompress.workflows.recipe import with_columns
 from tscompress.workflows.sweep_points import (
     Point,
     SweepRecipe,
@@ -112,7 +113,8 @@ def sweep(
     if recipe.bench is not None:
         check_fits(original.forecaster, repr(original.name), _on_device(recipe.bench, original))
     model_hash = model_digest(original.forecaster)
-    scored_on = suite_content(recipe.evaluation)
+    evaluation = with_columns(recipe.evaluation, recipe.series)
+    scored_on = suite_content(evaluation)
     named = {point.identity(model_hash, scored_on): point for point in points}
     complete = all(finished(output, identity) is not None for identity in named)
     write_text_atomically(output / RECIPE_FILE, _recipe_text(recipe))
@@ -122,7 +124,7 @@ def sweep(
         label, reason = next(iter(failures.items()))
         raise TscompressError(f"none of {len(points)} points could be measured; {label}: {reason}")
     dense = measure_original(original, points[0], model_hash, scored_on, output)
-    if not complete and suite_content(recipe.evaluation) != scored_on:
+    if not complete and suite_content(evaluation) != scored_on:
         raise DataError(
             f"the data of suite {recipe.evaluation.suite!r} changed while points were scored; run "
             "the sweep again."

@@ -19,6 +19,7 @@ from tscompress.checkpoints.digests import code_digest, dataset_digest, versions
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
+from tscompress.data.reading.format import GivenSeries
 from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
 from tscompress.io.files import user_path
@@ -115,6 +116,9 @@ class SweepRecipe(BaseModel):
     output: str
     grid: tuple[Grid, ...] = Field(min_length=1)
     fold: FoldConfig = FoldConfig()
+    series: GivenSeries = Field(
+        default=GivenSeries(), description="how files of series are written: columns, dates, ..."
+    )
     calibration: CalibrationConfig = CalibrationConfig()
     recover: RecoveryConfig = Field(
         default=RecoveryConfig(), description="its steps are those of the grid"
@@ -212,6 +216,7 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
             revision=sweep.revision,
             fold=sweep.fold.model_dump(),
             calibration=sweep.calibration.model_dump(),
+            series=sweep.series.model_dump(),
             recover=recover.model_dump() if steps else None,
             profile=None,
             evaluation=sweep.evaluation.model_dump(),

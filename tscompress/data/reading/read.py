@@ -1,0 +1,196 @@
+"""One reader for every command: a file, or a table in memory, to series on a regular grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.layouts import (
+    Kind,
+    Layout,
+    find_layout,
+    named_columns,
+    observed_series,
+)
+from tscompress.data.reading.tables import (
+    SUFFIXES,
+    kind_of,
+    naming_file,
+    read_frame,
+    read_parts,
+)
+from tscompress.data.reading.time_grid import RegularSeries, regular_series
+from tscompress.errors import DataError
+from tscompress.io.files import user_path
+from tscompress.io.untrusted import shown
+
+DEFAULT_FORMAT = SeriesFormat()
+_HEAD = 8  # rows that are kept to be shown
+
+
+@dataclass(frozen=True)
+class SeriesFile:
+    """What was read, and how.
+
+    Attributes
+    ----------
+    series
+        In the order of their first rows.
+    form
+        Columns and notation, as found.
+    head
+        The first rows, with the columns that were read.
+    """
+
+    name: str
+    series: tuple[RegularSeries, ...]
+    kind: Kind
+    form: SeriesFormat
+    head: pd.DataFrame
+
+
+def read_file(path: str | Path, form: SeriesFormat = DEFAULT_FORMAT) -> SeriesFile:
+    """Series of one file; see ``tscompress/data/README.md`` for what it may hold.
+
+    Parameters
+    ----------
+    form
+        What the file itself does not show.
+
+    Raises
+    ------
+    DataError
+        The file is missing or of another kind, cannot be read, or could be read in several ways;
+        the message names the option that decides.
+    """
+    path = user_path(path)
+    check_is_file(path)
+    found = path.stat()
+    plain = SeriesFormat(**{name: getattr(form, name) for name in SeriesFormat.model_fields})
+    return _read_file(path.resolve(), found.st_mtime_ns, found.st_size, plain)
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse what is no file of series, by its name.
+
+    Raises
+    ------
+    DataError
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {str(path)!r}.")
+    with naming_file(path):
+        kind = kind_of(path)
+    if not kind:
+        raise DataError(
+            f"{path.name!r} has suffix {path.suffix!r}; supported: {', '.join(sorted(SUFFIXES))}, "
+            "and text compressed as .gz, .bz2, .xz or .zip with one file in it."
+        )
+
+
+# A command scores several models on one file.
+@lru_cache(maxsize=1)
+def _read_file(path: Path, changed: int, size: int, form: SeriesFormat) -> SeriesFile:
+    with naming_file(path):
+        frame, form = read_frame(path, form)
+        return read_table(frame, form, path.name)
+
+
+def read_table(
+    frame: pd.DataFrame, form: SeriesFormat = DEFAULT_FORMAT, name: str = "table"
+) -> SeriesFile:
+    """Series of a table in memory.
+
+    Raises
+    ------
+    ValueError
+        A column is missing or ambiguous, a value is no number, times are not dates of one form and
+        time zone, two rows have the same id and time, or times are not on a grid.
+    """
+    frame = named_columns(frame, form)
+    layout = find_layout(frame, form)
+    observed, form = observed_series(frame, layout)
+    series = regular_series(observed, form.frequency)
+    for one in series:
+        one.values.setflags(write=False)  # they are handed out again and again
+    head = frame.head(_HEAD)[_shown_columns(layout)]
+    return SeriesFile(name, tuple(series), layout.kind, form, head)
+
+
+def _shown_columns(layout: Layout) -> list[str]:
+    time = [] if layout.time is None else [layout.time]
+    return [*layout.ids, *time, *layout.targets[:_HEAD]]
+
+
+def read_in_parts(path: Path, form: SeriesFormat) -> Iterator[list[RegularSeries]]:
+    """Series of a file that is larger than memory, in its order.
+
+    What the first part shows holds for all. Of a long table the rows of one series must follow one
+    another; a wide one is read whole.
+
+    Raises
+    ------
+    ValueError
+        As :func:`read_table`; or the rows of a series do not follow one another.
+    """
+    parts = read_parts(path, form)
+    ended: set[int] = set()
+    held: pd.DataFrame | None = None
+    layout: Layout | None = None
+    for frame, form in parts:
+        frame = named_columns(frame, form)
+        layout = layout or find_layout(frame, form)
+        if layout.kind in ("wide", "one series"):
+            yield list(read_file(path, form).series)
+            return
+        if layout.kind == "long":
+            frame, held = _whole_series(frame, held, layout.ids, ended)
+        if len(frame):
+            series, layout = _part(frame, layout)
+            yield series
+    if layout is None:
+        raise ValueError("there are no rows")
+    if held is not None and len(held):
+        yield _part(held, layout)[0]
+
+
+def _part(frame: pd.DataFrame, layout: Layout) -> tuple[list[RegularSeries], Layout]:
+    """Series of some rows, and the layout with the notation that they show."""
+    observed, form = observed_series(frame, layout)
+    return regular_series(observed, form.frequency), layout._replace(form=form)
+
+
+def _whole_series(
+    frame: pd.DataFrame, held: pd.DataFrame | None, ids: tuple[str, ...], ended: set[int]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows of series that have ended, and those of the last one, which may go on.
+
+    Raises
+    ------
+    ValueError
+        A series goes on that had ended.
+    """
+    if held is not None:
+        frame = pd.concat([held, frame], ignore_index=True)
+    keys = frame[list(ids)].astype(str).agg("/".join, axis=1) if len(ids) > 1 else frame[ids[0]]
+    texts = keys.astype(str).to_numpy()
+    starts = np.flatnonzero(np.r_[True, texts[1:] != texts[:-1]])
+    for name in texts[starts[:-1]]:
+        if hash(name) in ended:
+            raise _apart(name, ids)
+        ended.add(hash(name))
+    if hash(texts[-1]) in ended:
+        raise _apart(texts[-1], ids)
+    return frame.iloc[: starts[-1]], frame.iloc[starts[-1] :]
+
+
+def _apart(name: str, ids: tuple[str, ...]) -> ValueError:
+    return ValueError(
+        f"rows of series {shown(name)} do not follow one another; sort the file by {','.join(ids)}"
+    )

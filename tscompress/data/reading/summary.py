@@ -1,0 +1,143 @@
+"""What was read from a file of series, in one line and as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.layouts import Kind
+from tscompress.data.reading.read import SeriesFile
+from tscompress.data.reading.time_grid import RegularSeries
+
+#: Models learn nothing from fewer observed values.
+MIN_OBSERVED = 3
+_UNKNOWN = "unknown"
+_NAMED = 20  # series that are left out and named in records
+_ADVERBS = {
+    "s": "one-second", "min": "one-minute", "h": "hourly", "D": "daily", "business day": "business-"
+    "daily", "W": "weekly", "M": "monthly", "Q": "quarterly", "Y": "yearly",
+}  # fmt: skip
+
+
+class SeriesSummary(BaseModel):
+    """How many series of what length a file has, and how it was read.
+
+    Attributes
+    ----------
+    series
+        Without those that were left out.
+    steps
+        Of the shortest and of the longest series.
+    frequencies
+        Distance of two values to the number of series.
+    first, last
+        Times of the earliest and of the latest value; None where the file has none.
+    missing
+        Share of the steps without a value.
+    too_short
+        Series that were left out, and the names of the first of them.
+    hold_out
+        Steps at the end of each series that were left for evaluation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    layout: Kind
+    series: int
+    steps: tuple[int, int]
+    frequencies: dict[str, int]
+    first: str | None
+    last: str | None
+    missing: float
+    too_short: int = 0
+    too_short_names: tuple[str, ...] = ()
+    hold_out: int = 0
+    form: SeriesFormat
+
+    def line(self) -> str:
+        """In one line, such as ``20 series, 730 daily steps each, 2023-01-01 to 2024-12-30``."""
+        parts = [f"{self.series:,} series", self._steps()]
+        if self.first is not None and self.last is not None:
+            parts.append(f"{self.first} to {self.last}")
+        elif _UNKNOWN in self.frequencies:
+            parts.append("without times")
+        if self.missing:
+            parts.append(f"{100 * self.missing:.2g} % missing")
+        if self.too_short:
+            parts.append(f"{self.too_short:,} too short and left out")
+        if self.hold_out:
+            parts.append(f"the last {self.hold_out} steps of each held out")
+        return ", ".join(parts)
+
+    def _steps(self) -> str:
+        shortest, longest = self.steps
+        count = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+        each = " each" if shortest == longest and self.series > 1 else ""
+        kinds = {_ADVERBS.get(name, name): many for name, many in self.frequencies.items()}
+        if len(kinds) > 1:
+            mixed = ", ".join(f"{many:,} {kind}" for kind, many in kinds.items())
+            return f"{count} steps{each} ({mixed})"
+        kind = "".join(f"{kind} " for kind in kinds if kind != _UNKNOWN)
+        return f"{count} {kind}steps{each}"
+
+
+def usable(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+    """Whether a series has values enough to learn from."""
+    return int(np.isfinite(values).sum()) >= MIN_OBSERVED
+
+
+def summarize(
+    read: SeriesFile, left_out: list[str] | None = None, *, hold_out: int = 0
+) -> SeriesSummary:
+    """Sum up a file.
+
+    Parameters
+    ----------
+    left_out
+        Names of the series that are too short for what they are read for; by default those with
+        fewer than :data:`MIN_OBSERVED` values.
+    """
+    if left_out is None:
+        left_out = [
+            one.name for one in read.series if not usable(one.values[: len(one.values) - hold_out])
+        ]
+    out = set(left_out)
+    kept = [one for one in read.series if one.name not in out]
+    lengths = [len(one.values) for one in kept]
+    total = sum(lengths)
+    observed = sum(int(np.isfinite(one.values).sum()) for one in kept)
+    frequencies = Counter(_frequency(one) for one in kept)
+    starts = [one.begin for one in kept if one.begin is not None]
+    ends = [one.end for one in kept if one.end is not None]
+    midnight = all(time == time.normalize() for time in (*starts, *ends))
+    return SeriesSummary(
+        file=read.name,
+        layout=read.kind,
+        series=len(kept),
+        steps=(min(lengths, default=0), max(lengths, default=0)),
+        frequencies=dict(frequencies.most_common()),
+        first=_time(min(starts, default=None), midnight),
+        last=_time(max(ends, default=None), midnight),
+        missing=1 - observed / total if total else 0.0,
+        too_short=len(left_out),
+        too_short_names=tuple(left_out[:_NAMED]),
+        hold_out=hold_out,
+        form=read.form,
+    )
+
+
+def _frequency(one: RegularSeries) -> str:
+    if one.step is not None:
+        return str(one.step)
+    return one.frequency or _UNKNOWN
+
+
+def _time(time: pd.Timestamp | None, midnight: bool) -> str | None:
+    if time is None:
+        return None
+    return time.strftime("%Y-%m-%d" if midnight else "%Y-%m-%d %H:%M")

@@ -1,0 +1,318 @@
+"""Observations onto a regular grid: the steps between them, and where a value is missing.
+
+Models read values alone, so that a row which is not there must become a missing value, and times
+between two steps are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from tscompress.data.reading.layouts import Observed
+from tscompress.data.reading.times import Times
+
+Integers = npt.NDArray[np.int64]
+
+#: Class of sampling frequency to the seconds of one step.
+FREQUENCIES: dict[str, float] = {
+    "s": 1,
+    "10s": 10,
+    "min": 60,
+    "5min": 300,
+    "10min": 600,
+    "15min": 900,
+    "30min": 1800,
+    "h": 3600,
+    "6h": 6 * 3600,
+    "D": 86400,
+    "W": 7 * 86400,
+    "M": 365.25 / 12 * 86400,
+    "Q": 365.25 / 4 * 86400,
+    "Y": 365.25 * 86400,
+}
+
+#: Steps of pandas, of all its versions: business and custom variants, starts and ends of periods.
+_LONG_STEP = re.compile(r"(?:B|CB)?(?P<unit>[AYQM])[SE]?")
+_SHORT_STEPS = {
+    **dict.fromkeys(("s", "S", "L", "ms", "U", "us", "N", "ns"), "s"),
+    **dict.fromkeys(("min", "T"), "min"),
+    **dict.fromkeys(("h", "H", "bh", "BH"), "h"),
+    **dict.fromkeys(("D", "B", "C"), "D"),
+    "W": "W",
+}
+_DAY = 86_400 * 10**9  # nanoseconds
+_UNITS: dict[str, tuple[str, int]] = {
+    **dict.fromkeys(("s", "S"), ("fixed", 10**9)),
+    **dict.fromkeys(("min", "T"), ("fixed", 60 * 10**9)),
+    **dict.fromkeys(("h", "H"), ("fixed", 3600 * 10**9)),
+    "D": ("fixed", _DAY),
+    "B": ("business days", 1),
+    "W": ("fixed", 7 * _DAY),
+}
+_MONTHS = {"M": 1, "Q": 3, "Y": 12, "A": 12}
+#: A series with rows for less than this share of its steps has other steps than the file.
+_MIN_OBSERVED_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Step:
+    """Distance of two observations: ``count`` nanoseconds, months or business days."""
+
+    unit: Literal["fixed", "months", "business days"]
+    count: int
+
+    @classmethod
+    def parse(cls, frequency: str) -> Step:
+        """From a pandas frequency, of any of its versions: ``30min``, ``h``, ``W-SUN``, ``MS``.
+
+        Raises
+        ------
+        ValueError
+            It is none of seconds to years.
+        """
+        match = re.fullmatch(r"(\d{0,6})([A-Za-z]+)(?:-\w+)?", frequency.strip())
+        count, name = (match[1], match[2]) if match else ("", "")
+        factor = int(count or 1)
+        if factor and name in _UNITS:
+            unit, size = _UNITS[name]
+            if unit == "fixed" or factor == 1:
+                return cls(unit, factor * size)  # type: ignore[arg-type]
+        if factor and (long := _LONG_STEP.fullmatch(name)):
+            return cls("months", factor * _MONTHS[long["unit"]])
+        raise ValueError(
+            f"{frequency!r} is no frequency; use a number and one of s, min, h, D, B, W, M, Q, Y, "
+            "such as 30min"
+        )
+
+    @classmethod
+    def infer(cls, times: Sequence[Times]) -> Step | None:
+        """The most common distance of two times of a series; None if no series has two.
+
+        Parameters
+        ----------
+        times
+            Of each series, sorted.
+        """
+        steps = np.concatenate([np.diff(one.astype(np.int64)) for one in times])
+        if not steps.size:
+            return None
+        common = _most_common(steps)
+        if common == _DAY and (steps == 3 * _DAY).any() and all(map(_on_business_days, times)):
+            return cls("business days", 1)
+        weeks = len(steps) > 2 and common % (7 * _DAY) == 0 and not (steps % common).any()
+        if common < 28 * _DAY or weeks:
+            return cls("fixed", common)
+        months = np.concatenate([np.diff(_months(one)) for one in times])
+        return cls("months", max(1, _most_common(months)))
+
+    def positions(self, stamps: Times) -> Integers | None:
+        """Steps from the first of sorted times to each; None if one lies off the grid."""
+        if self.unit == "business days":
+            if not _on_business_days(stamps):
+                return None
+            days = stamps.astype("datetime64[D]")
+            counted: Integers = np.busday_count(days[0], days).astype(np.int64)
+            return counted
+        values = _months(stamps) if self.unit == "months" else stamps.astype(np.int64)
+        steps, rest = np.divmod(values - values[0], self.count)
+        on_grid = not rest.any() and (np.diff(steps) > 0).all()
+        return steps if on_grid else None
+
+    @property
+    def frequency(self) -> str:
+        """As pandas names it for periods; business days count as days: it has none of those."""
+        if self.unit == "business days":
+            return "D"
+        if self.unit == "months":
+            names = {1: "M", 3: "Q", 12: "Y"}
+            return names.get(self.count, f"{self.count}M")
+        if self.count == 7 * _DAY:
+            return "W"
+        return str(pd.tseries.frequencies.to_offset(pd.Timedelta(self.count, "ns")).freqstr)
+
+    @property
+    def seasonality(self) -> int | None:
+        """A working week; None where the frequency tells the season."""
+        return 5 if self.unit == "business days" else None
+
+    @property
+    def label(self) -> str:
+        """The nearest of :data:`FREQUENCIES`."""
+        if self.unit == "business days":
+            return "D"
+        seconds = self.count / 10**9
+        if self.unit == "months":
+            seconds = self.count * FREQUENCIES["M"]
+        return _nearest_frequency(seconds)
+
+    def __str__(self) -> str:
+        return "business day" if self.unit == "business days" else self.frequency
+
+
+def _months(stamps: Times) -> Integers:
+    return stamps.astype("datetime64[M]").astype(np.int64)
+
+
+def _on_business_days(stamps: Times) -> bool:
+    days = stamps.astype("datetime64[D]")
+    return bool(np.is_busday(days).all() and (stamps == days).all())
+
+
+def _most_common(values: Integers) -> int:
+    distinct, counts = np.unique(values, return_counts=True)
+    return int(distinct[counts.argmax()])
+
+
+def _nearest_frequency(seconds: float) -> str:
+    return min(FREQUENCIES, key=lambda name: abs(np.log(FREQUENCIES[name] / seconds)))
+
+
+def named_frequency(name: str) -> str:
+    """Class of a pandas frequency such as ``30T``, ``W-SUN`` or ``QE-DEC``.
+
+    Not pandas' own parser: that of each version warns about or refuses the names of another. A name
+    in other words still tells series apart, and stays.
+    """
+    match = re.fullmatch(r"(\d{0,9})([A-Za-z]+)(?:-\w+)?", name.strip())
+    if match is None:
+        return name.strip()
+    count, step = match.groups()
+    unit = _SHORT_STEPS.get(step)
+    if unit is None and (long := _LONG_STEP.fullmatch(step)):
+        unit = long["unit"].replace("A", "Y")
+    if unit is None:
+        return name.strip()
+    return _nearest_frequency(max(int(count or 1), 1) * FREQUENCIES[unit])
+
+
+@dataclass(frozen=True)
+class RegularSeries:
+    """A series on a regular grid.
+
+    Attributes
+    ----------
+    name
+        Its id; empty for the only series of a table without ids.
+    start
+        Period of the first value; None where the file has no times.
+    values
+        ``[T]``; NaN where there is no observation, but for the first and the last.
+    step
+        Distance of two values; None where it is not known.
+    frequency
+        One of :data:`FREQUENCIES`, or another name that the file has; None: unknown.
+    begin, end
+        Times of the first and of the last value; None where the file has none.
+    """
+
+    name: str
+    start: pd.Period | None
+    values: npt.NDArray[np.float64]
+    step: Step | None = None
+    frequency: str | None = None
+    begin: pd.Timestamp | None = None
+    end: pd.Timestamp | None = None
+
+
+def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[RegularSeries]:
+    """Series on the grid of one step; steps without a row are NaN, and both ends are observed.
+
+    A series whose times do not lie on the grid of the others may have one of its own.
+
+    Parameters
+    ----------
+    frequency
+        See :meth:`Step.parse`; by default the most common distance of two times.
+
+    Raises
+    ------
+    ValueError
+        Times are not whole steps apart, or no series has two.
+    """
+    given = None if frequency is None else Step.parse(frequency)
+    times = {id(one.times): one.times for one in observed if one.times is not None}
+    step = given
+    if step is None and times:
+        step = Step.infer(list(times.values()))
+        if step is None:
+            raise ValueError(
+                "no series has two times, so that its frequency is unknown; give another "
+                "--id-column, or --frequency"
+            )
+    return [
+        _without_times(one, given) if one.times is None else _on_grid(one, step, given is None)
+        for one in observed
+    ]
+
+
+def _without_times(one: Observed, given: Step | None) -> RegularSeries:
+    """Of values that follow one another."""
+    first, last = _observed_range(one.values)
+    step, label = given, None if given is None else given.label
+    if given is None and one.frequency is not None:
+        label = named_frequency(one.frequency)
+        try:
+            step = Step.parse(one.frequency)
+        except ValueError:  # a name in other words
+            step = None
+    start = None
+    if step is not None and one.start is not None:
+        start = pd.Period(one.start, freq=step.frequency) + first
+    return RegularSeries(one.name, start, one.values[first : last + 1], step, label)
+
+
+def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSeries:
+    assert one.times is not None
+    assert step is not None
+    trouble = _trouble(one, step)
+    if trouble is not None:
+        own = Step.infer([one.times]) if may_differ else None
+        if own is None or _trouble(one, own) is not None:
+            raise ValueError(trouble)
+        step = own
+    positions = step.positions(one.times)
+    assert positions is not None
+    if not len(positions):
+        return RegularSeries(one.name, None, np.zeros(0), step, step.label)
+    grid = np.full(int(positions[-1]) + 1, np.nan)
+    grid[positions] = one.values
+    first, last = _observed_range(grid)
+    start = pd.Period(pd.Timestamp(one.times[0]), freq=step.frequency) + first
+    begin, end = (
+        pd.Timestamp(one.times[np.searchsorted(positions, max(place, 0))])
+        for place in (first, last)
+    )
+    return RegularSeries(one.name, start, grid[first : last + 1], step, step.label, begin, end)
+
+
+def _trouble(one: Observed, step: Step) -> str | None:
+    """Why the times of a series are none of a grid; None if they are."""
+    times, of = one.times, f" of series {one.name!r}" if one.name else ""
+    if times is None or not len(times):
+        return None
+    positions = step.positions(times)
+    if positions is None:
+        return (
+            f"the times{of} are not regular: not all are whole steps of one {step} from "
+            f"{pd.Timestamp(times[0])}; resample them, or give --frequency"
+        )
+    length = int(positions[-1]) + 1
+    if len(positions) < _MIN_OBSERVED_SHARE * length:
+        return (
+            f"{len(positions)} rows{of} cover {length:,} steps of one {step}; put series of other "
+            "frequencies into files of their own, or give --frequency"
+        )
+    return None
+
+
+def _observed_range(values: npt.NDArray[np.float64]) -> tuple[int, int]:
+    """Positions of the first and the last value; 0 and -1 if there is none."""
+    observed = np.flatnonzero(np.isfinite(values))
+    return (int(observed[0]), int(observed[-1])) if observed.size else (0, -1)
