@@ -1,7 +1,7 @@
 """Ways to a smaller model, side by side (paper Fig. 6): time against WQL, MASE and skill.
 
     python eval/comparison.py --output eval/results/comparison --model reference/bolt \\
-        --smaller results/bolt-nano/model \\
+        --smaller reference/bolt-nano \\
         --by-design results/bolt-tiny-by-design-table3-5-0.35/model
 
 Held against the dense reference: truncated SVD and activation-aware SVD of its attention; folding,
@@ -120,8 +120,8 @@ class Contender:
         return self.shaped_as or (self.kind, self.label)
 
 
-def trained_model(path: Path, bed: PeerTestbed) -> LoadedModel:
-    return load(path, dtype="float32")
+def trained_model(model: str, bed: PeerTestbed) -> LoadedModel:
+    return load(model, dtype="float32")
 
 
 def factored(method: Any, share: float, bed: PeerTestbed) -> LoadedModel:
@@ -162,11 +162,10 @@ def draw_weights_(loaded: LoadedModel, seed: int) -> None:
                 model.lm_head.weight.copy_(model.shared.weight * width**-0.5)
 
 
-def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, Path]]) -> Iterator[Contender]:
+def contenders(seeds: Sequence[int], trained: Sequence[tuple[str, str]]) -> Iterator[Contender]:
     """All but the dense model; what recovers comes just after its like that does not."""
-    for kind, path in trained:
-        path = path.resolve()
-        yield Contender(kind, short_name(path), partial(trained_model, path))
+    for kind, model in trained:
+        yield Contender(kind, short_name(model), partial(trained_model, model))
     for share in FACTORED:
         yield Contender("svd", f"{share:.1%} of attention", partial(factored, "svd", share))
     for seed in seeds:
@@ -391,8 +390,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
     parser.add_argument("--model", required=True, choices=REFERENCES)
-    parser.add_argument("--smaller", type=Path, action="append", default=[], help="a directory")
-    parser.add_argument("--by-design", type=Path, action="append", default=[], help="a directory")
+    parser.add_argument("--smaller", action="append", default=[], help="a directory or a name")
+    parser.add_argument("--by-design", action="append", default=[], help="a directory or a name")
     parser.add_argument("--steps", type=int, help="of recovery; default: 600, T5 400")
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1, 2")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")

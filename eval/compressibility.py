@@ -71,7 +71,7 @@ def measure(
             "own skill": bed.skills.overall().value,
         }
         for row in rows(bed, size_trials(bed, sizes or halves(bed))):
-            yield own | row
+            yield row | own  # its own skill, not that of the cut
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -107,9 +107,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         cuts = frame.groupby("trial", sort=False)
         for (cut, of_cut), color, marker in zip(cuts, PALETTE, MARKERS, strict=False):
             axes.plot(of_cut["share"], of_cut[column], color=color, marker=marker, ms=5, label=cut)
-        axes.set_xscale("log")
         axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
-        axes.minorticks_off()
     legend_beside(figure, panels[2], title="cut to")
     figure.savefig(path, dpi=160)
 

@@ -1,8 +1,7 @@
 """Is a larger model, compressed, better than the next smaller one?
 
-    tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano
     python eval/family.py --output eval/results/family-bolt --larger reference/bolt \\
-        --smaller results/bolt-nano/model
+        --smaller reference/bolt-nano
 
 and, after t5-nano.yaml, --output eval/results/family-t5 --larger reference/t5 --smaller
 results/t5-nano/model --max-series 100.

@@ -1,7 +1,7 @@
 """Folding beside others' ways to a smaller model: one run, one process, the same data for all.
 
     python eval/peers.py --output eval/results/peers --model reference/bolt \\
-        --smaller results/bolt-nano/model
+        --smaller reference/bolt-nano
     python eval/peers.py --output eval/results/peers --model reference/t5 --max-series 10
 
 The peers (``peer_methods.py`` has them):
@@ -143,8 +143,8 @@ def folded(size: Size, bed: PeerTestbed) -> LoadedModel:
     return bed.folded(size)
 
 
-def smaller(path: Path, bed: PeerTestbed) -> LoadedModel:
-    return load(path, dtype="float32")
+def smaller(model: str, bed: PeerTestbed) -> LoadedModel:
+    return load(model, dtype="float32")
 
 
 def fracast(bed: PeerTestbed) -> Fracast:
@@ -172,7 +172,7 @@ def lower_precision(kind: str, label: str, build: Build) -> tuple[Peer, Peer, Pe
     )
 
 
-def peers(trained: Sequence[Path]) -> list[Peer]:
+def peers(trained: Sequence[str]) -> list[Peer]:
     """All but the dense model; those that decide the comparison come first."""
     found = [Peer("fold", size.label, partial(folded, size)) for size in SIZES]
     found += [Peer("next smaller size", short_name(path), partial(smaller, path))
@@ -399,7 +399,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
     parser.add_argument("--model", required=True, choices=REFERENCES)
-    parser.add_argument("--smaller", type=Path, action="append", default=[], help="a directory")
+    parser.add_argument("--smaller", action="append", default=[], help="a directory or a name")
     parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()

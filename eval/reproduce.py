@@ -97,10 +97,9 @@ TABLES = (
     ),
     Table(
         "peers-bolt",
-        "peers.py --model reference/bolt --max-series 200 --smaller results/bolt-nano/model "
+        "peers.py --model reference/bolt --max-series 200 --smaller reference/bolt-nano "
         "--output DIR/peers",
         30,
-        ("bolt-nano",),
     ),
     Table(
         "peers-t5",
@@ -117,10 +116,8 @@ TABLES = (
     ),
     Table(
         "family-bolt",
-        "family.py --larger reference/bolt --smaller results/bolt-nano/model "
-        "--output DIR/family-bolt",
+        "family.py --larger reference/bolt --smaller reference/bolt-nano --output DIR/family-bolt",
         10,
-        ("bolt-nano",),
     ),
     Table(
         "family-t5",
@@ -156,10 +153,9 @@ TABLES = (
     ),
     Table(
         "comparison-bolt",
-        "comparison.py --model reference/bolt --smaller results/bolt-nano/model --max-series 200 "
+        "comparison.py --model reference/bolt --smaller reference/bolt-nano --max-series 200 "
         "--steps 250 --seed 0 --output DIR/comparison",
         90,
-        ("bolt-nano",),
     ),
     Table(
         "comparison-t5",

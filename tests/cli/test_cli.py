@@ -711,7 +711,7 @@ def test_an_edited_plan_is_obeyed(command: Command, bolt: Path, tmp_path: Path) 
     (tmp_path / "edited.json").write_text(json.dumps(content))
     outcome = command("compress", bolt, "--output", tmp_path / "third", "--plan",
                       tmp_path / "edited.json")  # fmt: skip
-    assert_refused(outcome, 2, "heads of size 8; 10000 and 3 would not be smaller")
+    assert_refused(outcome, 2, "10000 and 3")
 
 
 def test_an_edited_plan_of_factors_is_obeyed(command: Command, bolt: Path, tmp_path: Path) -> None:
@@ -1204,7 +1204,7 @@ def test_ctrl_c_during_the_recovery_of_a_run_says_how_it_goes_on(
             (work / "checkpoint" / "state.safetensors").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tscompress.workflows.run.run", stopped)
+    monkeypatch.setattr("tscompress.workflows.run.finishing_run", stopped)
     recipe = {
         "model": str(bolt),
         "output": str(work.parent),

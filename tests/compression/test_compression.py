@@ -539,7 +539,11 @@ def test_an_existing_output_is_kept(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputExistsError, match="--force"):
         tscompress.save(compressed, target)
     assert (target / "precious.txt").read_text() == "data"
+    with pytest.raises(OutputExistsError, match=r"precious\.txt"):
+        tscompress.save(compressed, target, force=True)
+    (target / "precious.txt").unlink()
     tscompress.save(compressed, target, force=True)
+    tscompress.save(compressed, target, force=True)  # over its own
     assert torch.equal(predict(load(target)), predict(compressed))
 
 

@@ -74,6 +74,7 @@ def test_compress_says_that_the_series_hold_no_season(tmp_path: Path) -> None:
     table = tmp_path / "walks.csv"
     table.write_text("a,b\n" + "\n".join(f"{x},{y}" for x, y in zip(*walks[:2], strict=True)))
     arguments = ["compress", "reference/bolt", "--rank", "8", "--series", str(table)]
+    arguments += ["--target-column", "*"]
     result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert "hold a season" in result.stderr

@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
         if path.is_file() and "__pycache__" not in path.parts
         if path.name != "README.md" or path in model_cards
     }
-    assert len(model_cards) == 2
+    assert len(model_cards) == 3
     about = {
         info(wheel) + name
         for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
@@ -94,7 +94,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
 
 def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    for reference in ("bolt", "t5"):
+    for reference in ("bolt", "bolt-nano", "t5"):
         home = f"tscompress/reference/{reference}"
         assert {f"{home}/{n}" for n in ("config.json", "model.safetensors", "README.md")} <= names
     suites = {f"tscompress/data/suite_files/{name}.yaml" for name in ("zero-shot", "in-domain")}

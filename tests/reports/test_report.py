@@ -418,6 +418,11 @@ def test_the_page_is_made_again_without_the_model(
     assert "--force" in err
     assert len(err.splitlines()) == 1
     assert output.read_text() == "mine"
+    code, out, err = command(monkeypatch, capsys, directory, "--output", output, "--force")
+    assert (code, out) == (2, "")  # no page of ours
+    assert output.read_text() == "mine"
+    output.unlink()
+    assert command(monkeypatch, capsys, directory, "--output", output)[0] == 0
     code, out, _ = command(monkeypatch, capsys, directory, "--output", output, "--force", "--json")
     assert json.loads(out) == {"page": str(output), "bytes": output.stat().st_size}
 

@@ -98,7 +98,7 @@ class _ContentHash:
     def add_value(self, label: str, value: object) -> None:
         """Add plain data, an array, or a sequence of these."""
         if isinstance(value, np.ndarray):
-            self.add_tensor(label, torch.from_numpy(np.ascontiguousarray(value)))
+            self.add_tensor(label, torch.from_numpy(np.array(value, order="C")))
         elif isinstance(value, tuple | list):
             self.add(label, len(value))
             for item in value:

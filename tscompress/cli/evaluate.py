@@ -116,7 +116,6 @@ def evaluate(
     Scores are cached below $TSCOMPRESS_CACHE, so a stopped run resumes. Several processes:
     torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
-    from tscompress.data.suites import find_suite, load_suite
     from tscompress.evaluation.batching import Processes
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
@@ -143,11 +142,7 @@ def evaluate(
     if seeds is not None:
         refuse(context, "--seeds has every seed", ("seed",))
     config = _evaluation_config(context)
-    found = find_suite(suite, config.long_format)  # refused before a model is loaded
-    if config.long_format is not None:
-        (read,) = load_suite(found, max_series)
-        if processes.is_main:
-            say_series(read.summary)
+    _read_suite(config, processes.is_main)
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
     scored = partial(_scored, device=processes.device(device), dtype=dtype)
@@ -178,6 +173,17 @@ def evaluate(
             row.pop("series", None)
             row.pop("series_names", None)
     show(as_json, content, *_tables(evaluated, margin))
+
+
+def _read_suite(config: EvaluationConfig, says: bool) -> None:
+    """Refuse a suite that is none, before a model is loaded; say what is in a file of series."""
+    from tscompress.data.suites import find_suite, load_suite
+
+    found = find_suite(config.suite, config.long_format)
+    if config.long_format is not None:
+        (read,) = load_suite(found, config.max_series)
+        if says:
+            say_series(read.summary)
 
 
 def _evaluation_config(context: typer.Context) -> EvaluationConfig:

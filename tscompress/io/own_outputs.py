@@ -46,7 +46,8 @@ _RECORD = frozenset(("tscompress", "source", "sha256"))
 #: First columns of tables.
 _COLUMNS = (
     "dataset,model,MASE,WQL", "benchmark,metric,value", "model,reference,dataset,metric,ratio",
-    "model,dataset,series,quantile_loss", "matrix,part,kind,depth,role,head", "number,id,label,",
+    "model,dataset,series,quantile_loss", "model,dataset,series,name,quantile_loss",
+    "matrix,part,kind,depth,role,head", "number,id,label,",
     "dataset,model,eval_metrics/", "model_name,",
 )  # fmt: skip
 #: What other texts hold near their start, or anywhere.
