@@ -342,7 +342,6 @@ def test_options_of_the_optimizer_change_the_weights(
 ) -> None:
     trained = []
     for name, more in (("plain", {}), ("changed", changes)):
-        more = {"precision": "no", **more}
         pretrain(short("chronos-bolt", steps=3, **more), tmp_path / name)
         trained.append(load_file(tmp_path / name / "checkpoint" / "state.safetensors"))
     bias = "model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -392,7 +392,9 @@ def test_a_student_without_a_plan_is_refused(checkpoints: dict[str, Path]) -> No
         tscompress.recover(model, model, short())
 
 
-@pytest.mark.parametrize("change", [{}, {"optimizer": "adamw"}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"optimizer": "adamw"}, {"precision": "bf16"}, {"learning_rate": None}]
+)
 def test_stopped_and_resumed_is_bit_equal(
     change: dict[str, Any], bolt: Callable[[], Any], tmp_path: Path
 ) -> None:

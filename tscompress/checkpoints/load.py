@@ -189,8 +189,9 @@ def load(
     Parameters
     ----------
     model
-        A Hub id (``amazon/chronos-bolt-small``), a directory, ``reference/bolt``, ``reference/t5``,
-        or the output of ``tscompress compress``. Or a result of :func:`find`.
+        A Hub id (``amazon/chronos-bolt-small``), a directory, ``reference/bolt``,
+        ``reference/bolt-nano``, ``reference/t5``, or the output of ``tscompress compress``. Or a
+        result of :func:`find`.
     revision
         Branch, tag or commit of a Hub id.
     device

@@ -32,8 +32,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help=(
         "Make pretrained Chronos models smaller and faster, and measure the cost.\n\n"
-        "A MODEL is a Hub id (amazon/chronos-bolt-small), a directory, reference/bolt or "
-        "reference/t5 (small models that ship with tscompress), or the output of compress.\n\n"
+        "A MODEL is a Hub id (amazon/chronos-bolt-small), a directory, reference/bolt, "
+        "reference/bolt-nano or reference/t5 (small models that ship with tscompress), or the "
+        "output of compress.\n\n"
         "First steps, offline:\n\n"
         "  tscompress profile reference/bolt\n\n"
         "  tscompress compress reference/bolt --rank 8 --ff-ratio 0.25 --output small\n\n"
