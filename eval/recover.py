@@ -148,7 +148,8 @@ def row(
         **{f"{name} before": value for name, value in before.items()},
         **after,
         "optimizer": result.config.optimizer,
-        "learning rate": result.config.learning_rate,
+        # As asked for: the default one follows what a seed lost, and seeds are to be averaged.
+        "learning rate": config.learning_rate or "default",
         "minutes": trial.minutes,
         "CPU minutes": cpu_minutes,
         "steps": result.steps,
