@@ -55,13 +55,14 @@ from testbed import (
 
 import tscompress
 from tscompress.benchmark.bench import bench
+from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
 from tscompress.training.pretrain_model import fourier_token_embedding
 from tscompress.training.recovery import recover_
-from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.training.recovery_config import RecoveryConfig, rate_by_distance
 
 #: Shares of attention that factorizations keep, and sizes of folded models.
 FACTORED = (0.25, 0.125)
@@ -188,9 +189,11 @@ def recovered_too(kind: str, size: Size, build: Build, seed: int) -> Iterator[Co
     yield Contender(kind + RECOVERY, size.label, build, seed, True, (kind, size.label))
 
 
-def digest(*configs: BaseModel) -> str:
+def digest(*settings: BaseModel | str | float) -> str:
     """Eight characters that change with any setting."""
-    content = "".join(config.model_dump_json() for config in configs)
+    content = "".join(
+        one.model_dump_json() if isinstance(one, BaseModel) else repr(one) for one in settings
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
@@ -217,12 +220,15 @@ class Comparison:
 
     def settings(self, contender: Contender) -> str:
         """What a row depends on beside its contender; of a recovery, all that it resolves to."""
+        scored = (self.bed.config, self.bed.probe, model_digest(self.bed.original.forecaster))
+        if contender.seed < 0:  # it is what it is, also when it has been trained anew
+            return digest(*scored, model_digest(self.shape(contender).forecaster))
         if not contender.recovers:
-            return digest(self.bed.config, self.bed.probe)
+            return digest(*scored)
         if contender.shape not in self._settings:  # the learning rate depends on what is left
             recovery = self.recovery.resolved(self.shape(contender), self.bed.original)
-            settings = digest(self.bed.config, self.bed.probe, recovery)
-            self._settings[contender.shape] = settings
+            bound = rate_by_distance(self.bed.original.family, recovery.optimizer)
+            self._settings[contender.shape] = digest(*scored, recovery, bound)
         return self._settings[contender.shape]
 
     def row(self, contender: Contender) -> dict[str, Any]:

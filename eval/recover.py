@@ -149,7 +149,7 @@ def row(
         **after,
         "optimizer": result.config.optimizer,
         # As asked for: the default one follows what a seed lost, and seeds are to be averaged.
-        "learning rate": config.learning_rate or "default",
+        "learning rate": str(config.learning_rate or "default"),
         "minutes": trial.minutes,
         "CPU minutes": cpu_minutes,
         "steps": result.steps,
@@ -227,7 +227,7 @@ def markdown(frame: pd.DataFrame) -> str:
     ]
     for of_one, group in frame.groupby(_ALIKE, sort=False):
         model, trial, series, data, optimizer, rate, minutes = of_one
-        name = f"{model}, {trial}, {series} series, {data}, {optimizer} {rate:g}"
+        name = f"{model}, {trial}, {series} series, {data}, {optimizer} {rate}"
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
         for metric in _MEASURES:
@@ -277,7 +277,7 @@ def main() -> None:
         bed = Testbed(model, arguments.max_series)
         stem = f"{arguments.output}-{short_name(model)}"
         table = Path(f"{stem}.csv")
-        frame = pd.read_csv(table) if table.exists() else None
+        frame = pd.read_csv(table, dtype={"learning rate": str}) if table.exists() else None
         if frame is not None and not {*_ALIKE, *_MEASURES, "seed"} <= set(frame):
             parser.error(f"{table} is of an earlier version; take another --output.")
         trials = arguments.trial or TRIALS

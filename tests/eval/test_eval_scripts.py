@@ -133,6 +133,30 @@ def test_settings_of_a_comparison_follow_all_that_a_recovery_resolves_to(
     assert settings(small[0], steps=3) == settings(small[0])
 
 
+def test_settings_of_a_comparison_follow_the_weights_and_the_bound_of_the_rate(
+    scripts: Any, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison, size = scripts.comparison, scripts.testbed.Size(4, 0.5, 12)
+    made = tiny_comparison(scripts, checkpoints["chronos-bolt"])
+    fold, recovered = comparison.recovered_too(
+        "fold", size, partial(comparison.PeerTestbed.folded, size=size), 0
+    )
+    smaller = comparison.Contender(
+        "next smaller size", "", partial(comparison.trained_model, str(checkpoints["chronos-t5"]))
+    )
+    again = comparison.Contender(
+        "next smaller size", "", partial(comparison.trained_model, str(checkpoints["chronos-bolt"]))
+    )
+    of_fold, of_recovered = made.settings(fold), made.settings(recovered)
+    assert made.settings(smaller) != made.settings(again)
+    made._settings.clear()
+    monkeypatch.setattr(comparison, "rate_by_distance", lambda *_: 1e-3)
+    assert made.settings(recovered) != of_recovered
+    with torch.no_grad():
+        next(made.bed.original.model.parameters()).add_(1)
+    assert made.settings(fold) != of_fold
+
+
 @pytest.mark.parametrize(
     "family", ["chronos-bolt", pytest.param("chronos-t5", marks=pytest.mark.slow)]
 )
@@ -244,7 +268,7 @@ def recovered(trial: Any, seed: int, factor: float) -> dict[str, Any]:
     cells |= dict.fromkeys(("skill before", "skill", "seasons before", "seasons"), 0.75)
     loss = {"loss before": 0.1, "loss": 0.0, "series/s": 1.0, "fine-tuning series/s": 1.0}
     name = {"model": "m", "trial": trial.label, "data": "real", "optimizer": "muon", "series": 60}
-    rates = {"learning rate": 1e-3, "minutes": 1.0, "parameters": 0.5, "seed": seed}
+    rates = {"learning rate": "default", "minutes": 1.0, "parameters": 0.5, "seed": seed}
     return {**name, **rates, **cells, **loss, "WQL": factor, "MASE": factor}
 
 
