@@ -309,7 +309,7 @@ def test_a_pretrained_model_goes_up_with_its_recipe(
     }
     outcome = command("push", directory, repo_id)
     assert outcome.code == 0, outcome.err
-    assert "has the licence that you give it in README.md" in outcome.err
+    assert "yours to choose; add it to README.md" in outcome.err
     stored = hub.repositories[repo_id].files()
     assert {k: v for k, v in stored.items() if k != ".gitattributes"} == contents(directory)
     card = stored["README.md"].decode()
@@ -488,7 +488,7 @@ def test_advice_for_programmers_is_not_passed_on(command: Client, bolt: Path) ->
     (bolt / "README.md").write_text("---\nmodel-index:\n- name: a\n---\n# mine\n")
     outcome = command("push", bolt, "alice/x", "--dry-run")
     assert (outcome.code, "`model_index` in metadata cannot be parsed" in outcome.line) == (2, True)
-    assert outcome.line.endswith("; mend it, or pass --force.")
+    assert outcome.line.endswith("; fix it, or pass --force.")
     assert "ignore_metadata_errors" not in outcome.err
 
 
@@ -538,7 +538,7 @@ def test_a_card_by_hand_goes_up_as_it_is(
     (bolt / "README.md").write_text(by_hand)
     outcome = command("push", bolt, repo_id)
     assert outcome.code == 0
-    assert "was written by hand and goes up as it is" in outcome.err
+    assert "was written by hand and is uploaded unchanged" in outcome.err
     assert hub.repositories[repo_id].files()["README.md"].decode() == by_hand
     assert command("push", bolt, repo_id, "--force").code == 0
     assert "written by tscompress" in hub.repositories[repo_id].files()["README.md"].decode()

@@ -86,7 +86,7 @@ def test_one_series_has_no_interval_and_a_flat_task_is_refused() -> None:
     alone = TASKS["period-7"].model_copy(update={"num_series": 1})
     assert mixture(alone, 0.5).skill.low is None
     flat = ProbeTask(name="flat", process=Structural(), context_length=20)
-    with pytest.raises(UsageError, match="'flat' cannot tell"):
+    with pytest.raises(UsageError, match="'flat' cannot distinguish"):
         mixture(flat, 1.0)
 
 

@@ -19,8 +19,7 @@ from torch import nn
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.costs import CostModel, Costs, Measure
-from tscompress.budget.costs import PartKind as SizeKind
+from tscompress.budget.costs import CostModel, Costs, Measure, SizeKind
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
