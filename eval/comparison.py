@@ -200,16 +200,16 @@ class Comparison:
     def __init__(self, model: str, max_series: int | None, steps: int) -> None:
         self.bed = PeerTestbed(model, max_series)
         self.recovery = RecoveryConfig(steps=steps)
-        self._of_seeds: dict[int, PeerTestbed] = {}
+        self.of_seeds: dict[int, PeerTestbed] = {}
         self._little = PeerTestbed(model, calibration=LITTLE)
         self._settings: dict[tuple[str, str], str] = {}
 
     def at_seed(self, seed: int) -> PeerTestbed:
         """The testbed whose calibration series are those of a seed."""
-        if seed not in self._of_seeds:
+        if seed not in self.of_seeds:
             calibration = CalibrationConfig(seed=max(seed, 0))
-            self._of_seeds[seed] = PeerTestbed(self.bed.model, calibration=calibration)
-        return self._of_seeds[seed]
+            self.of_seeds[seed] = PeerTestbed(self.bed.model, calibration=calibration)
+        return self.of_seeds[seed]
 
     def shape(self, contender: Contender) -> LoadedModel:
         """A model as fast as this one, and never scored."""
