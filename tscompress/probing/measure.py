@@ -17,7 +17,8 @@ from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.fidelity import calibration
 from tscompress.evaluation.forecasting import predict
-from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
+from tscompress.evaluation.typical_series import known
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.probing.processes import Array
 from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
@@ -31,8 +32,6 @@ from tscompress.probing.tasks import (
 )
 
 _LEVELS = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
-_MEDIAN = QUANTILE_LEVELS.index(0.5)
-_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 
 OnTask = Callable[[TaskScore, int, int], None]
 
@@ -265,18 +264,16 @@ def _losses(task: ProbeTask, quantiles: Quantiles, label: Array) -> tuple[float,
     if task.by_quantiles:  # for a point forecast this is the absolute error
         loss = 2 * np.maximum(_LEVELS * error, (_LEVELS - 1) * error).mean(axis=1)
     else:
-        loss = np.abs(error[:, _MEDIAN])
+        loss = np.abs(error[:, MEDIAN])
     return tuple(loss.mean(axis=1).tolist())
 
 
 def _example(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> Example:
     """The first series, so that none is hand-picked."""
     tail = max(2 * task.season_length, 2 * task.horizon, 24)
-    low, median, high = (tuple(map(float, row)) for row in quantiles[0, _BAND])
-    context = drawn.context[0, -tail:]
     return Example(
-        context=tuple(float(x) if np.isfinite(x) else None for x in context),
-        label=tuple(map(float, drawn.label[0])),
-        best=tuple(map(float, drawn.best[0, _MEDIAN])),
-        forecast=(low, median, high),
+        context=known(drawn.context[0, -tail:]),
+        label=known(drawn.label[0]),
+        best=tuple(map(float, drawn.best[0, MEDIAN])),
+        forecast=band(quantiles[0]),
     )

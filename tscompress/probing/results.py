@@ -20,7 +20,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.errors import UsageError
-from tscompress.evaluation.typical_series import Band, Known
+from tscompress.evaluation.metrics import Band
+from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
 from tscompress.io.untrusted import MAX_JSON_BYTES

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def _factor_(
     else:
         feed_forward = bool(plan.parameters("feed_forward")[0])
         moments = _moments(loaded, plan.method, feed_forward, batches, on_progress)
-    apply_plan_(loaded, plan, moments, lambda done, total: on_progress("factor", done, total))
+    apply_plan_(loaded, plan, moments, partial(on_progress, "factor"))
 
 
 def _factor_plan(
@@ -371,13 +372,7 @@ def _fold_(
     """Fold heads and hidden layers."""
     if plan is None:
         plan = _fold_plan(loaded, recipe, batches, on_progress)
-    fold_planned_(
-        loaded,
-        plan,
-        batches,
-        recipe.fold,
-        lambda done, total: on_progress("fold", done, total),
-    )
+    fold_planned_(loaded, plan, batches, recipe.fold, partial(on_progress, "fold"))
 
 
 def _fold_plan(
