@@ -6,7 +6,7 @@ Each row is one compressed model against its original: the share of attention pa
 ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired bootstrap over series;
 Chronos-T5 with common random numbers), the share of the original's skill that is kept (`tscompress
 probe`), and the ratio of latencies, for which all models take turns in one process. `fold` has one
-head size everywhere, a plain checkpoint; `fold by block` as many parameters, shared out among
+head size everywhere, a stock checkpoint; `fold by block` as many parameters, shared out among
 blocks, queries and values by what each was measured to cost, a factored one; `svd` and
 `activation-svd` have two factors a layer. A second table sets each folded model beside what else is
 no slower, and a figure shows latency against quality. Everything computes in float32 on weights as

@@ -85,7 +85,7 @@ PAPER = ((5, 0.35), (3, 0.27))
 MATCHED = (Size(64, 0.5, 160), Size(64, 0.5, 128), Size(64, 0.25, 128), Size(64, 0.25, 96))
 #: The folded model whose weights get fewer bits as well.
 COMPOSED = Size(64, 0.5, 128)
-#: One batch in so many is enough to choose layers by.
+#: One batch in this many is enough to choose layers by.
 LAYER_BATCHES = 4
 _MEBI = 2**20
 

@@ -50,6 +50,11 @@ from tscompress.workflows.recipe import load_recipe
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 FOLD = FoldConfig(precision="float32")
+with_each_refit = pytest.mark.parametrize(
+    "config",
+    [FOLD, *(FOLD.model_copy(update={"refit": refit}) for refit in ("none", "layer"))],
+    ids=["default", "no refit", "layer"],
+)
 
 
 def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
@@ -164,15 +169,7 @@ def make_redundant_(model: Any, architecture: Any) -> None:
             parameter.data[D_FF // 2 :] = 0
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        FOLD,
-        FoldConfig(refit="none", precision="float32"),
-        FoldConfig(refit="layer", precision="float32"),
-    ],
-    ids=["default", "no refit", "layer"],
-)
+@with_each_refit
 def test_redundant_dimensions_fold_without_loss(
     checkpoint: Path, tmp_path: Path, config: FoldConfig
 ) -> None:

@@ -13,7 +13,17 @@ import yaml
 from chronos import BaseChronosPipeline
 from hypothesis import given
 from hypothesis import strategies as st
-from test_folding import CALIBRATION, FOLD, distance, folded, outputs, predict, waves, weights
+from test_folding import (
+    CALIBRATION,
+    FOLD,
+    distance,
+    folded,
+    outputs,
+    predict,
+    waves,
+    weights,
+    with_each_refit,
+)
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -197,20 +207,12 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
 
 
 # --------------------------------------------------------------------------------------------------
-# Narrowing
+# Slicing
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        FOLD,
-        FoldConfig(refit="none", precision="float32"),
-        FoldConfig(refit="layer", precision="float32"),
-    ],
-    ids=["default", "no refit", "layer"],
-)
-def test_a_stream_of_few_directions_narrows_without_loss(
+@with_each_refit
+def test_stream_of_few_directions_is_sliced_without_loss(
     checkpoint: Path, tmp_path: Path, config: FoldConfig
 ) -> None:
     original = with_norms(checkpoint)
