@@ -312,8 +312,8 @@ def choose_factored(
     if chosen is None:
         raise _unreachable(budget, measure, path[-1], cost_model)
     chosen = _grown(chosen, sensitivity, cost_model, measure, allowed, multiple)
-    plain = folded_candidates(sensitivity, cost_model, multiple=multiple)
-    fitting = [one for one in plain if one.costs.of(measure) <= allowed]
+    stock = folded_candidates(sensitivity, cost_model, multiple=multiple)
+    fitting = [one for one in stock if one.costs.of(measure) <= allowed]
     return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
 
 
