@@ -24,7 +24,6 @@ take turns in one process (recovery changes no shape, and shares that of its fol
 
 from __future__ import annotations
 
-import argparse
 import copy
 import hashlib
 import math
@@ -37,7 +36,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-from output import rounded, write_tables
+from output import parser_of, rounded, write_tables
+from panels import quality_panels
 from peer_methods import PeerTestbed
 from pydantic import BaseModel
 from rich.console import Console
@@ -59,7 +59,7 @@ from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.io.files import write_text_atomically
-from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.plotting import GREY, MARKERS, PALETTE, new_figure
 from tscompress.training.pretrain_model import fourier_token_embedding
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig, rate_by_distance
@@ -203,16 +203,16 @@ class Comparison:
     def __init__(self, model: str, max_series: int | None, steps: int) -> None:
         self.bed = PeerTestbed(model, max_series)
         self.recovery = RecoveryConfig(steps=steps)
-        self._of_seeds: dict[int, PeerTestbed] = {}
+        self.of_seeds: dict[int, PeerTestbed] = {}
         self._little = PeerTestbed(model, calibration=LITTLE)
         self._settings: dict[tuple[str, str], str] = {}
 
     def at_seed(self, seed: int) -> PeerTestbed:
         """The testbed whose calibration series are those of a seed."""
-        if seed not in self._of_seeds:
+        if seed not in self.of_seeds:
             calibration = CalibrationConfig(seed=max(seed, 0))
-            self._of_seeds[seed] = PeerTestbed(self.bed.model, calibration=calibration)
-        return self._of_seeds[seed]
+            self.of_seeds[seed] = PeerTestbed(self.bed.model, calibration=calibration)
+        return self.of_seeds[seed]
 
     def shape(self, contender: Contender) -> LoadedModel:
         """A model as fast as this one, and never scored."""
@@ -352,12 +352,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
     """Time against both metrics and the skill kept, and who is on the front of each."""
     means = over_seeds(frame)
     figure = new_figure(12, 3.6)
-    panels = figure.subplots(1, 3)
-    labels = {"WQL": "WQL, ratio to dense", "MASE": "MASE, ratio to dense",
-              "skill": "share of the dense model's skill"}  # fmt: skip
-    for axes, (name, label) in zip(panels, labels.items(), strict=True):
-        style_axes(axes, xlabel="latency, ratio to dense", ylabel=label)
-        axes.axhline(1, color=GREY, linewidth=0.8)
+    for name, axes in quality_panels(figure):
         sign = -1 if name == "skill" else 1
         x, y = _front(means["latency"], sign * means[name])
         front = [sign * value for value in y]
@@ -375,7 +370,6 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
                     label=kind,
                 )  # fmt: skip
         axes.set_xlim(left=0)
-    legend_beside(figure, panels[-1])
     figure.savefig(path, dpi=160)
 
 
@@ -391,16 +385,12 @@ def _front(latency: pd.Series[float], metric: pd.Series[float]) -> tuple[list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
+    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
     parser.add_argument("--model", required=True, choices=REFERENCES)
     parser.add_argument("--smaller", action="append", default=[], help="a directory or a name")
     parser.add_argument("--by-design", action="append", default=[], help="a directory or a name")
     parser.add_argument("--steps", type=int, help="of recovery; default: 600, T5 400")
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1, 2")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     console = Console()
     trained = [("next smaller size", path) for path in arguments.smaller]

@@ -13,7 +13,6 @@ nothing to lose. Published models saw far more series than any of these: read wh
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 from fold import rows, size_trials
-from output import rounded, write_tables
+from output import parser_of, rounded, write_tables
 from rich.console import Console
 from testbed import Size, Testbed, quality, with_interval
 
@@ -113,12 +112,8 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
     parser.add_argument("--run", type=Path, required=True, help="what pretrain wrote")
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument(
         "--size", action="append", type=Size.parse, help="D_KV,SHARE of hidden units[,D_MODEL]"
     )

@@ -15,11 +15,8 @@ model's skill that is kept. No training after the cut; calibration on the defaul
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import pandas as pd
-from output import write_tables
+from output import parser_of, write_tables
 from rich.console import Console
 from testbed import (
     RATIOS,
@@ -82,13 +79,9 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser = parser_of(__doc__, ".csv and .md", max_series=True)
     parser.add_argument("--larger", required=True, help="a directory or a name")
     parser.add_argument("--smaller", required=True, help="a directory or a name")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     frame = measure(arguments.larger, arguments.smaller, arguments.max_series)
     table = markdown(frame)

@@ -28,15 +28,13 @@ references.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from output import rounded, write_tables
+from output import parser_of, rounded, write_tables
 from rich.console import Console
 from testbed import HELD_OUT, REFERENCES, SIZES, Size, Testbed, short_name, with_interval
 
@@ -246,13 +244,9 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__, ".csv and .md", max_series=True)
     parser.add_argument("what", choices=("switches", "sizes", "widths", "attention", "latent"))
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
     parser.add_argument("--model", action="append", help="default: both references")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument(
         "--source", choices=OWN_SOURCES, default=MIXED, help="calibration series, default: mixed"
     )

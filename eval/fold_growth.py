@@ -13,7 +13,6 @@ through the two largest others, and marked as estimated. Linux only.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from output import write_tables
+from output import parser_of, write_tables
 
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
@@ -188,10 +187,7 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
+    parser = parser_of(__doc__, ".csv, .md and .png")
     parser.add_argument("--size", action="append", choices=list(SHAPES), help="default: all")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

@@ -11,7 +11,6 @@ its ratio.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
+from output import parser_of
 from testbed import REFERENCES, WHOLE_HEADS, short_name
 
 from tscompress.errors import DataError
@@ -204,10 +204,7 @@ def _area(box: Bbox) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .png and .svg")
+    parser = parser_of(__doc__, ".png and .svg")
     parser.add_argument("--tables", type=Path, default=Path("eval/results"), help="a directory")
     parser.add_argument("--model", choices=REFERENCES, default="reference/bolt")
     arguments = parser.parse_args()

@@ -6,7 +6,7 @@ Each row is one compressed model against its original: the share of attention pa
 ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired bootstrap over series;
 Chronos-T5 with common random numbers), the share of the original's skill that is kept (`tscompress
 probe`), and the ratio of latencies, for which all models take turns in one process. `fold` has one
-head size everywhere, a plain checkpoint; `fold by block` as many parameters, shared out among
+head size everywhere, a stock checkpoint; `fold by block` as many parameters, shared out among
 blocks, queries and values by what each was measured to cost, a factored one; `svd` and
 `activation-svd` have two factors a layer. A second table sets each folded model beside what else is
 no slower, and a figure shows latency against quality. Everything computes in float32 on weights as
@@ -16,14 +16,14 @@ from the CSV.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from fold import BlockPlanner
-from output import rounded, rows_of, write_tables
+from output import parser_of, rounded, rows_of, write_tables
+from panels import quality_panels
 from rich.console import Console
 from testbed import KEPT, WORKLOADS, Testbed, as_stored, short_name, with_interval
 
@@ -32,7 +32,7 @@ from tscompress.benchmark.bench import bench
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.io.files import write_text_atomically
-from tscompress.plotting import GREY, MARKERS, PALETTE, legend_beside, new_figure, style_axes
+from tscompress.plotting import MARKERS, PALETTE, new_figure
 
 SHARES = (0.75, 0.5, 0.25, 0.125)
 BY_BLOCK = "fold by block"
@@ -143,12 +143,7 @@ def _measures(row: Any) -> str:
 def figure(frame: pd.DataFrame, path: Path) -> None:
     """Latency against WQL, MASE and the skill kept, a line for each method."""
     drawn = new_figure(12, 3.4)
-    panels = drawn.subplots(1, 3)
-    labels = {"WQL": "WQL, ratio to dense", "MASE": "MASE, ratio to dense",
-              "skill": "share of the dense model's skill"}  # fmt: skip
-    for axes, (metric, label) in zip(panels, labels.items(), strict=True):
-        style_axes(axes, xlabel="latency, ratio to dense", ylabel=label)
-        axes.axhline(1, color=GREY, linewidth=0.8)
+    for metric, axes in quality_panels(drawn):
         axes.plot([1], [1], "*", color="black", ms=10, label="dense")
         for method, color, marker in zip(METHODS, PALETTE, MARKERS, strict=False):
             rows = frame[frame["method"] == method]
@@ -156,18 +151,13 @@ def figure(frame: pd.DataFrame, path: Path) -> None:
                 axes.plot(
                     rows["latency"], rows[metric], color=color, marker=marker, ms=5, label=method
                 )
-    legend_beside(drawn, panels[-1])
     drawn.savefig(path, dpi=160)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
+    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
     parser.add_argument("--model", action="append", help="default: both references")
     parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     console = Console()
     for model in arguments.model or ["reference/bolt", "reference/t5"]:

@@ -1,7 +1,8 @@
-"""Where the scripts of this folder leave what they measured."""
+"""What the scripts of this folder share: their options, and the tables that they write."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,28 @@ from typing import Any
 import pandas as pd
 
 from tscompress.io.files import write_text_atomically
+
+
+def parser_of(
+    description: str | None, writes: str | None = None, *, max_series: bool = False
+) -> argparse.ArgumentParser:
+    """A parser of options whose help is a script's docstring.
+
+    Parameters
+    ----------
+    writes
+        File endings for ``--output``, such as ``.csv and .md``; None: no such option.
+    max_series
+        Also ``--max-series``.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    if writes is not None:
+        parser.add_argument("--output", type=Path, required=True, help=f"prefix of {writes}")
+    if max_series:
+        parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    return parser
 
 
 def write_tables(stem: str | Path, frame: pd.DataFrame, table: str) -> None:

@@ -341,7 +341,7 @@ def least_needed_gone(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> 
         ]
         if loaded.family == "chronos-t5":  # transformers cannot generate with more in the decoder
             trials = [t for t in trials if len(t["encoder"]) >= len(t["decoder"])]
-        losses = [mean_loss(_with_layers(loaded, trial), batches) for trial in trials]
+        losses = [mean_loss(with_layers(loaded, trial), batches) for trial in trials]
         kept = trials[losses.index(min(losses))]
     return kept
 
@@ -351,7 +351,8 @@ def _all_layers(loaded: LoadedModel) -> Kept:
     return {stack: tuple(range(len(getattr(model, stack).block))) for stack in _STACKS}
 
 
-def _with_layers(loaded: LoadedModel, kept: Kept) -> LoadedModel:
+def with_layers(loaded: LoadedModel, kept: Kept) -> LoadedModel:
+    """A copy of the model with the layers ``kept`` alone."""
     fewer = replace(loaded, model=copy.deepcopy(loaded.model))
     keep_layers_(fewer, kept)
     return fewer

@@ -33,7 +33,6 @@ minutes" leave out the pass over the calibration series that SVD-LLM and ASVD sh
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -48,7 +47,7 @@ import torch
 from chronos import BaseChronosPipeline
 from fracast_pipeline import Fracast, load_fracast
 from matplotlib.axes import Axes
-from output import rounded, rows_of, write_tables
+from output import parser_of, rounded, rows_of, write_tables
 from peer_methods import (
     PeerTestbed,
     every_second,
@@ -86,7 +85,7 @@ PAPER = ((5, 0.35), (3, 0.27))
 MATCHED = (Size(64, 0.5, 160), Size(64, 0.5, 128), Size(64, 0.25, 128), Size(64, 0.25, 96))
 #: The folded model whose weights get fewer bits as well.
 COMPOSED = Size(64, 0.5, 128)
-#: One batch in so many is enough to choose layers by.
+#: One batch in this many is enough to choose layers by.
 LAYER_BATCHES = 4
 _MEBI = 2**20
 
@@ -394,13 +393,9 @@ def _points(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv, .md and .png")
+    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
     parser.add_argument("--model", required=True, choices=REFERENCES)
     parser.add_argument("--smaller", action="append", default=[], help="a directory or a name")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

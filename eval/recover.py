@@ -22,7 +22,6 @@ fine-tuning of the original on the same batches, timed in the same run.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import time
@@ -33,7 +32,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from output import rounded, write_tables
+from output import parser_of, rounded, write_tables
 from rich.console import Console
 from testbed import (
     HELD_OUT,
@@ -253,12 +252,8 @@ def _cell(group: pd.DataFrame, name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser = parser_of(__doc__, ".csv and .md", max_series=True)
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument(
         "--trial", action="append", type=Trial.parse,
         help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS][,d_model=WIDTH]",

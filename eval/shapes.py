@@ -15,15 +15,13 @@ asks for exactly as many new tokens as the horizon has steps, so random weights 
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
-from output import write_tables
+from output import parser_of, write_tables
 from rich.console import Console
 
 from tscompress.benchmark.bench import bench
@@ -239,10 +237,7 @@ def markdown(comparison: Comparison, result: BenchResult) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser = parser_of(__doc__, ".csv and .md")
     parser.add_argument("--quick", action="store_true", help="tiny workloads: does it run?")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="default: as PyTorch is set")

@@ -16,14 +16,12 @@ amazon/chronos-t5-base. Nothing is saved by such a cut: the question is how hard
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from chronos.chronos import MeanScaleUniformBins
-from output import rounded, write_tables
+from output import parser_of, rounded, write_tables
 from rich.console import Console
 from testbed import RATIOS, Testbed, with_interval
 from torch import Tensor
@@ -134,12 +132,8 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser = parser_of(__doc__, ".csv and .md", max_series=True)
     parser.add_argument("--model", default="reference/t5", help="a Chronos-T5")
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     arguments = parser.parse_args()
     console = Console()
     frame = measure(arguments.model, arguments.max_series, console)

@@ -14,14 +14,12 @@ empty cache of scores, and again with what it then holds.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ from gluonts.ev.metrics import MASE, MeanWeightedSumQuantileLoss
 from gluonts.itertools import batcher
 from gluonts.model.evaluation import evaluate_forecasts
 from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
-from output import write_tables
+from output import parser_of, write_tables
 from rich.console import Console
 
 from tscompress.checkpoints.load import load
@@ -160,12 +158,8 @@ def markdown(frame: pd.DataFrame, cold: float, cached: float, title: str) -> str
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="prefix of .csv and .md")
+    parser = parser_of(__doc__, ".csv and .md", max_series=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--max-series", type=int, help="first N series of each dataset")
     parser.add_argument("--dataset", action="append", help="only this one; repeatable")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)

@@ -149,7 +149,7 @@ def test_fold_bilinear_truncates_best_in_the_whitened_norm(
         assert float(error) == pytest.approx(float(expected[rank:].norm()), abs=1e-6)
 
 
-def test_fold_bilinear_weighs_by_what_occurs() -> None:
+def test_fold_bilinear_is_weighted_by_moments() -> None:
     """A direction that is never seen is dropped, however large its weights."""
     W_Q = W_K = torch.diag(torch.tensor([100.0, 1.0], dtype=torch.float64))
     C = torch.diag(torch.tensor([0.0, 1.0], dtype=torch.float64))
@@ -161,7 +161,7 @@ def test_fold_bilinear_weighs_by_what_occurs() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-300])
-def test_moments_of_nothing_give_finite_heads(scale: float) -> None:
+def test_zero_moments_give_finite_heads(scale: float) -> None:
     W_Q, W_K = random_matrix(4, 6, 0), random_matrix(4, 6, 1)
     none, some = linalg.Roots.of(scale * random_moment(6, 2, 1)), random_roots(6, 3, 6)
     for moments in ((none, none), (some, none), (none, some)):
@@ -187,7 +187,7 @@ def turning_scores(
 ONE_BY_ONE: list[dict[int, float]] = [{0: 1.0}, {1: 1.0}, {2: 1.0}]
 
 
-def test_rotary_pairs_that_stand_for_themselves_are_kept_as_they_are() -> None:
+def test_single_rotary_pairs_are_unchanged() -> None:
     W_Q, W_K = random_matrix(6, 7, 0), random_matrix(6, 7, 1)
     C_x, C_y = random_roots(7, 2, 7), random_roots(7, 3, 2)
     queries, keys = linalg.fold_rotary(W_Q, W_K, C_x, C_y, ONE_BY_ONE)
@@ -221,7 +221,7 @@ def test_proportional_rotary_pairs_of_one_frequency_merge_exactly(
 
 @settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 5), st.sampled_from([2, 20]))
-def test_merging_rotary_pairs_that_turn_alike_is_never_worse_than_dropping_them(
+def test_merging_similar_rotary_pairs_beats_dropping_them(
     seed: int, count: int, moment_rank: int
 ) -> None:
     d = 7
@@ -269,7 +269,7 @@ def test_the_error_of_values_never_grows_with_sweeps(
             assert after <= before * (1 + 1e-6) + 1e-8 * total
 
 
-def test_each_head_is_fitted_to_what_those_before_it_left() -> None:
+def test_heads_are_fitted_to_the_residual_of_earlier_ones() -> None:
     """Two sweeps of the definition, with what is lost computed afresh for every head."""
     W, C = random_matrix(9, 12, 0), random_moment(12, 1, 40)
     heads = [slice(4 * h, 4 * h + 4) for h in range(3)]
@@ -288,7 +288,7 @@ def test_each_head_is_fitted_to_what_those_before_it_left() -> None:
 
 @settings(deadline=None)
 @given(VALUES, st.integers(0, 2), st.booleans())
-def test_values_at_full_rank_lose_nothing(
+def test_full_rank_values_are_exact(
     shape: tuple[int, int, int, int], sweeps: int, refit: bool
 ) -> None:
     heads, size, d, seed = shape
@@ -312,7 +312,7 @@ def test_values_of_degenerate_moments_are_finite(moment_rank: int, sweeps: int) 
             assert torch.isfinite(factor).all()
 
 
-def test_heads_that_say_the_same_are_fitted_together() -> None:
+def test_redundant_heads_are_fitted_together() -> None:
     """Three heads all say the same four things; one number of each can say more than three SVDs."""
     shared = random_matrix(200, 4, 0) * torch.tensor([1.0, 0.8, 0.6, 0.4])
     c = torch.cat([shared @ random_matrix(4, 4, seed) for seed in (1, 2, 3)], dim=1)
@@ -336,7 +336,7 @@ def test_least_squares_is_exact_where_the_moment_is_well_conditioned(
     assert torch.equal(linalg.least_squares(right @ C, C, right, damping=10.0), right)
 
 
-def test_least_squares_leaves_what_was_not_seen() -> None:
+def test_least_squares_keeps_unseen_directions() -> None:
     W, wanted = random_matrix(3, 5, 0), random_matrix(3, 5, 1)
     assert torch.equal(linalg.least_squares(torch.zeros(3, 5), torch.zeros(5, 5), W), W)
     C = torch.diag(torch.tensor([1.0, 2.0, 0.0, 0.0, 1.0], dtype=torch.float64))
@@ -360,7 +360,7 @@ def selection_error(W: torch.Tensor, C: torch.Tensor, chosen: torch.Tensor) -> f
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_selected_units_tell_more_than_random_ones(seed: int) -> None:
+def test_selected_units_beat_random_ones(seed: int) -> None:
     n = 24
     W = random_matrix(6, n, seed)
     C = random_moment(n, seed + 1, 40) * torch.logspace(0, -1, n).double().outer(
@@ -392,7 +392,7 @@ def test_units_that_are_read_are_the_ones_selected(read: set[int], seed: int) ->
     assert linalg.select_units(W, variances.diag(), len(read)).tolist() == sorted(read)
 
 
-def test_units_that_say_the_same_are_selected_once() -> None:
+def test_redundant_units_are_selected_once() -> None:
     h = random_matrix(50, 4, 0)
     h = torch.cat([h, h, torch.zeros(50, 2)], dim=1)  # 4 and their copies, and 2 silent ones
     W, C = random_matrix(3, 10, 1), h.T @ h / len(h)
@@ -404,7 +404,7 @@ def test_units_that_say_the_same_are_selected_once() -> None:
 
 
 @pytest.mark.parametrize("moment", [torch.zeros(6, 6), torch.eye(6), torch.ones(6, 6)])
-def test_all_units_or_units_of_nothing_can_be_selected(moment: torch.Tensor) -> None:
+def test_selection_of_all_or_zero_units(moment: torch.Tensor) -> None:
     W = random_matrix(3, 6, 0)
     assert linalg.select_units(W, moment, 6).tolist() == list(range(6))
     assert len(set(linalg.select_units(W, moment, 2).tolist())) == 2

@@ -155,7 +155,7 @@ def threads() -> Iterator[Callable[[], int]]:
         ({"device": "tpu"}, "device: .*got 'tpu'"),
     ],
 )
-def test_make_workload_names_what_is_wrong_in_one_line(fields: Any, message: str) -> None:
+def test_invalid_workload_is_named_in_one_line(fields: Any, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as error:
         make_workload(fields)
     assert "\n" not in str(error.value)
@@ -219,14 +219,16 @@ CACHE_SHAPES = [(20, 5), (17, BLOCK), (20, BLOCK + 2), (31, 2 * BLOCK)]
 
 
 @pytest.mark.parametrize(("context_length", "horizon"), CACHE_SHAPES)
-def test_t5_cache_is_the_real_one(t5: Any, context_length: int, horizon: int) -> None:
+def test_t5_cache_bytes_equal_the_real_cache(t5: Any, context_length: int, horizon: int) -> None:
     workload = WORKLOAD.model_copy(update={"context_length": context_length, "horizon": horizon})
     assert kv_cache_bytes(t5.inner_model, workload) == largest_cache_bytes(t5, workload)
 
 
 @pytest.mark.filterwarnings("ignore:We recommend keeping prediction length")
 @pytest.mark.parametrize(("context_length", "horizon"), CACHE_SHAPES)
-def test_bolt_cache_is_the_real_one(bolt: Any, context_length: int, horizon: int) -> None:
+def test_bolt_cache_bytes_equal_the_real_cache(
+    bolt: Any, context_length: int, horizon: int
+) -> None:
     workload = WORKLOAD.model_copy(update={"context_length": context_length, "horizon": horizon})
     assert kv_cache_bytes(bolt.inner_model, workload) == largest_cache_bytes(bolt, workload)
 
@@ -537,7 +539,7 @@ def rendered(result: BenchResult) -> list[str]:
     return capture.get().splitlines()
 
 
-def test_one_is_no_plural() -> None:
+def test_table_title_has_singular_and_plural_rounds() -> None:
     for durations, counted in (([10.0], "1 round"), ([10.0] * 2, "2 rounds")):
         title = " ".join(rendered(fake_bench({"a": durations})[0])[:2])
         assert f" {counted} " in f"{title} "

@@ -191,7 +191,7 @@ def test_units(text: str, limit: int) -> None:
         "wql=1", "wql=0.01", "wql=0%", "wql=1e999%", "bytes=0.5=2",
     ],
 )  # fmt: skip
-def test_what_is_no_budget(text: str) -> None:
+def test_invalid_budgets_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="budget") as caught:
         parse_budget(text)
     assert repr(text) in str(caught.value)
@@ -311,7 +311,7 @@ def test_multiples(models: dict[str, Any], family: str, multiple: int) -> None:
         folded_candidates(sensitivity, costs, multiple=0)
 
 
-def test_sensitivities_that_do_not_serve(models: dict[str, Any]) -> None:
+def test_unusable_sensitivities_are_refused(models: dict[str, Any]) -> None:
     costs = cost_model_of("chronos-t5", models["chronos-t5"])
     sensitivity = sensitivity_of("chronos-t5", models["chronos-t5"])
     for kind, match in (("hidden", "hidden"), ("layer", "layers")):
@@ -334,7 +334,7 @@ CANDIDATES = st.lists(
 
 
 @given(CANDIDATES)
-def test_nothing_cheaper_and_better_is_left_out(candidates: list[Candidate]) -> None:
+def test_efficient_candidates_are_undominated(candidates: list[Candidate]) -> None:
     kept = efficient(candidates, "parameters")
     for one in candidates:
         beaten = any(
@@ -437,7 +437,7 @@ def test_never_worse_than_a_plain_config(
     assert chosen.loss <= plain.loss
 
 
-def test_the_budget_is_spent_where_it_hurts_least(models: dict[str, Any]) -> None:
+def test_budget_is_spent_on_the_least_loss(models: dict[str, Any]) -> None:
     model, costs = models["chronos-t5"], cost_model_of("chronos-t5", models["chronos-t5"])
     precious = "decoder.block.1.layer.1.EncDecAttention"
     sensitivity = sensitivity_of(
@@ -494,7 +494,7 @@ def test_a_jump_goes_no_further_than_needed(models: dict[str, Any], saved: int, 
     assert chosen.loss == pytest.approx(losses[size])
 
 
-def test_steps_that_are_not_needed_are_taken_back(models: dict[str, Any]) -> None:
+def test_unneeded_steps_are_undone(models: dict[str, Any]) -> None:
     """A cheap small step comes first; the big one after it meets the budget alone."""
     model, costs = models["chronos-t5"], cost_model_of("chronos-t5", models["chronos-t5"])
     small, big = "encoder.block.0.layer.0.SelfAttention", "encoder.block.0.layer.1.DenseReluDense"
@@ -589,7 +589,7 @@ def test_quality_is_measured(models: dict[str, Any], family: str, kind: str) -> 
         assert chosen.costs.parameters == min(one.costs.parameters for one in good)
 
 
-def test_a_neighbour_that_does_not_follow_the_line_is_seen() -> None:
+def test_non_monotone_measurements_are_searched() -> None:
     costs = cost_model_of("chronos-t5", tiny_model("chronos-t5"))
     line = [Candidate(8, 8, 40, None, i / 10, Costs(macs=100 - i)) for i in range(8)]
     fast = {3, 5, 6, 7}
@@ -628,7 +628,7 @@ def test_when_no_measurement_fits(models: dict[str, Any], kind: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_shape_that_is_timed_is_the_candidates(
+def test_timed_model_has_the_shape_of_the_candidate(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoint)

@@ -126,7 +126,7 @@ def fold_plan(
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_original_costs_what_is_counted_on_it(family: str, workload: Workload) -> None:
+def test_costs_of_the_original_equal_counts(family: str, workload: Workload) -> None:
     model = tiny_model(family)
     costs = CostModel(family, model, workload, bytes_per_number=4)
     assert costs.original == counted(family, model, workload)
@@ -160,7 +160,7 @@ def test_a_meta_model_without_its_ties_costs_the_same(family: str) -> None:
 @pytest.mark.parametrize(("size", "units"), [(2, 40), (8, 10), (4, 1)])
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_folded_model_costs_what_its_plan_says(
+def test_costs_of_a_plan_equal_counts_of_the_folded_model(
     family: str, workload: Workload, size: int, units: int
 ) -> None:
     costs = cost_model(family, workload).of_plan(fold_plan(family, size, size, units))
@@ -233,9 +233,10 @@ def test_names_are_those_after_the_drop() -> None:
 
 
 def unit_cost(costs: CostModel, name: str, kind: Any, measure: Any) -> float:
-    """Of one more number in each head of a block, or of one more hidden unit."""
-    part = costs._part(name, kind)
-    return part.cost_per_step.of(measure) / part.step
+    """Of one dimension in each head of a block, or of one hidden unit."""
+    full = D_FF if kind == "hidden" else D_KV
+    halved = costs.costs(**{kind: {name: full // 2}})
+    return (costs.original.of(measure) - halved.of(measure)) / (full - full // 2)
 
 
 @pytest.mark.parametrize("measure", ["parameters", "bytes", "macs", "kv-cache"])
@@ -257,7 +258,7 @@ def test_unit_costs_add_up(family: str, measure: Any) -> None:
         assert 0 < small.of(measure) < costs.original.of(measure)
 
 
-def test_queries_and_keys_cost_on_their_own_what_a_hand_count_says() -> None:
+def test_costs_of_queries_and_keys_equal_a_hand_count() -> None:
     """No stock model has values of another size than keys, so this one is counted by hand."""
     workload = Workload(batch_size=3, context_length=20, horizon=6, num_samples=5)
     costs = cost_model("chronos-t5", workload)
@@ -270,7 +271,7 @@ def test_queries_and_keys_cost_on_their_own_what_a_hand_count_says() -> None:
         assert unit_cost(costs, name, kind, "kv-cache") == 4 * HEADS * paths * keys
 
 
-def test_what_the_cache_holds() -> None:
+def test_cache_costs_equal_a_hand_count() -> None:
     costs = cost_model("chronos-t5")
     assert unit_cost(costs, "encoder.block.0.layer.0.SelfAttention", "qk", "kv-cache") == 0
     assert unit_cost(costs, "decoder.block.0.layer.2.DenseReluDense", "hidden", "kv-cache") == 0
@@ -278,7 +279,7 @@ def test_what_the_cache_holds() -> None:
     assert own == 4 * HEADS * 3 * 5 * 9
 
 
-def test_rotary_pairs_turn_by_angles_that_cost_something() -> None:
+def test_rotary_angles_have_a_cost() -> None:
     costs = cost_model("chronos-2")
     name = "encoder.block.0.layer.0.self_attention"
     tokens = 3 + 1 + 1  # 37 steps in patches of 16, REG, one output patch
@@ -323,7 +324,7 @@ def test_a_header_takes_no_more_than_is_set_aside(family: str, tmp_path: Path) -
         ),
     ],
 )
-def test_sizes_that_the_model_cannot_have(arguments: Any, message: str) -> None:
+def test_impossible_sizes_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         cost_model("chronos-2").costs(**arguments)
 
@@ -349,7 +350,7 @@ def test_workloads_of_several_passes(family: str, longest: int) -> None:
         cost_model(family, Workload(context_length=200, horizon=1))
 
 
-def test_models_that_are_not_dense_or_do_not_forecast() -> None:
+def test_factored_and_encoder_models_are_refused() -> None:
     model = tiny_model("chronos-bolt")
     with pytest.raises(UnsupportedModelError, match="bert"):
         CostModel("bert", model, WORKLOADS[0], bytes_per_number=4)

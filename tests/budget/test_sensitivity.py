@@ -113,12 +113,12 @@ def test_costs_between_the_full_size_and_the_first_measurement() -> None:
 
 
 @pytest.mark.parametrize("size", [9, 1])
-def test_sizes_that_were_not_measured(size: int) -> None:
+def test_unmeasured_sizes_are_refused(size: int) -> None:
     with pytest.raises(PlanError, match=r"measured at sizes 8 to 2, not"):
         holding(part(sizes=(4, 2), losses=(0.0, 0.1))).cost("a", "qk", size)
 
 
-def test_parts_that_were_not_measured() -> None:
+def test_unmeasured_parts_are_refused() -> None:
     with pytest.raises(PlanError, match=r"holds no vo of 'a'"):
         holding(part()).cost("a", "vo", 4)
 
@@ -133,7 +133,7 @@ def test_parts_that_were_not_measured() -> None:
         ({"losses": (0.1, float("nan"), 0.2)}, "not finite"),
     ],
 )
-def test_parts_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+def test_invalid_parts_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         part(**changes)
 
@@ -160,7 +160,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         ('{"incomplete": {"family": "x", "base_loss": 1, "parts": []}}', "family: "),
     ],
 )
-def test_files_that_are_no_sensitivity(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_sensitivity_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(PlanError, match=message):
         Sensitivity.load(tmp_path / "x.json")
@@ -184,7 +184,7 @@ def test_default_head_sizes(size: int, sizes: tuple[int, ...]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_loss_of_t5_is_its_own(checkpoints: dict[str, Path]) -> None:
+def test_loss_of_t5_equals_stock_loss(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-t5"])
     batch = windows()
     batch.target[1, 3:] = torch.nan
@@ -198,7 +198,7 @@ def test_loss_of_t5_is_its_own(checkpoints: dict[str, Path]) -> None:
     assert total / count == pytest.approx(own.item(), rel=1e-5)
 
 
-def test_loss_of_bolt_is_its_own(checkpoints: dict[str, Path]) -> None:
+def test_loss_of_bolt_equals_stock_loss(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     for batch in BATCHES:  # the second has half the model's horizon
         total, count = forecast_loss(loaded, batch)
@@ -208,7 +208,7 @@ def test_loss_of_bolt_is_its_own(checkpoints: dict[str, Path]) -> None:
         assert total / len(batch.target) == pytest.approx(own.item(), rel=1e-5)
 
 
-def test_loss_of_chronos_2_is_its_own(checkpoints: dict[str, Path]) -> None:
+def test_loss_of_chronos_2_equals_stock_loss(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     batch = windows()
     total, count = forecast_loss(loaded, batch)
@@ -335,7 +335,7 @@ def test_a_dropped_layer_is_a_model_without_it(checkpoint: Path) -> None:
         assert abs(layer.losses[0]) > 1e-6
 
 
-def test_what_precedes_a_dropped_layer_makes_up_for_it(
+def test_feed_forward_before_a_dropped_layer_is_fitted(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoint)
@@ -470,7 +470,7 @@ def test_a_loss_that_is_not_finite_names_the_part(
         ),
     ],
 )
-def test_what_cannot_be_measured(
+def test_unmeasurable_models_and_windows_are_refused(
     options: dict[str, Any], error: type[Exception], message: str, checkpoints: dict[str, Path]
 ) -> None:
     with pytest.raises(error, match=message):
@@ -513,7 +513,7 @@ class Forwards:
         self.count += 1
 
 
-def test_a_second_pass_runs_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_second_pass_reads_the_cache(checkpoint: Path, tmp_path: Path) -> None:
     found = measure(load(checkpoint), cache=tmp_path)
     again, calls = load(checkpoint), []
     forwards = Forwards(again.model)
@@ -524,7 +524,7 @@ def test_a_second_pass_runs_nothing(checkpoint: Path, tmp_path: Path) -> None:
     assert Sensitivity.load(cached(tmp_path)) == found
 
 
-def test_whatever_changes_the_result_misses(
+def test_changed_inputs_miss_the_cache(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])
@@ -574,9 +574,7 @@ def test_whatever_changes_the_result_misses(
 
 
 @pytest.mark.parametrize("after", [3, 17])
-def test_an_interrupted_pass_goes_on_where_it_stopped(
-    checkpoint: Path, tmp_path: Path, after: int
-) -> None:
+def test_interrupted_pass_resumes(checkpoint: Path, tmp_path: Path, after: int) -> None:
     loaded = load(checkpoint)
     whole = measure(loaded)
     with pytest.raises(KeyboardInterrupt):
@@ -618,7 +616,7 @@ def test_damaged_files_are_measured_again(
     assert Sensitivity.load(path) == found
 
 
-def test_where_the_cache_is(
+def test_cache_directory_follows_the_environment(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])
@@ -636,7 +634,7 @@ def test_where_the_cache_is(
     assert cached(tmp_path / "own").exists()
 
 
-def test_a_cache_that_cannot_be_written_is_warned_of_once(
+def test_unwritable_cache_warns_once(
     checkpoints: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

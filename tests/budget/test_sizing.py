@@ -218,7 +218,7 @@ def test_a_tighter_budget_is_never_larger(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_cannot_be_reached_says_how_far_it_is(checkpoint: Path, layout: str) -> None:
+def test_unreachable_budget_is_refused(checkpoint: Path, layout: str) -> None:
     with pytest.raises(PlanError, match=r"parameters=0\.01"):
         planned(load(checkpoint), "parameters=0.01", layout=layout)
 
@@ -260,7 +260,7 @@ def test_sizes_are_multiples(checkpoint: Path, layout: str) -> None:
     assert {hidden.kept % 8 for hidden in plan.hidden} == {0}
 
 
-def test_the_second_time_nothing_is_measured(
+def test_second_plan_reads_the_cache(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "own"))
@@ -337,7 +337,7 @@ def test_windows_know_their_series(checkpoints: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_forecasts_that_are_no_numbers_meet_no_budget(
+def test_nan_forecasts_meet_no_budget(
     value: float, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])
@@ -439,7 +439,7 @@ def test_rows_of_groups_come_back_in_their_order(checkpoints: dict[str, Path]) -
 
 
 @pytest.mark.parametrize("budget", ["parameters=0.6", "wql=40%"])
-def test_the_plan_says_how_the_budget_was_met(checkpoints: dict[str, Path], budget: str) -> None:
+def test_plan_records_costs_of_the_budget(checkpoints: dict[str, Path], budget: str) -> None:
     original = load(checkpoints["chronos-bolt"])
     plan = planned(original, budget)
     found = plan.schedule["found"]
@@ -451,7 +451,7 @@ def test_the_plan_says_how_the_budget_was_met(checkpoints: dict[str, Path], budg
     assert f"parameters {found['parameters']:.3f}" in plan.summary()
 
 
-def test_free_frequencies_widen_what_a_plan_may_choose(checkpoints: dict[str, Path]) -> None:
+def test_free_frequencies_allow_more_sizes(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     free = FOLD.model_copy(update={"frequencies": "free"})
     batches = batches_of(loaded)
@@ -474,7 +474,7 @@ def test_free_frequencies_widen_what_a_plan_may_choose(checkpoints: dict[str, Pa
 # --------------------------------------------------------------------------------------------------
 
 
-def test_layers_go_one_by_one_and_the_others_make_up_for_them(
+def test_layers_are_dropped_one_by_one_and_others_fitted(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoint, dtype="float32")
@@ -555,7 +555,7 @@ def test_indices_of_layers_are_the_original_s(
 
 
 @pytest.mark.parametrize("counts", [(2,), (2, 2), (0, 1), (3, 1), (1, 3)])
-def test_layers_that_cannot_stay(checkpoint: Path, counts: tuple[int, ...]) -> None:
+def test_impossible_layer_counts_are_refused(checkpoint: Path, counts: tuple[int, ...]) -> None:
     loaded = load(checkpoint)
     with pytest.raises(PlanError, match=f"layers {','.join(map(str, counts))} "):
         layer_removal.layers_that_stay(loaded, counts, [], FOLD)

@@ -145,14 +145,16 @@ def test_one_file_at_a_time_is_written(
 
 
 @pytest.mark.parametrize("size", ["", "large", "5 parsecs", "GB", 0, -1, "-5GB", "0GB"])
-def test_sizes_that_are_none(checkpoints: dict[str, Path], tmp_path: Path, size: int | str) -> None:
+def test_invalid_shard_sizes_are_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, size: int | str
+) -> None:
     compressed = small(checkpoints["chronos-bolt"], "factored")
     with pytest.raises(UsageError, match="size"):
         tscompress.save(compressed, tmp_path / "small", max_shard_size=size)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_takes_a_size_and_says_what_memory_it_needs(
+def test_command_takes_a_shard_size_and_estimates_memory(
     checkpoints: dict[str, Path], tmp_path: Path, command: Command
 ) -> None:
     done = command(
@@ -195,13 +197,13 @@ def refused(directory: Path, match: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_shard_that_is_gone(shards: Path) -> None:
+def test_missing_shard_is_refused(shards: Path) -> None:
     lost = weight_files(shards)[1]
     lost.unlink()
     refused(shards, f"lacks {lost.name}")
 
 
-def test_a_shard_that_is_truncated(shards: Path) -> None:
+def test_truncated_shard_is_refused(shards: Path) -> None:
     cut = weight_files(shards)[1]
     cut.write_bytes(cut.read_bytes()[:-1])
     refused(shards, f"{cut.name} is truncated or damaged")
@@ -215,7 +217,7 @@ def test_a_tensor_in_two_shards(shards: Path) -> None:
     refused(shards, f"has '{name}' in two files")
 
 
-def test_an_index_that_leaves_a_shard_out(shards: Path) -> None:
+def test_index_without_a_shard_is_refused(shards: Path) -> None:
     index = json.loads((shards / INDEX).read_text())
     left_out = weight_files(shards)[1].name
     index["weight_map"] = {n: f for n, f in index["weight_map"].items() if f != left_out}
@@ -223,13 +225,13 @@ def test_an_index_that_leaves_a_shard_out(shards: Path) -> None:
     refused(shards, r"lacks|keys missing|weights missing")
 
 
-def test_an_index_that_names_other_files(shards: Path) -> None:
+def test_index_of_other_files_is_refused(shards: Path) -> None:
     (shards / "weights.bin").write_bytes(b"pickled")
     edit_index(shards, planted="weights.bin")
     refused(shards, "names files that are not safetensors")
 
 
-def test_an_index_of_nothing(shards: Path) -> None:
+def test_empty_index_is_refused(shards: Path) -> None:
     (shards / INDEX).write_text(json.dumps({"weight_map": {}}))
     refused(shards, "names files that are not safetensors")
 
@@ -300,7 +302,7 @@ def test_more_series_and_a_recovery_need_more(checkpoint: Path) -> None:
     assert recovered["work"] == many["work"]
 
 
-def test_configs_that_no_model_has_are_refused_before_anything_is_counted(
+def test_impossible_configs_are_refused_before_counting(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(checkpoints["chronos-t5"], tmp_path / "copy"))

@@ -171,7 +171,7 @@ def test_other_transformers_load_for_profiling_only(tmp_path: Path, name: str) -
         _ = loaded.forecaster
 
 
-def test_a_shipped_reference_that_does_not_exist() -> None:
+def test_unknown_reference_is_refused() -> None:
     refused(ModelNotFoundError, "there is no 'reference/gpt'; shipped:", "reference/gpt")
 
 
@@ -276,7 +276,7 @@ def test_config_of_another_family(copy: Path, pipeline: str) -> None:
         ("num_layers", 1),
     ],
 )
-def test_config_that_does_not_fit_the_weights(
+def test_config_of_other_weights_is_refused(
     checkpoint: Path, tmp_path: Path, key: str, value: object
 ) -> None:
     copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
@@ -328,7 +328,7 @@ def test_garbage_in_the_header(copy: Path, start: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
-def test_config_without_the_token_that_starts_a_decoder(
+def test_config_without_decoder_start_token_is_refused(
     family: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(checkpoints[family], tmp_path / "copy"))
@@ -354,7 +354,7 @@ def test_wrong_shape(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_finite(checkpoint: Path, tmp_path: Path, value: float) -> None:
+def test_non_finite_weights_are_refused(checkpoint: Path, tmp_path: Path, value: float) -> None:
     copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
     name = next(n for n in load_file(copy / WEIGHTS) if n.endswith("q.weight"))
     edit_weights(copy, lambda tensors: tensors[name].view(-1)[3:4].fill_(value))
@@ -368,14 +368,14 @@ def test_missing_shard(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/model.safetensors"])
-def test_index_that_points_outside(copy: Path, name: str) -> None:
+def test_index_outside_the_directory_is_refused(copy: Path, name: str) -> None:
     weight_map = shard(copy)
     write_index(copy, weight_map | {"shared.weight": name})
     refused(CorruptCheckpointError, "points outside its directory", copy)
 
 
 @pytest.mark.parametrize("weight_map", [None, 3, [], {"shared.weight": 3}, {"shared.weight": []}])
-def test_index_that_is_none(copy: Path, weight_map: object) -> None:
+def test_invalid_index_is_refused(copy: Path, weight_map: object) -> None:
     shard(copy)
     write_index(copy, weight_map)
     refused(CorruptCheckpointError, "is not a safetensors index", copy)
@@ -486,7 +486,7 @@ def test_a_hub_id_becomes_its_snapshot_and_commit(
     assert asked["allow_patterns"] == ["*.json", "*.safetensors"]
 
 
-def test_names_that_transformers_knows_to_ignore_or_rename_are_no_damage(tmp_path: Path) -> None:
+def test_ignored_and_renamed_weights_are_accepted(tmp_path: Path) -> None:
     """google-t5/t5-small stores a bias that nothing reads; old BERTs say gamma and beta."""
     t5 = T5Config(d_model=24, d_kv=8, d_ff=40, num_layers=1, num_heads=2, vocab_size=32)
     T5Model(t5).save_pretrained(tmp_path / "t5")
@@ -515,7 +515,7 @@ def test_names_that_transformers_knows_to_ignore_or_rename_are_no_damage(tmp_pat
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="has MPS")
-def test_a_device_that_torch_cannot_use(checkpoint: Path) -> None:
+def test_unusable_device_is_refused(checkpoint: Path) -> None:
     refused(UsageError, "'mps'", checkpoint, device="mps")
 
 

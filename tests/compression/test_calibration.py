@@ -104,7 +104,7 @@ def test_every_frequency_gets_the_same_share(bolt: LoadedModel) -> None:
     assert drawn(bolt, CONFIG, list(mixed_frequencies()))[0] >= 9
 
 
-def test_what_a_small_stratum_cannot_fill_goes_to_the_others(bolt: LoadedModel) -> None:
+def test_quota_of_a_small_stratum_goes_to_the_others(bolt: LoadedModel) -> None:
     assert drawn(bolt, changed(num_series=16), mixed_frequencies()) == [6, 6, 4]
     assert drawn(bolt, changed(num_series=40), mixed_frequencies()) == [30, 6, 4]
 
@@ -211,7 +211,7 @@ def test_lengths_from_short_to_the_longest_the_model_sees(chronos2: LoadedModel)
     assert all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
-def test_windows_overlap_only_when_nothing_else_is_left(chronos2: LoadedModel) -> None:
+def test_windows_overlap_only_without_alternative(chronos2: LoadedModel) -> None:
     series = noise(6 * 192)
     for count, overlapping in ((5, False), (30, True)):
         config = changed(num_series=count, context_length=128)

@@ -249,7 +249,7 @@ def test_power_law_sizes_heads_by_depth(checkpoints: dict[str, Path]) -> None:
     assert plan.ranks["decoder.block.1.layer.1.EncDecAttention.q"] == heads * 3
 
 
-def test_ranks_that_save_nothing_stay_dense_and_say_why(checkpoint: Path) -> None:
+def test_ranks_without_savings_stay_dense_with_a_reason(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     limit = break_even_rank(32, 24)
     plan = planned(loaded, RankSchedule(rank=limit + 1))
@@ -404,7 +404,7 @@ def test_degenerate_moments_never_give_nan(checkpoint: Path) -> None:
     assert torch.isfinite(predict(loaded)).all()
 
 
-def test_a_failed_factorization_names_the_layer_and_changes_nothing(
+def test_failed_factorization_names_the_layer_and_keeps_weights(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoint)
@@ -427,7 +427,7 @@ def test_a_failed_factorization_names_the_layer_and_changes_nothing(
     assert torch.equal(predict(loaded), before)
 
 
-def test_activation_svd_without_moments_says_what_it_needs(checkpoint: Path) -> None:
+def test_activation_svd_without_moments_is_refused(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = planned(loaded, RankSchedule(rank=2)).model_copy(update={"method": "activation-svd"})
     with pytest.raises(FactorizationError, match="needs the input moments"):
@@ -471,9 +471,7 @@ def test_save_and_load_is_bit_equal(
 
 
 @pytest.mark.parametrize("method", ["fold", "activation-svd"])
-def test_provenance_tells_where_it_came_from(
-    checkpoint: Path, tmp_path: Path, method: Method
-) -> None:
+def test_provenance_records_the_source(checkpoint: Path, tmp_path: Path, method: Method) -> None:
     compressed = tscompress.compress(checkpoint, method=method, rank=4, calibration=CALIBRATION)
     output = tscompress.save(compressed, tmp_path / "small")
     provenance = json.loads((output / "provenance.json").read_text())
@@ -547,7 +545,7 @@ def test_an_existing_output_is_kept(checkpoint: Path, tmp_path: Path) -> None:
     assert torch.equal(predict(load(target)), predict(compressed))
 
 
-def test_a_save_that_does_not_verify_leaves_nothing(
+def test_unverified_save_leaves_no_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compressed = tscompress.compress(checkpoint, rank=4, method="svd")
@@ -624,9 +622,7 @@ def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_p
             tscompress.compress(output, **options)
 
 
-def test_a_folded_checkpoint_is_a_plain_one_and_folds_again(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_folded_checkpoint_is_stock_and_folds_again(checkpoint: Path, tmp_path: Path) -> None:
     folded = tscompress.compress(checkpoint, rank=4)
     with pytest.raises(PlanError, match="compress the original"):
         tscompress.compress(folded, rank=2)
@@ -654,12 +650,12 @@ def test_a_plan_that_keeps_all_layers(checkpoint: Path) -> None:
         {"rank": 10**20},
     ],
 )
-def test_options_that_are_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_empty_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         tscompress.compress("anywhere", **options)
 
 
-def test_a_plan_takes_no_size_beside_it(checkpoint: Path) -> None:
+def test_plan_excludes_other_sizes(checkpoint: Path) -> None:
     plan = Plan(family="chronos-bolt", method="fold", kept_layers={"encoder": (0,)})
     with pytest.raises(UsageError, match="a plan says every size"):
         tscompress.compress(checkpoint, plan=plan, rank=0)
@@ -671,7 +667,7 @@ def test_infinite_values_count_as_missing(checkpoint: Path, series: Any) -> None
     assert all(torch.isfinite(weight).all() for weight in small.model.parameters())
 
 
-def test_a_dry_run_plans_what_would_be_done(checkpoint: Path) -> None:
+def test_dry_run_plan_equals_the_real_one(checkpoint: Path) -> None:
     loaded = tscompress.load(checkpoint, dtype="float32")
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     for options in ({"schedule": RankSchedule(rank=4), "ff_ratio": 0.5},
@@ -732,12 +728,12 @@ def test_schedules_out_of_range_are_refused(
     ],
     ids=str,
 )
-def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TscompressError, match=message):
         tscompress.compress("anywhere", **options)
 
 
-def test_an_edited_plan_is_applied_as_it_stands(checkpoint: Path) -> None:
+def test_edited_plan_is_applied_exactly(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     plan = planned(loaded, RankSchedule(rank=2))
     first = plan.projections[0].model_copy(update={"rank": None})

@@ -50,6 +50,11 @@ from tscompress.workflows.recipe import load_recipe
 SIZE, D_FF = 8, 40  # of the checkpoints in conftest
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 FOLD = FoldConfig(precision="float32")
+with_each_refit = pytest.mark.parametrize(
+    "config",
+    [FOLD, *(FOLD.model_copy(update={"refit": refit}) for refit in ("none", "layer"))],
+    ids=["default", "no refit", "layer"],
+)
 
 
 def waves(count: int = 8, steps: int = 64) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
@@ -128,7 +133,7 @@ def hooks(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_full_sizes_change_nothing(checkpoint: Path, precision: str) -> None:
+def test_full_sizes_keep_outputs(checkpoint: Path, precision: str) -> None:
     original = load(checkpoint)
     same = folded(checkpoint, FOLD.model_copy(update={"precision": precision}))
     assert same.plan is not None
@@ -164,16 +169,8 @@ def make_redundant_(model: Any, architecture: Any) -> None:
             parameter.data[D_FF // 2 :] = 0
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        FOLD,
-        FoldConfig(refit="none", precision="float32"),
-        FoldConfig(refit="layer", precision="float32"),
-    ],
-    ids=["default", "no refit", "layer"],
-)
-def test_what_is_redundant_is_folded_away_without_loss(
+@with_each_refit
+def test_redundant_dimensions_fold_without_loss(
     checkpoint: Path, tmp_path: Path, config: FoldConfig
 ) -> None:
     original = load(checkpoint)
@@ -186,7 +183,7 @@ def test_what_is_redundant_is_folded_away_without_loss(
         assert distance(predict(small), predict(original)) < 1e-4
 
 
-def test_pairs_that_turn_alike_are_merged_in_the_model(checkpoints: dict[str, Path]) -> None:
+def test_rotary_pairs_of_equal_frequency_are_merged(checkpoints: dict[str, Path]) -> None:
     """Where two frequencies are one and their queries proportional, one pair says the same."""
     original, small = load(checkpoints["chronos-2"]), load(checkpoints["chronos-2"])
     generator = torch.Generator().manual_seed(0)
@@ -219,7 +216,7 @@ def test_smaller_sizes_lose_more(checkpoint: Path) -> None:
     assert lost[0] < lost[1] < lost[2] < 1
 
 
-def test_frequencies_are_chosen_by_what_turns_most(checkpoints: dict[str, Path]) -> None:
+def test_frequencies_are_chosen_by_score_energy(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     recording = record(loaded, calibration_batches(loaded, CALIBRATION))
     step = next(
@@ -277,7 +274,7 @@ def test_moments_of_many_units_are_computed_in_strips(
     assert torch.equal(found[1][:strip, strip:], found[1][strip:, :strip].T)
 
 
-def test_patches_that_nothing_attends_to_are_not_seen() -> None:
+def test_unattended_patches_are_ignored() -> None:
     """Also where the length of a patch is a multiple of 3, as what Chronos-2 embeds always is."""
     values = torch.tensor([0.0, 1.0, 0.0, -1.0])[:, None].expand(4, 12)
     mask = torch.tensor([[0.0] * 12, [1.0] * 12, [0.0] * 11 + [1.0], [1.0] + [0.0] * 11])
@@ -426,7 +423,7 @@ def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Pat
 
 
 @pytest.mark.parametrize("change", [{"refit": "all"}, {"damping": 0.0}, {"sweeps": 3}], ids=str)
-def test_options_that_are_not_there(change: dict[str, Any]) -> None:
+def test_invalid_fold_options_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         FoldConfig.model_validate(change)
 
@@ -577,7 +574,7 @@ def test_no_hook_stays_after_a_failure_within_a_pass(checkpoint: Path, calls: in
     assert hooks(model) == 0
 
 
-def test_what_fails_names_the_layer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fold_names_the_layer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = fold_layers.fold_values
 
     def not_finite(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -815,7 +812,7 @@ def test_dropping_a_layer_is_leaving_it_out(checkpoint: Path, stack: str, layer:
     ],
     ids=str,
 )
-def test_layers_that_cannot_be_kept(
+def test_impossible_kept_layers_are_refused(
     checkpoint: Path, kept: dict[str, tuple[int, ...]], message: str
 ) -> None:
     loaded = load(checkpoint)
@@ -852,7 +849,7 @@ def test_fewer_layers_load_in_stock_chronos(
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_what_stays_makes_up_for_layers_that_go(checkpoint: Path, stack: str, layer: int) -> None:
+def test_kept_layers_are_fitted_to_dropped_ones(checkpoint: Path, stack: str, layer: int) -> None:
     original = load(checkpoint)
     if stack not in all_layers(original):
         pytest.skip("the family has no decoder")
@@ -926,7 +923,7 @@ def test_a_plan_with_fewer_layers_that_counts_all_of_them(checkpoint: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_size_everywhere_is_a_plain_checkpoint(
+def test_uniform_sizes_give_a_stock_checkpoint(
     checkpoint: Path, tmp_path: Path, dtype: str
 ) -> None:
     source = tmp_path / checkpoint.name
@@ -1017,7 +1014,7 @@ def test_values_of_another_size_are_a_factored_checkpoint(checkpoint: Path, tmp_
     ],
     ids=str,
 )
-def test_the_plan_counts_parameters_as_they_are(checkpoint: Path, sizes: dict[str, int]) -> None:
+def test_parameter_counts_of_the_plan_are_exact(checkpoint: Path, sizes: dict[str, int]) -> None:
     original = parameter_count(load(checkpoint).model)
     small = folded(checkpoint, FoldConfig(refit="none"), **sizes)
     assert small.plan is not None
@@ -1033,7 +1030,7 @@ def test_the_plan_counts_parameters_as_they_are(checkpoint: Path, sizes: dict[st
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_edited_by_hand_is_applied_as_it_stands(checkpoint: Path, tmp_path: Path) -> None:
+def test_edited_fold_plan_is_applied_exactly(checkpoint: Path, tmp_path: Path) -> None:
     small = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
     path = tscompress.save(small, tmp_path / "first") / "plan.json"
     content = json.loads(path.read_text())
@@ -1099,7 +1096,7 @@ def test_a_plan_goes_with_no_other_selection(
     ],
     ids=str,
 )
-def test_what_does_not_go_with_hidden_units_alone(
+def test_head_options_without_heads_are_refused(
     checkpoints: dict[str, Path], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(tscompress.errors.TscompressError, match=message):
@@ -1159,14 +1156,18 @@ def test_differences_name_layers_that_one_plan_lacks(checkpoint: Path) -> None:
     ],
     ids=str,
 )
-def test_sizes_that_cannot_be(checkpoint: Path, sizes: dict[str, Any], message: str) -> None:
+def test_impossible_fold_sizes_are_refused(
+    checkpoint: Path, sizes: dict[str, Any], message: str
+) -> None:
     loaded = load(checkpoint)
     with pytest.raises(PlanError, match=message):
         fold_plan(loaded.model, loaded.architecture, **sizes)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 6])
-def test_rotary_sizes_that_no_plain_config_has(checkpoints: dict[str, Path], size: int) -> None:
+def test_rotary_sizes_without_stock_config_are_refused(
+    checkpoints: dict[str, Path], size: int
+) -> None:
     with pytest.raises(PlanError, match=f"rotary .* {size}"):
         tscompress.compress(checkpoints["chronos-2"], rank=size, calibration=CALIBRATION)
 

@@ -184,7 +184,7 @@ def test_bfloat16_is_used_where_the_hardware_multiplies_in_it(
     assert not multiplies_bfloat16(torch.device("meta"))
 
 
-def test_a_torch_that_cannot_tell_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_hardware_precision_means_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     for check in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         monkeypatch.delattr(torch.cpu, check, raising=False)
     assert not multiplies_bfloat16(torch.device("cpu"))

@@ -13,7 +13,17 @@ import yaml
 from chronos import BaseChronosPipeline
 from hypothesis import given
 from hypothesis import strategies as st
-from test_folding import CALIBRATION, FOLD, distance, folded, outputs, predict, waves, weights
+from test_folding import (
+    CALIBRATION,
+    FOLD,
+    distance,
+    folded,
+    outputs,
+    predict,
+    waves,
+    weights,
+    with_each_refit,
+)
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -112,7 +122,7 @@ def test_every_linear_layer_reads_or_writes_a_stream(checkpoint: Path) -> None:
     assert set(streams.readers.values()) == set(norms)
 
 
-def test_a_turned_stream_says_the_same(checkpoint: Path) -> None:
+def test_rotated_stream_keeps_outputs(checkpoint: Path) -> None:
     loaded = with_norms(checkpoint)
     expected, before = outputs(loaded), weights(loaded)
     names = STACKS if loaded.family != "chronos-2" else STACKS[:1]
@@ -154,7 +164,7 @@ def test_directions_with_most_energy_come_first(checkpoints: dict[str, Path]) ->
     assert energy[:4].sum() > 0.9 * energy.sum()
 
 
-def test_padding_and_hooks_leave_nothing(checkpoint: Path) -> None:
+def test_padding_is_ignored_and_hooks_are_removed(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     series = waves(4, 40)
     padded = [torch.nn.functional.pad(torch.tensor(s), (24, 0), value=torch.nan) for s in series]
@@ -197,20 +207,12 @@ def test_long_batches_run_in_parts_and_have_the_same_bases(
 
 
 # --------------------------------------------------------------------------------------------------
-# Narrowing
+# Slicing
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        FOLD,
-        FoldConfig(refit="none", precision="float32"),
-        FoldConfig(refit="layer", precision="float32"),
-    ],
-    ids=["default", "no refit", "layer"],
-)
-def test_a_stream_of_few_directions_narrows_without_loss(
+@with_each_refit
+def test_stream_of_few_directions_is_sliced_without_loss(
     checkpoint: Path, tmp_path: Path, config: FoldConfig
 ) -> None:
     original = with_norms(checkpoint)
@@ -223,7 +225,7 @@ def test_a_stream_of_few_directions_narrows_without_loss(
         assert distance(predict(narrow), forecast) < 1e-4
 
 
-def test_what_goes_is_made_up_for(checkpoint: Path, tmp_path: Path) -> None:
+def test_sliced_dimensions_are_reconstructed(checkpoint: Path, tmp_path: Path) -> None:
     """Output projections are fitted to the stream of the original, in the directions that stay."""
     original = with_norms(checkpoint)
     directory = saved(original, tmp_path)
@@ -241,7 +243,7 @@ def test_what_goes_is_made_up_for(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_a_plain_checkpoint(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_sliced_checkpoint_is_stock(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     original = with_norms(checkpoint)
     original.model.to(dtype)
     source = saved(original, tmp_path / "source")
@@ -281,7 +283,7 @@ def test_sizes_by_layer_are_a_factored_checkpoint(
     assert parameter_count(again.model) == parameter_count(small.model)
 
 
-def test_a_latent_of_a_narrow_stream_loses_nothing(
+def test_latent_of_full_rank_is_exact_after_slicing(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     for family in ("chronos-t5", "chronos-bolt"):
@@ -306,7 +308,7 @@ def test_with_a_latent(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     assert small.plan.parameters("attention")[1] == sum(found)
 
 
-def test_the_plan_counts_parameters_as_they_are(checkpoint: Path) -> None:
+def test_parameter_counts_of_the_plan_are_exact(checkpoint: Path) -> None:
     small = folded(checkpoint, width=WIDTH, qk=4, vo=4, hidden=20)
     assert small.plan is not None
     model: Any = small.model
@@ -389,7 +391,7 @@ def test_layers_that_say_nothing_go_at_no_cost(checkpoint: Path, tmp_path: Path)
     assert distance(outputs(small), expected) < 1e-3
 
 
-def test_the_head_of_tokens_is_its_own(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_token_head_is_untied(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     small = tscompress.compress(
         checkpoints["chronos-t5"], width=WIDTH, calibration=CALIBRATION, fold=FOLD
     )
@@ -411,7 +413,7 @@ def test_the_head_of_tokens_is_its_own(checkpoints: dict[str, Path], tmp_path: P
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_width_is_refused(checkpoint: Path) -> None:
+def test_invalid_widths_are_refused(checkpoint: Path) -> None:
     for width in (D_MODEL, D_MODEL + 1):
         with pytest.raises(PlanError, match=f"width {width} .* d_model"):
             tscompress.compress(checkpoint, width=width)
@@ -477,7 +479,7 @@ def test_plans_of_two_widths_are_refused(checkpoint: Path) -> None:
         Plan.parse(content)
 
 
-def test_what_is_missing_is_guessed_from_what_is_there() -> None:
+def test_sliced_dimensions_are_least_squares_predictions() -> None:
     generator = torch.Generator().manual_seed(0)
     kept = torch.randn(3, 200, 4, generator=generator)
     mix = torch.randn(2, 4, generator=generator)
@@ -515,7 +517,7 @@ def test_labels_have_the_width(checkpoints: dict[str, Path]) -> None:
     ]
 
 
-def test_a_head_of_its_own_stays_so(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_untied_head_stays_untied(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """transformers 5 says of it that it is tied when it saves it, which transformers 4 believes."""
     small = tscompress.compress(
         checkpoints["chronos-t5"], width=WIDTH, calibration=CALIBRATION, fold=FOLD

@@ -102,7 +102,7 @@ def tiny_comparison(scripts: Any, directory: Path, steps: int = 2, series: int =
     little = CalibrationConfig(source="synthetic", num_series=24, context_length=48, batch_size=8)
     for seed in (-1, 0):
         calibration = little.model_copy(update={"seed": max(seed, 0)})
-        made._of_seeds[seed] = scripts.comparison.PeerTestbed(
+        made.of_seeds[seed] = scripts.comparison.PeerTestbed(
             str(directory), calibration=calibration
         )
     return made
@@ -217,7 +217,7 @@ def test_random_weights_are_those_of_pretraining_and_follow_the_seed(
         assert near > torch.cosine_similarity(table[20:], table[:-20]).mean()
 
 
-def test_the_table_of_a_comparison_says_nothing_where_a_metric_was_not_taken(scripts: Any) -> None:
+def test_unmeasured_metrics_are_empty_cells(scripts: Any) -> None:
     base = {"parameters": 0.5, "latency": 0.5, "latency low": 0.4, "latency high": 0.6}
     base |= {"skill": 0.9, "seasons": 0.8, "own skill": 0.5}
     rows = [
@@ -421,7 +421,7 @@ def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
         reproduce.chosen(["t5", "bert"])
 
 
-def test_a_command_that_fails_is_told_and_the_others_run(
+def test_failed_command_is_reported_and_others_run(
     scripts: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

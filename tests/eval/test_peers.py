@@ -210,9 +210,7 @@ def test_half_the_layers(methods: ModuleType, loaded: LoadedModel) -> None:
     for encoder in (0, 1):
         for decoder in (0, 1):
             kept = {"encoder": (encoder,), "decoder": (decoder,)}
-            losses[encoder, decoder] = methods.mean_loss(
-                methods._with_layers(loaded, kept), batches
-            )
+            losses[encoder, decoder] = methods.mean_loss(methods.with_layers(loaded, kept), batches)
     kept = methods.least_needed_gone(loaded, batches)
     ((encoder,), (decoder,)) = kept.values()
     others = [losses[1 - encoder, decoder], losses[encoder, 1 - decoder]]

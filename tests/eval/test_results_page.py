@@ -96,7 +96,7 @@ def test_a_table_measured_again_is_stale(page: Any, results: Path) -> None:
         ("<!-- table: one -->\n<!-- /table -->\n<!-- /table -->\n", "<!-- /table -->"),
     ],
 )
-def test_marks_that_make_no_table(page: Any, results: Path, text: str, named: str) -> None:
+def test_unmatched_table_marks_are_refused(page: Any, results: Path, text: str, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         page.filled(text, results)
 

@@ -231,7 +231,7 @@ def test_missing_labels_and_flat_contexts_are_left_out_of_mase() -> None:
     assert scores["WQL"] == pytest.approx((1 + 1 + 1) / (4 + 5 + 5 + 6 + 6))
 
 
-def test_scoring_writes_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_scoring_keeps_the_terminal_silent(capfd: pytest.CaptureFixture[str]) -> None:
     evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=2)
     assert capfd.readouterr() == ("", "")
 
@@ -529,7 +529,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(
     assert sizes == [4]
 
 
-def test_what_memory_errors_look_like() -> None:
+def test_memory_errors_are_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**55)  # more than any address space has
     assert memory_ran_out(caught.value)
@@ -568,7 +568,7 @@ def test_automatic_batches_follow_the_free_memory(
         assert max(sizes) == largest
 
 
-def test_the_estimate_grows_with_what_takes_memory(
+def test_memory_estimate_grows_with_model_and_workload(
     t5: BaseChronosPipeline, bolt: BaseChronosPipeline
 ) -> None:
     base = forecast_bytes(t5, 32, 8, 4)
@@ -664,7 +664,7 @@ def test_evaluate_quantile_models(bolt: BaseChronosPipeline, chronos2: Chronos2P
         assert np.isfinite([row.MASE, row.WQL]).all()
 
 
-def test_evaluate_refuses_what_it_does_not_know() -> None:
+def test_unknown_models_and_options_are_refused() -> None:
     with pytest.raises(UsageError, match="'seasonal-naive'"):
         evaluate("amazon/chronos-t5-tiny", name="x")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match="no suite 'nope'"):
@@ -683,7 +683,7 @@ def test_csv_has_the_published_columns(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["scores.csv"]
 
 
-def test_csv_of_nothing_has_the_header(tmp_path: Path) -> None:
+def test_empty_csv_has_the_header(tmp_path: Path) -> None:
     result("m", {}).to_csv(tmp_path / "scores.csv")
     assert (tmp_path / "scores.csv").read_text() == "dataset,model,MASE,WQL\n"
 

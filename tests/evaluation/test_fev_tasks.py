@@ -99,7 +99,7 @@ def test_seasonal_naive_repeats_the_season_of_the_task(task_file: Path) -> None:
     assert summary["MASE"] > 0
 
 
-def test_summaries_are_what_the_leaderboard_reads(
+def test_leaderboard_reads_summaries(
     checkpoints: dict[str, Path], task_file: Path, tmp_path: Path
 ) -> None:
     tasks = load_tasks(task_file)
@@ -126,9 +126,7 @@ def test_summaries_are_what_the_leaderboard_reads(
     assert list(table.columns[1].cells) == ["WQL", "RMSE"]
 
 
-def test_quantiles_that_a_model_does_not_have(
-    checkpoints: dict[str, Path], task_file: Path
-) -> None:
+def test_missing_quantile_levels_are_refused(checkpoints: dict[str, Path], task_file: Path) -> None:
     content = yaml.safe_load(task_file.read_text())
     content["tasks"][0]["quantile_levels"] = [0.05, 0.5]
     task_file.write_text(yaml.safe_dump(content))
@@ -169,7 +167,7 @@ def test_malformed_files(tmp_path: Path, text: str, match: str) -> None:
         ({"target": "sales"}, "sales"),
     ],
 )
-def test_datasets_that_cannot_be_used(task_file: Path, change: dict[str, Any], match: str) -> None:
+def test_unusable_datasets_are_refused(task_file: Path, change: dict[str, Any], match: str) -> None:
     content = yaml.safe_load(task_file.read_text())
     content["tasks"] = [content["tasks"][0] | {"num_windows": 1} | change]
     task_file.write_text(yaml.safe_dump(content))

@@ -101,7 +101,7 @@ def test_crossing_quantiles_are_counted() -> None:
     assert calibration(quantiles, np.zeros((1, 2))).crossing_rate == pytest.approx(1 / 16)
 
 
-def test_worst_series_are_found_and_hold_what_is_drawn() -> None:
+def test_worst_series_are_found_with_their_figure_data() -> None:
     data = dataset()
     moved = forecasts(data)
     moved[[7, 11]] += 5
@@ -207,6 +207,6 @@ def test_figure_draws_each_series(count: int) -> None:
     figure.canvas.draw()
 
 
-def test_a_figure_of_nothing_is_refused() -> None:
+def test_empty_figure_is_refused() -> None:
     with pytest.raises(UsageError, match="no series to draw"):
         forecast_figure([])

@@ -54,7 +54,7 @@ def test_all_metrics_of_quantiles(checkpoints: dict[str, Path]) -> None:
     assert frame["domain"].isna().all()
 
 
-def test_what_quantiles_of_samples_do_not_tell_is_empty(checkpoints: dict[str, Path]) -> None:
+def test_metrics_beyond_nine_quantiles_are_empty_for_samples(checkpoints: dict[str, Path]) -> None:
     pipeline = load(checkpoints["chronos-t5"]).forecaster
     result, layout = evaluated(pipeline, "t5", num_samples=4)
     frame = layout.frame(result)

@@ -102,7 +102,7 @@ def test_scores_are_found_again(t5: Bench) -> None:
     assert EvaluationResult.from_dict(json.loads(json.dumps(again.to_dict()))) == again
 
 
-def test_the_table_says_what_is_of_an_earlier_run(bolt: Bench) -> None:
+def test_table_counts_cached_datasets(bolt: Bench) -> None:
     def shown(result: EvaluationResult) -> str:
         console = Console(file=StringIO(), width=120)
         console.print(evaluation_table(result))
@@ -124,7 +124,7 @@ def test_a_model_is_known_by_its_content(
     assert (row.model, row.cached) == ("renamed", True)
 
 
-def test_what_has_no_say_is_not_in_the_key(bolt: Bench, t5: Bench) -> None:
+def test_irrelevant_settings_keep_the_key(bolt: Bench, t5: Bench) -> None:
     bolt.run(seed=0)
     assert bolt.forecasts_of(seeds=(7, 8)) == 0  # it draws nothing
     t5.run()
@@ -300,7 +300,7 @@ def test_digests_of_models_do_not_depend_on_the_process(checkpoint: Path) -> Non
 # --- interruptions --------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_goes_on(t5: Bench, tmp_path: Path) -> None:
+def test_interrupted_run_resumes(t5: Bench, tmp_path: Path) -> None:
     t5.datasets = [toy(name) for name in ("a", "bb", "ccc")]
 
     def stop(row: DatasetScore) -> None:
@@ -329,7 +329,7 @@ def test_who_wants_forecasts_gets_forecasts(bolt: Bench) -> None:
     assert result.rows[0].cached is None
 
 
-def test_without_a_cache_nothing_is_read_or_written(bolt: Bench) -> None:
+def test_no_cache_means_no_files(bolt: Bench) -> None:
     bolt.run(cache=None)
     assert bolt.files == []
     bolt.run()
@@ -389,7 +389,7 @@ def test_a_damaged_file_is_measured_again(bolt: Bench, kind: str) -> None:
     assert bolt.forecasts_of() == 0  # the file is whole again
 
 
-def test_a_cache_that_cannot_be_written_stops_nobody(bolt: Bench, tmp_path: Path) -> None:
+def test_unwritable_cache_keeps_scores(bolt: Bench, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = ScoreCache(tmp_path / "file" / "scores")
     assert len(bolt.run(cache=cache).rows) == 1
@@ -409,7 +409,7 @@ def test_files_are_written_whole(bolt: Bench) -> None:
 # --- from the command line ------------------------------------------------------------------------
 
 
-def test_the_command_uses_it(
+def test_command_uses_the_cache(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))

@@ -82,7 +82,7 @@ def test_bootstrap_variance_of_few_series_is_unbiased() -> None:
     assert draws.var() == pytest.approx(after.var(ddof=1) / 4, rel=0.03)
 
 
-def test_intervals_cover_what_they_say() -> None:
+def test_intervals_have_nominal_coverage() -> None:
     rng = np.random.default_rng(2)
     truth = 0.05  # of the mean log ratio: both factors are independent of the size of a series
     truth += 0.2**2 / 2
@@ -100,7 +100,7 @@ def test_intervals_cover_what_they_say() -> None:
 def test_resamples_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = pair(np.random.default_rng(0), 50)
     whole = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
-    monkeypatch.setattr("tscompress.evaluation.intervals._CELLS", 350)
+    monkeypatch.setattr("tscompress.evaluation.intervals.MAX_DRAWS", 350)
     parts = resampled_log_ratios(before, after[:, None], 100, np.random.default_rng(3))
     np.testing.assert_allclose(parts, whole, rtol=1e-12, atol=1e-15)
 

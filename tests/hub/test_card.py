@@ -39,7 +39,7 @@ from tscompress.hub.card_scores import (
     read_scores,
     scores_of_run,
 )
-from tscompress.hub.origin import read_made
+from tscompress.hub.origin import read_checkpoint_record
 from tscompress.io.own_outputs import is_marked
 from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.write import write_report
@@ -124,7 +124,7 @@ def edit_recipe(directory: Path, **changes: object) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_every_card_says(saved: dict[str, Path], original: Path) -> None:
+def test_every_card_has_sizes_loading_and_limits(saved: dict[str, Path], original: Path) -> None:
     card = make_card(saved["fold"], "me/chronos-bolt-fold")
     data = metadata(card)
     assert data["library_name"] == "chronos-forecasting"
@@ -134,7 +134,7 @@ def test_what_every_card_says(saved: dict[str, Path], original: Path) -> None:
     assert "base_model" not in data
     assert data["license"] == "apache-2.0"
     text = card.text
-    made = read_made(saved["fold"])
+    made = read_checkpoint_record(saved["fold"])
     stored = load_file(saved["fold"] / "model.safetensors")
     assert made.parameters == sum(tensor.numel() for tensor in stored.values())
     assert f"{made.parameters:,} parameters" in text
@@ -151,7 +151,7 @@ def test_what_every_card_says(saved: dict[str, Path], original: Path) -> None:
     assert "{" not in text.replace("{}", "")
 
 
-def test_factored_checkpoints_say_that_they_need_tscompress(saved: dict[str, Path]) -> None:
+def test_card_of_a_factored_checkpoint_names_the_import(saved: dict[str, Path]) -> None:
     card = make_card(saved["svd"])
     assert metadata(card)["library_name"] == "tscompress"
     assert "import tscompress.pipelines\n" in card.text
@@ -175,7 +175,7 @@ def test_a_model_from_the_hub_is_the_base_model(fold: Path) -> None:
     ("model", "revision"),
     [("reference/bolt", None), ("a/b/c", COMMIT), ("small", None), ("amazon/x", "main")],
 )
-def test_what_is_not_known_to_be_on_the_hub_is_no_base_model(
+def test_original_off_the_hub_is_no_base_model(
     fold: Path, model: str, revision: str | None
 ) -> None:
     (fold / "recipe.yaml").unlink()
@@ -192,7 +192,7 @@ def test_a_local_original_is_not_shown_as_if_it_were_on_the_hub(fold: Path, mode
     assert "--against chronos-bolt`" in text
     assert "client-x" not in text
     assert "m/chronos-bolt" not in text
-    assert model in read_made(fold).local_paths
+    assert model in read_checkpoint_record(fold).local_paths
     edit_recipe(fold, model="reference/bolt")
     edit_provenance(fold, model="reference/bolt")
     assert "`reference/bolt`, made smaller by tscompress" in make_card(fold).text
@@ -219,9 +219,9 @@ def test_paths_of_the_users_data_stay_out_of_the_card(
         assert shown in text
     for hidden in (str(tmp_path), "clients", "more/", "suites/", "/data"):
         assert hidden not in text
-    assert read_made(fold).local_paths == sorted(
+    assert read_checkpoint_record(fold).local_paths == sorted(
         {str(series), "./more/beta.parquet", "suites/gamma.yaml", "/data/delta", str(original),
-         read_made(fold).recipe.output}
+         read_checkpoint_record(fold).recipe.output}
     )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def test_the_model_that_an_embedding_is_from_is_shown_by_name(
     text = make_card(made).text
     assert "embedding_from: chronos-bolt\n" in text
     assert theirs not in text
-    assert read_made(made).local_paths == [theirs]
+    assert read_checkpoint_record(made).local_paths == [theirs]
 
 
 def test_the_original_is_the_one_that_both_records_name(fold: Path) -> None:
@@ -250,20 +250,20 @@ def test_the_original_is_the_one_that_both_records_name(fold: Path) -> None:
 def test_the_licence_is_that_of_the_very_weights(
     fold: Path, original: Path, tmp_path: Path
 ) -> None:
-    assert licence_of(read_made(fold)) == {"license": "apache-2.0"}
+    assert licence_of(read_checkpoint_record(fold)) == {"license": "apache-2.0"}
     other = Path(shutil.copytree(original, tmp_path / "other"))
     (fold / "recipe.yaml").unlink()
     edit_provenance(fold, model=str(other))
-    assert licence_of(read_made(fold)) == {"license": "apache-2.0"}
+    assert licence_of(read_checkpoint_record(fold)) == {"license": "apache-2.0"}
     (other / "README.md").write_text("---\n[\n---\n")
-    assert licence_of(read_made(fold)) == {}
+    assert licence_of(read_checkpoint_record(fold)) == {}
     (other / "README.md").write_text("---\nlicense: mit\n---\n")
     weights = load_file(other / "model.safetensors")
     save_file({name: 2 * tensor for name, tensor in weights.items()}, other / "model.safetensors",
               metadata={"format": "pt"})  # fmt: skip
-    assert licence_of(read_made(fold)) == {}
+    assert licence_of(read_checkpoint_record(fold)) == {}
     edit_provenance(fold, model="reference/bolt")
-    assert licence_of(read_made(fold)) == {"license": "apache-2.0"}
+    assert licence_of(read_checkpoint_record(fold)) == {"license": "apache-2.0"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_scores_of_the_model_alone(saved: dict[str, Path], tmp_path: Path) -> No
     path.write_text(json.dumps(result("small", 1.1, series=False).to_dict()))
     card = make_card(saved["fold"], scores=read_scores(path))
     assert len(metadata(card)["model-index"][0]["results"]) == 2
-    assert "the original was not evaluated beside it" in card.text
+    assert "original was not evaluated beside it" in card.text
     assert "ratio to the original" not in card.text
     # Ratios without intervals, where the series were not kept.
     both = CardScores.of(result("a", 1.1, series=False), result("b", 1.0, series=False))
@@ -327,7 +327,8 @@ def bench_content(made: Path) -> dict[str, Any]:
     models: list[dict[str, Any]] = [
         {"name": "large", "latency_ms": 120.0, "parameters": 8_000_000, "ratios": {}},
         {
-            "name": made.name, "latency_ms": 60.0, "parameters": read_made(made).parameters,
+            "name": made.name, "latency_ms": 60.0,
+            "parameters": read_checkpoint_record(made).parameters,
             "ratios": {"latency_ms": 0.5, "parameters": 0.25},
             "latency_ratio_interval": [0.48, 0.53],
         },
@@ -379,12 +380,12 @@ def test_a_bench_that_makes_no_sense_is_named(
 
 
 def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> None:
-    made = read_made(saved["fold"])
+    made = read_checkpoint_record(saved["fold"])
     content = bench_content(saved["fold"])
     swapped = {**content, "models": content["models"][::-1]}
     with pytest.raises(UsageError, match="'large' against 'chronos-bolt-fold'"):
         make_card(saved["fold"], bench=swapped)
-    with pytest.raises(UsageError, match=f"has {made.parameters:,} parameters; this model has"):
+    with pytest.raises(UsageError, match=f"{made.parameters:,} parameters"):
         make_card(saved["svd"], bench=content)
     backwards = CardScores.of(result("large", 1.0), result("small", 1.1))
     with pytest.raises(UsageError, match="'large' against 'small'"):
@@ -394,8 +395,8 @@ def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> No
     assert about_measurements(made, "me/small", scores, content) == []
     content["models"][1]["name"] = "other"
     assert about_measurements(made, "me/fold", scores, content) == [
-        "the scores are of a model called 'small'; see that it is this one",
-        "the latencies are of a model called 'other'; see that it is this one",
+        "the scores are of a model called 'small'; check that it is this one",
+        "the latencies are of a model called 'other'; check that it is this one",
     ]
 
 
@@ -406,7 +407,7 @@ def test_parameters_are_counted_as_bench_counts_them(
     calibration = CALIBRATION if "method" not in options else None
     small = tscompress.compress(checkpoint, **options, calibration=calibration)
     directory = tscompress.save(small, tmp_path / "small")
-    assert read_made(directory).parameters == parameter_count(
+    assert read_checkpoint_record(directory).parameters == parameter_count(
         load(directory).forecaster.inner_model
     )
 
@@ -436,7 +437,7 @@ def test_a_run_leaves_its_measurements_for_the_card(original: Path, tmp_path: Pa
     assert re.search(r"\| latency, median \(ms\) \| [\d.]+ \| [\d.]+ \| [\d.]+", card.text)
     # What was measured of another plan is not said of this one.
     shutil.copytree(directory, tmp_path / "out" / "other")
-    plan = read_made(directory).plan
+    plan = read_checkpoint_record(directory).plan
     changed = plan.model_copy(update={"kept_layers": {"encoder": (0,)}})
     assert scores_of_run(directory, changed) is None
     assert bench_of_run(directory, changed) is None
@@ -465,7 +466,7 @@ def test_a_card_by_hand_is_kept(fold: Path) -> None:
     assert {p.name for p in fold.iterdir() if p.name.startswith(".")} == set()
 
 
-def test_what_is_no_file_is_no_card(fold: Path) -> None:
+def test_unreadable_card_is_refused(fold: Path) -> None:
     path = fold / "README.md"
     os.mkfifo(path)  # whose reader would wait for ever
     with pytest.raises(OutputExistsError, match="not a regular file"):

@@ -264,7 +264,7 @@ def test_branches_and_pull_requests_leave_main_alone(
     assert loaded.code == 0, loaded.err
 
 
-def test_large_files_go_up_in_parts_where_the_server_asks_for_it(
+def test_large_files_are_uploaded_in_parts_on_request(
     command: Client, hub: HubServer, bolt: Path, repo_id: str
 ) -> None:
     hub.lfs.clear()
@@ -277,7 +277,7 @@ def test_large_files_go_up_in_parts_where_the_server_asks_for_it(
     assert hub.repositories[repo_id].files()[WEIGHTS] == (bolt / WEIGHTS).read_bytes()
 
 
-def test_a_dry_run_touches_nothing(
+def test_dry_run_uses_no_network_and_writes_no_file(
     command: Client, hub: HubServer, bolt: Path, repo_id: str
 ) -> None:
     (bolt / ".env").write_text("PASSWORD=1")
@@ -294,7 +294,7 @@ def test_a_dry_run_touches_nothing(
 
 
 @pytest.mark.parametrize("schedule", [None, PowerLawSchedule(d_0=2, alpha=0.9)], ids=str)
-def test_a_pretrained_model_goes_up_with_its_recipe(
+def test_pretrained_model_is_uploaded_with_its_recipe(
     command: Client, hub: HubServer, tmp_path: Path, repo_id: str,
     schedule: PowerLawSchedule | None,
 ) -> None:  # fmt: skip
@@ -309,7 +309,7 @@ def test_a_pretrained_model_goes_up_with_its_recipe(
     }
     outcome = command("push", directory, repo_id)
     assert outcome.code == 0, outcome.err
-    assert "has the licence that you give it in README.md" in outcome.err
+    assert "yours to choose; add it to README.md" in outcome.err
     stored = hub.repositories[repo_id].files()
     assert {k: v for k, v in stored.items() if k != ".gitattributes"} == contents(directory)
     card = stored["README.md"].decode()
@@ -413,7 +413,7 @@ def link_recovery_log(directory: Path) -> None:
         (name_another_original, 1, "names 'amazon/chronos-t5' as the original, provenance.json"),
     ],
 )
-def test_what_tscompress_did_not_write_is_refused_before_any_request(
+def test_foreign_directories_are_refused_before_any_request(
     command: Client, hub: HubServer, bolt: Path, spoil: Callable[[Path], object], code: int,
     text: str,
 ) -> None:  # fmt: skip
@@ -467,7 +467,7 @@ def test_names_of_branches_are_those_that_git_and_the_hub_take(name: str) -> Non
         assert (done.returncode == 0) == expected
 
 
-def test_what_is_no_directory_of_a_checkpoint(command: Client, bolt: Path) -> None:
+def test_directories_without_checkpoint_are_refused(command: Client, bolt: Path) -> None:
     outcome = command("push", bolt / WEIGHTS, "alice/x")
     assert outcome.code == 2
     assert outcome.line.endswith("is a file; give the directory that it is in.")
@@ -488,7 +488,7 @@ def test_advice_for_programmers_is_not_passed_on(command: Client, bolt: Path) ->
     (bolt / "README.md").write_text("---\nmodel-index:\n- name: a\n---\n# mine\n")
     outcome = command("push", bolt, "alice/x", "--dry-run")
     assert (outcome.code, "`model_index` in metadata cannot be parsed" in outcome.line) == (2, True)
-    assert outcome.line.endswith("; mend it, or pass --force.")
+    assert outcome.line.endswith("; fix it, or pass --force.")
     assert "ignore_metadata_errors" not in outcome.err
 
 
@@ -531,14 +531,14 @@ def test_directories_of_older_versions_go_up_with_a_note(command: Client, bolt: 
     assert "an older tscompress recorded no sha256 of config.json, recipe.yaml:" in outcome.err
 
 
-def test_a_card_by_hand_goes_up_as_it_is(
+def test_card_by_hand_is_uploaded_unchanged(
     command: Client, hub: HubServer, bolt: Path, repo_id: str
 ) -> None:
     by_hand = "---\nlicense: mit\n---\n# mine\n"
     (bolt / "README.md").write_text(by_hand)
     outcome = command("push", bolt, repo_id)
     assert outcome.code == 0
-    assert "was written by hand and goes up as it is" in outcome.err
+    assert "was written by hand and is uploaded unchanged" in outcome.err
     assert hub.repositories[repo_id].files()["README.md"].decode() == by_hand
     assert command("push", bolt, repo_id, "--force").code == 0
     assert "written by tscompress" in hub.repositories[repo_id].files()["README.md"].decode()
@@ -675,7 +675,7 @@ def test_a_pull_request_is_not_opened_twice(
 
 
 @pytest.mark.parametrize("moment", [CREATE, PUT, COMMIT])
-def test_what_was_not_verified_is_not_committed(
+def test_unverified_files_are_not_committed(
     command: Client, hub: HubServer, made: dict[str, Path], bolt: Path, repo_id: str, moment: str
 ) -> None:
     """Another checkpoint takes the directory's place, as ``compress --force`` puts one there."""
@@ -711,7 +711,7 @@ def test_what_was_not_verified_is_not_committed(
         assert {name: stored[name] for name in was} == was
 
 
-def test_weights_that_are_written_to_on_the_way_are_not_committed(
+def test_weights_changed_during_a_push_are_not_committed(
     command: Client, hub: HubServer, bolt: Path, repo_id: str
 ) -> None:
     def overwrite(request: str) -> None:

@@ -355,7 +355,7 @@ def test_copies_are_whole(checkpoint: Path) -> None:
     assert torch.equal(predict(twin), expected)
 
 
-def test_what_stands_in_is_still_attention(checkpoints: dict[str, Path]) -> None:
+def test_replacement_attention_equals_stock(checkpoints: dict[str, Path]) -> None:
     for family, stock, sized in (
         ("chronos-t5", T5Attention, SizedT5Attention),
         ("chronos-bolt", T5Attention, SizedT5Attention),
@@ -514,7 +514,7 @@ SELF = "encoder.block.0.layer.0.SelfAttention"
         ),
     ],
 )
-def test_heads_that_do_not_fit(
+def test_impossible_head_sizes_are_refused(
     checkpoints: dict[str, Path], family: str, name: str, changes: dict[str, Any], message: str
 ) -> None:
     loaded = load(checkpoints[family])
@@ -571,7 +571,7 @@ def feed_forward(**changes: Any) -> Callable[[], HiddenPlan]:
         ),
     ],
 )
-def test_hidden_units_that_do_not_fit(
+def test_impossible_hidden_units_are_refused(
     checkpoints: dict[str, Path], plan: Callable[[], HiddenPlan], message: str
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])

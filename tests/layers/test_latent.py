@@ -132,9 +132,7 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("implementation", ATTENTION)
 @pytest.mark.parametrize("refit", ["residual", "none"])
-def test_as_many_numbers_as_the_model_is_wide_lose_nothing(
-    checkpoint: Path, refit: Any, implementation: str
-) -> None:
+def test_latent_of_d_model_is_exact(checkpoint: Path, refit: Any, implementation: str) -> None:
     expected = outputs(loud(checkpoint))
     loaded = folded(loud(checkpoint), D_MODEL, FoldConfig(refit=refit, precision="float32"))
     use_attention_(loaded, implementation)
@@ -146,7 +144,7 @@ def test_as_many_numbers_as_the_model_is_wide_lose_nothing(
         assert (outputs(blind) - expected).abs().max() > 0.002 * expected.abs().max()
 
 
-def test_a_latent_of_the_rank_of_all_keys_and_values_loses_nothing(checkpoint: Path) -> None:
+def test_latent_of_full_rank_is_exact(checkpoint: Path) -> None:
     dense = loud(checkpoint)
     basis = torch.randn(5, D_MODEL, generator=torch.Generator().manual_seed(2))
     basis = torch.linalg.qr(basis.T).Q.T
@@ -207,7 +205,7 @@ def test_boolean_masks_are_additive_ones(checkpoints: dict[str, Path]) -> None:
         assert_close(found[0], output)
 
 
-def test_what_older_versions_ask_for(checkpoints: dict[str, Path]) -> None:
+def test_older_transformers_arguments_are_accepted(checkpoints: dict[str, Path]) -> None:
     loaded = folded(checkpoints["chronos-t5"], 6)
     arguments, output = stock_forward(loaded, 0)
     bias = arguments["mask"].expand(2, HEADS, 3, 7)  # what dense layers would have passed on
@@ -290,7 +288,7 @@ def held(cache: Any) -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["batch", "single"])
-def test_the_cache_holds_what_is_said(checkpoint: Path, workload: Workload) -> None:
+def test_latent_cache_has_the_counted_size(checkpoint: Path, workload: Workload) -> None:
     pytest.importorskip("transformers", minversion="4.54")  # before, a tuple came back
     loaded = folded(checkpoint, 6, vo=5)
     caches: list[Any] = []
@@ -512,7 +510,7 @@ def test_all_cross_attention_reads_the_same_latent_or_none(other: dict[str, Any]
         Plan.parse({"family": "chronos-t5", "method": "fold", "heads": heads})
 
 
-def test_what_a_plan_says(checkpoint: Path, tmp_path: Path) -> None:
+def test_latent_plan_is_described(checkpoint: Path, tmp_path: Path) -> None:
     loaded = load(checkpoint)
     plan = latent_plan(loaded, SIZE)
     assert plan.latent == SIZE
@@ -562,7 +560,9 @@ def test_chronos2_has_no_cross_attention(checkpoints: dict[str, Path]) -> None:
         ({"num_heads": 2}, "2 heads .* 4 heads"),
     ],
 )
-def test_latents_that_do_not_fit(checkpoint: Path, changes: dict[str, Any], message: str) -> None:
+def test_impossible_latents_are_refused(
+    checkpoint: Path, changes: dict[str, Any], message: str
+) -> None:
     loaded = load(checkpoint)
     before = str(loaded.model)
     with pytest.raises(PlanError, match=message):
@@ -603,14 +603,14 @@ def test_alone_or_with_sizes(checkpoint: Path) -> None:
         ({"method": "svd", "rank": 4}, RecipeError, "latent is for fold"),
     ],
 )
-def test_what_a_latent_does_not_go_with(
+def test_options_incompatible_with_a_latent_are_refused(
     checkpoint: Path, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         tscompress.compress(checkpoint, **{"latent": 6, **options})
 
 
-def test_a_plan_says_the_latent(checkpoint: Path) -> None:
+def test_plan_option_brings_its_latent(checkpoint: Path) -> None:
     plan = latent_plan(load(checkpoint), 6)
     with pytest.raises(UsageError, match="a plan says every size"):
         tscompress.compress(checkpoint, plan=plan, latent=6)

@@ -135,7 +135,7 @@ def test_the_cache_has_one_row_a_series(
     assert held == [(4, 24)] * 3
 
 
-def test_the_first_pipeline_goes_on_as_before(stock: BaseChronosPipeline) -> None:
+def test_original_pipeline_is_unchanged(stock: BaseChronosPipeline) -> None:
     before = drawn(stock, 4, 3)
     names = list(stock.inner_model.state_dict())
     shared = share_cross_attention(stock)
@@ -157,7 +157,7 @@ def test_models_without_sample_paths_are_refused(checkpoints: dict[str, Path]) -
             share_cross_attention(load(checkpoints[family]).forecaster)
 
 
-def test_what_is_counted(stock: BaseChronosPipeline) -> None:
+def test_shared_cache_is_counted(stock: BaseChronosPipeline) -> None:
     shared = tscompress.share_cross_attention(stock)
     model: Any = stock.inner_model
     width = sum(

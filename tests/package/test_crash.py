@@ -536,10 +536,10 @@ def test_a_write_that_fails_names_the_target(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match=r"x.txt' cannot be written: No space left on device;"):
+    with pytest.raises(OutputError, match=r"x\.txt.*No space left"):
         write_text_atomically(tmp_path / "x.txt", "text")
     with (
-        pytest.raises(OutputError, match=r"target' cannot be written: No space left on device;"),
+        pytest.raises(OutputError, match=r"target.*No space left"),
         new_directory(tmp_path / "target") as directory,
     ):
         (directory / "a").touch()

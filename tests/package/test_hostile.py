@@ -212,7 +212,7 @@ ENTRIES = st.one_of(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(EVERY_TIME, max_examples=12)
 @given(pick=st.integers(0, 10**6), entry=ENTRIES)
-def test_headers_that_lie(
+def test_false_headers_are_refused(
     originals: dict[str, Path], kind: str, pick: int, entry: tuple[str, Any]
 ) -> None:
     with broken(originals[kind]) as directory:
@@ -241,7 +241,7 @@ def huge(header: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", [overlapping, beyond_the_end, huge, dict.clear])
-def test_offsets_that_lie(
+def test_false_offsets_are_refused(
     originals: dict[str, Path], kind: str, change: Callable[[dict[str, Any]], None]
 ) -> None:
     with broken(originals[kind]) as directory:
@@ -268,14 +268,14 @@ def test_offsets_that_lie(
     ],
     ids=range(8),
 )
-def test_header_lengths_that_lie(copy: Path, content: bytes) -> None:
+def test_false_header_lengths_are_refused(copy: Path, content: bytes) -> None:
     (copy / WEIGHTS).write_bytes(content)
     assert isinstance(attempt(lambda: load(copy)), CorruptCheckpointError)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, -3e38])
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_that_no_network_has(originals: dict[str, Path], kind: str, value: float) -> None:
+def test_non_finite_values_are_refused(originals: dict[str, Path], kind: str, value: float) -> None:
     with broken(originals[kind]) as directory:
         tensors = load_file(directory / WEIGHTS)
         name = sorted(tensors)[len(tensors) // 2]
@@ -295,7 +295,7 @@ def test_weights_of_other_dtypes(originals: dict[str, Path], kind: str, dtype: t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_that_are_missing_or_spare(originals: dict[str, Path], kind: str) -> None:
+def test_missing_and_extra_weights_are_refused(originals: dict[str, Path], kind: str) -> None:
     names = sorted(load_file(originals[kind] / WEIGHTS))
     for name in names[:: max(1, len(names) // 6)]:
         with broken(originals[kind]) as directory:
@@ -346,7 +346,7 @@ def test_links_within_a_directory_and_the_cache_of_the_hub_load(copy: Path, tmp_
     "name", ["config.json", WEIGHTS, "model.safetensors.index.json", "adapter_config.json"]
 )
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
-def test_what_is_no_file(copy: Path, name: str, kind: str) -> None:
+def test_special_files_are_refused(copy: Path, name: str, kind: str) -> None:
     for old in (name, WEIGHTS):
         (copy / old).unlink(missing_ok=True)
     if kind == "pipe":
@@ -500,7 +500,7 @@ GENERATION = {
 
 
 @pytest.mark.parametrize("kind", ["chronos-t5", "factored"])
-def test_settings_of_generation_that_do_nothing(originals: dict[str, Path], kind: str) -> None:
+def test_harmless_generation_settings_are_accepted(originals: dict[str, Path], kind: str) -> None:
     with broken(originals[kind]) as directory:
         (directory / "generation_config.json").write_text(json.dumps(GENERATION))
         load_and_forecast(directory)
@@ -524,7 +524,7 @@ def test_settings_of_generation_that_do_nothing(originals: dict[str, Path], kind
     ],
 )
 @pytest.mark.parametrize("kind", ["chronos-t5", "factored"])
-def test_settings_of_generation_that_do_something(
+def test_harmful_generation_settings_are_refused(
     originals: dict[str, Path], kind: str, change: dict[str, Any], text: str
 ) -> None:
     with broken(originals[kind]) as directory:
@@ -542,20 +542,20 @@ def test_settings_of_generation_that_do_something(
     ("text", "said"),
     [("[]", "is not an object"), ("7", "is not an object"), ("{", "cannot be read as JSON")],
 )
-def test_settings_of_generation_that_are_none(copy: Path, text: str, said: str) -> None:
+def test_invalid_generation_settings_are_refused(copy: Path, text: str, said: str) -> None:
     (copy / "generation_config.json").write_text(text)
     assert f"generation_config.json {said}" in str(attempt(lambda: load(copy)))
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
-def test_files_that_may_not_be_read(copy: Path, name: str) -> None:
+def test_forbidden_files_are_refused(copy: Path, name: str) -> None:
     (copy / name).chmod(0)
     assert f"{name} cannot be read (permission" in str(attempt(lambda: load(copy)))
 
 
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
-def test_files_that_the_system_refuses(
+def test_unreadable_files_are_refused(
     copy: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above, also for root."""
@@ -608,7 +608,7 @@ def test_absurd_sizes(originals: dict[str, Path], kind: str, name: str) -> None:
     ],
     ids=range(10),
 )
-def test_configs_that_are_none(copy: Path, text: bytes) -> None:
+def test_invalid_configs_are_refused(copy: Path, text: bytes) -> None:
     (copy / "config.json").write_bytes(text)
     assert attempt(lambda: load(copy)) is not None
 
@@ -688,7 +688,7 @@ def mutated(content: Any, pick: int, value: Any, delete: bool) -> Any:
 @pytest.mark.parametrize("kind", ["factored", "latent"])
 @settings(EVERY_TIME, max_examples=50)
 @given(pick=st.integers(0, 10**6), value=ABSURD, delete=st.booleans())
-def test_plans_that_do_not_match_the_weights(
+def test_mutated_plans_load_or_are_refused(
     originals: dict[str, Path], kind: str, pick: int, value: Any, delete: bool
 ) -> None:
     with broken(originals[kind]) as directory:
@@ -722,7 +722,7 @@ def test_plans_that_do_not_match_the_weights(
     ],
     ids=range(11),
 )  # fmt: skip
-def test_plans_that_are_none(tmp_path: Path, text: str) -> None:
+def test_invalid_plans_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text, encoding="utf-8")
     attempt(lambda: Plan.load(tmp_path / "plan.json").summary())
 
@@ -801,7 +801,7 @@ BOMB = "\n".join(["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9
     ],
     ids=range(33),
 )
-def test_yaml_that_harms(tmp_path: Path, reader: str, text: str) -> None:
+def test_harmful_yaml_is_refused(tmp_path: Path, reader: str, text: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(text, encoding="utf-8")
     error = attempt(lambda: RECIPE_READERS[reader](path))  # type: ignore[operator]
@@ -968,7 +968,7 @@ def test_odd_series_calibrate_to_finite_weights(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_one_line(command: Command, copy: Path, tmp_path: Path) -> None:
+def test_command_refuses_in_one_line(command: Command, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "bomb.yaml").write_text(BOMB)
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"\xff" * 50)

@@ -74,7 +74,7 @@ def test_unknown_names() -> None:
     ],
     ids=["import", "cli", "--help"],
 )
-def test_nothing_heavy_is_imported_early(code: str) -> None:
+def test_heavy_libraries_are_imported_late(code: str) -> None:
     heavy = "{'torch', 'transformers', 'chronos', 'numpy', 'pandas', 'gluonts', 'matplotlib'}"
     check = f"\nimport sys; loaded = {heavy} & set(sys.modules); assert not loaded, loaded"
     done = subprocess.run(

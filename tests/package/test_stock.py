@@ -518,7 +518,7 @@ def open_each(job: dict[str, Any]) -> None:
     (Path(job["output"]) / "found.json").write_text(json.dumps(found))
 
 
-def test_without_the_import_nothing_opens_a_factored_checkpoint(
+def test_factored_checkpoint_needs_the_import(
     stock_python: Path, factored: dict[str, Path], tmp_path: Path
 ) -> None:
     """None of these ways may start from random weights without a word."""
@@ -532,7 +532,7 @@ def test_without_the_import_nothing_opens_a_factored_checkpoint(
 
 
 @pytest.mark.parametrize("family", DIRECT)
-def test_after_the_import_the_direct_classes_open_it(
+def test_direct_classes_open_factored_checkpoints_after_the_import(
     factored: dict[str, Path], checkpoints: dict[str, Path], family: str
 ) -> None:
     import_module("tscompress.pipelines")
@@ -563,7 +563,7 @@ def test_the_class_of_another_family_is_refused(factored: dict[str, Path]) -> No
         ChronosPipeline.from_pretrained("./nowhere")
 
 
-def test_wrapped_once_however_often_it_is_imported() -> None:
+def test_repeated_import_wraps_once() -> None:
     module = import_module("tscompress.pipelines")
     before = [kind.from_pretrained.__func__ for kind in DIRECT.values()]
     reload(module)

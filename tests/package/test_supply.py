@@ -92,7 +92,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
     }  # fmt: skip
 
 
-def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_runtime_data_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for reference in ("bolt", "bolt-nano", "t5"):
         home = f"tscompress/reference/{reference}"
@@ -107,7 +107,7 @@ def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel: zipfile.ZipFi
     ]  # fmt: skip
 
 
-def test_everything_in_the_wheel_is_what_its_record_says(wheel: zipfile.ZipFile) -> None:
+def test_wheel_hashes_match_the_record(wheel: zipfile.ZipFile) -> None:
     rows = [line.split(",") for line in wheel.read(f"{info(wheel)}RECORD").decode().splitlines()]
     recorded = {name: (digest, size) for name, digest, size in rows}
     assert recorded.keys() == set(wheel.namelist())
@@ -119,7 +119,7 @@ def test_everything_in_the_wheel_is_what_its_record_says(wheel: zipfile.ZipFile)
         assert (digest, size) == (f"sha256={found}", str(len(content))), name
 
 
-def test_whoever_installs_it_may_read_it(wheel: zipfile.ZipFile) -> None:
+def test_installed_files_are_readable(wheel: zipfile.ZipFile) -> None:
     for item in wheel.infolist():
         assert stat.S_IMODE(item.external_attr >> 16) == 0o644, item.filename
 
@@ -174,7 +174,7 @@ def test_two_builds_are_equal_byte_for_byte(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_wheel_asks_for_what_pyproject_says(metadata: Any) -> None:
+def test_wheel_requirements_match_pyproject(metadata: Any) -> None:
     content = project()["project"]
     asked = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     named = {str(one) for one in asked if one.marker is None}
@@ -201,7 +201,7 @@ def test_every_dependency_is_bounded_and_installed_within_its_bounds() -> None:
         assert requirement.specifier.contains(version), f"{line}: {version} is installed"
 
 
-def test_the_pythons_it_names_are_those_it_allows(metadata: Any) -> None:
+def test_classifiers_match_requires_python(metadata: Any) -> None:
     named = [line.rpartition(" ")[2] for line in metadata.get_all("Classifier")
              if re.search(r":: 3\.\d+$", line)]  # fmt: skip
     allowed = SpecifierSet(metadata["Requires-Python"])

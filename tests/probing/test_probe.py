@@ -74,7 +74,7 @@ def test_skill_of_repeats_is_one_minus_the_ratio_of_errors() -> None:
     assert score.skill.low < score.skill.value < score.skill.high
 
 
-def test_seasonal_naive_beside_it_is_the_one_of_the_tasks() -> None:
+def test_seasonal_naive_skill_is_that_of_the_tasks() -> None:
     task = TASKS["period-12-noise-0.3"]
     drawn = task.draw()
     naive = seasonal_naive(drawn.context, 12, task.horizon)
@@ -86,7 +86,7 @@ def test_one_series_has_no_interval_and_a_flat_task_is_refused() -> None:
     alone = TASKS["period-7"].model_copy(update={"num_series": 1})
     assert mixture(alone, 0.5).skill.low is None
     flat = ProbeTask(name="flat", process=Structural(), context_length=20)
-    with pytest.raises(UsageError, match="'flat' cannot tell"):
+    with pytest.raises(UsageError, match="'flat' cannot distinguish"):
         mixture(flat, 1.0)
 
 
@@ -95,7 +95,7 @@ def test_one_series_has_no_interval_and_a_flat_task_is_refused() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_was_lost_and_what_was_never_there_is_said() -> None:
+def test_lost_and_absent_skills_are_named() -> None:
     shares = {"period-4": 1.0, "period-7": 0.0, "period-12": 0.8, "linear-trend": 0.9}
     original = result_of("big", shares)
     compressed = result_of("small", {**shares, "period-12": 0.2})
@@ -176,7 +176,7 @@ def test_every_family_is_probed_the_same_way_twice(checkpoint: Path) -> None:
     assert probe(checkpoint, ["period-7"], num_series=3).tasks[0] == first.tasks[1]
 
 
-def test_chronos_t5_has_half_of_the_series_where_nobody_says_how_many(
+def test_chronos_t5_has_half_of_the_series_by_default(
     checkpoints: dict[str, Path],
 ) -> None:
     own = TASKS["gaps-7"].model_copy(update={"name": "own", "num_series": 3})
@@ -258,7 +258,7 @@ def test_the_command_shows_writes_and_compares(
         (("--batch-size", "0"), 2, "batch_size"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_is_refused_in_one_line(
     checkpoints: dict[str, Path],
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import RecipeError, UsageError
+from tscompress.evaluation.metrics import MEDIAN
 from tscompress.probing.processes import Autoregressive, Intermittent, Season, Structural
 from tscompress.probing.tasks import (
     PERIODS,
@@ -23,7 +24,6 @@ from tscompress.probing.tasks import (
 )
 
 EVERY = list(TASKS.values())
-MEDIAN = QUANTILE_LEVELS.index(0.5)
 
 
 def many(task: ProbeTask, count: int = 400) -> ProbeTask:
@@ -159,7 +159,7 @@ def test_own_tasks_come_from_a_file(tmp_path: Path) -> None:
         ("name: stock", "name: period-7", "'period-7' is taken"),
         ("name: stock", "name: '<b>'", "tasks.1.name: "),
         ("tasks:", "jobs:", "unknown key 'jobs'|tasks: Field required"),
-        (WEEK, "[]", "holds no mapping"),
+        (WEEK, "[]", "not a mapping"),
         (WEEK, "tasks: []", "tasks: "),
         (WEEK, "{", "cannot be read as YAML"),
     ],

@@ -188,7 +188,7 @@ def test_savings_agree_with_the_plan(bolt: LoadedModel, epsilon: float) -> None:
     assert result.savings[0].parameter_ratio == pytest.approx(plan.attention_parameter_ratio)
 
 
-def test_findings_say_when_nothing_can_be_saved(bolt_profile: RankProfile) -> None:
+def test_findings_name_epsilons_without_savings(bolt_profile: RankProfile) -> None:
     assert all(s.factored == 0 for s in bolt_profile.savings if s.part == "attention")
     said = [line for line in bolt_profile.findings() if "nothing can be saved" in line]
     assert said == [
@@ -422,7 +422,7 @@ def test_figure_of_one_epsilon(bolt_profile: RankProfile) -> None:
         per_head_figure(bolt_profile, 0.2)
 
 
-def test_comparison_figure_skips_what_was_not_measured() -> None:
+def test_comparison_figure_skips_unmeasured_values() -> None:
     rows = [ComparisonRow("svd", 1.01, 0.99, None, 0.8), ComparisonRow("fold", 1.0, 1.0, 0.6, 0.5)]
     figure = comparison_figure(rows)
     assert figure.axes[0].get_xlabel() == "ratio to the original (below 1 is better)"

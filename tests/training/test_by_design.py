@@ -194,7 +194,7 @@ def test_all_heads_learn(tmp_path: Path) -> None:
             assert not torch.equal(states[0][key], states[1][key]), key
 
 
-def test_stock_chronos_opens_it_after_one_import(tmp_path: Path) -> None:
+def test_stock_chronos_opens_schedules_after_one_import(tmp_path: Path) -> None:
     models = [trained(short(family), tmp_path / family) for family in TRAINED]
     lines = [
         "import json, sys, torch",
@@ -229,7 +229,7 @@ def test_stock_chronos_opens_it_after_one_import(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", TRAINED)
 @pytest.mark.parametrize("way", ["architecture", "schedule"])
-def test_one_smaller_size_is_a_plain_checkpoint(family: str, way: str, tmp_path: Path) -> None:
+def test_uniform_smaller_size_is_a_stock_checkpoint(family: str, way: str, tmp_path: Path) -> None:
     if way == "architecture":
         recipe = shaped(family, d_kv=3)
     else:  # a schedule that gives every layer the same size
@@ -243,7 +243,7 @@ def test_one_smaller_size_is_a_plain_checkpoint(family: str, way: str, tmp_path:
     assert torch.equal(forecast(stock), forecast(model))
 
 
-def test_it_can_be_profiled_evaluated_and_timed(
+def test_scheduled_model_is_profiled_evaluated_and_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(
@@ -277,7 +277,7 @@ def test_it_can_be_profiled_evaluated_and_timed(
             assert "opens it after `import tscompress.pipelines`" in shown.out
 
 
-def test_what_does_not_load_back_is_not_kept(
+def test_unverified_pretraining_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(directory: Path) -> loading.LoadedModel:
@@ -344,7 +344,7 @@ def test_resuming_with_another_schedule_or_embedding_is_refused(
     assert (tmp_path / "checkpoint" / "state.safetensors").read_bytes() == before
 
 
-def test_the_command_refuses_it_in_one_line(
+def test_command_refuses_schedules_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretrain(short("chronos-bolt", steps=1), tmp_path / "out")
@@ -422,9 +422,7 @@ def test_a_frozen_embedding_stays(
     assert not torch.equal(ends[0][projection], ends[1][projection])
 
 
-def test_a_resumed_run_needs_its_source_no_more(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_resumed_run_does_not_read_its_source(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.symlink_to(checkpoints["chronos-bolt"])
     recipe = short("chronos-bolt", embedding_from=str(source), checkpoint_minutes=1e-9)
@@ -436,7 +434,7 @@ def test_a_resumed_run_needs_its_source_no_more(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_source_that_does_not_fit(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_unfit_source_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     bolt = str(checkpoints["chronos-bolt"])
     refused = [
         (short("chronos-t5", embedding_from=bolt), r"is a chronos-bolt model; the recipe's"),

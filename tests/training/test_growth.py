@@ -69,7 +69,7 @@ def test_grown_model_has_the_function_of_the_small_one(family: str, part: str) -
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_gradients_reach_what_is_new(family: str) -> None:
+def test_gradients_reach_new_parameters(family: str) -> None:
     small = trained(family)
     large = build_model(recipe(family, **LARGER))
     grow_(large, small)
@@ -101,7 +101,7 @@ def test_pretraining_starts_from_a_smaller_checkpoint(tmp_path: Path) -> None:
     ("shape", "word"),
     [({"d_kv": 4}, "d_kv"), ({"d_model": 16}, "d_model"), ({"patch_size": 8}, "input_patch_size")],
 )
-def test_a_shape_that_does_not_fit_is_refused(shape: dict[str, int], word: str) -> None:
+def test_unfit_shape_is_refused(shape: dict[str, int], word: str) -> None:
     small = trained("chronos-bolt")
     with pytest.raises(RecipeError, match=f"start_from.*{word}"):
         grow_(build_model(recipe("chronos-bolt", **shape)), small)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tscompress.training.recovery_config import RecoveryConfig
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "no")])
-def test_precision_is_what_the_hardware_multiplies_in(
+def test_precision_follows_the_hardware(
     native: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "multiplies_bfloat16", lambda device: native)
@@ -23,7 +23,7 @@ def test_precision_is_what_the_hardware_multiplies_in(
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "no")])
-def test_recovery_computes_in_what_the_hardware_multiplies_in(
+def test_recovery_precision_follows_the_hardware(
     native: bool, expected: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "multiplies_bfloat16", lambda device: native)
@@ -33,7 +33,7 @@ def test_recovery_computes_in_what_the_hardware_multiplies_in(
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_pretraining_computes_in_what_the_hardware_multiplies_in(
+def test_pretraining_precision_follows_the_hardware(
     native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "multiplies_bfloat16", lambda device: native)

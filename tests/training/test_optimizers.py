@@ -64,7 +64,7 @@ def _groups(matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[di
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="came with torch 2.9")
-def test_matrices_go_where_torchs_muon_takes_them() -> None:
+def test_torchs_muon_gets_the_matrices() -> None:
     matrices, others = _parameters()
     ours = _trained(
         [Muon(_groups(matrices, others), lr=1e-2, dtype=torch.bfloat16)], [*matrices, *others]
@@ -84,7 +84,7 @@ def test_matrices_go_where_torchs_muon_takes_them() -> None:
         torch.testing.assert_close(our, their, rtol=0, atol=5e-4)
 
 
-def test_what_is_no_matrix_goes_where_adamw_takes_it() -> None:
+def test_adamw_gets_the_other_parameters() -> None:
     matrices, others = _parameters()
     ours = _trained([Muon(_groups(matrices, others), lr=1e-2)], [*matrices, *others])
     _, same = _parameters()

@@ -163,7 +163,7 @@ def test_pinball_agrees_with_the_training_loss_of_chronos(checkpoints: dict[str,
     torch.testing.assert_close(losses.truth.mean(), output.loss.detach() / target.shape[1])
 
 
-def test_missing_targets_count_for_nothing() -> None:
+def test_missing_targets_are_ignored() -> None:
     quantiles = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     levels = torch.tensor([0.1, 0.5, 0.9])
     target = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
@@ -245,7 +245,7 @@ def test_attention_for_training_is_the_same_attention(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_recovery_trains_in_products_and_gives_back_what_was(
+def test_recovery_trains_products_and_restores_factors(
     checkpointing: bool, students: dict[str, Path], checkpoints: dict[str, Path]
 ) -> None:
     student, teacher = pair(students, checkpoints, "chronos-t5")
@@ -265,13 +265,13 @@ def test_recovery_trains_in_products_and_gives_back_what_was(
     assert not any("forward" in vars(block) for block in model.decoder.block)
 
 
-def test_attention_for_training_where_nothing_is_to_gain(checkpoints: dict[str, Path]) -> None:
+def test_training_attention_is_unchanged_without_gain(checkpoints: dict[str, Path]) -> None:
     model: Any = load(checkpoints["chronos-2"]).model
     with attention_for_training(model):
         assert model.config._attn_implementation == "sdpa"
 
 
-def test_models_that_do_not_belong_together(checkpoints: dict[str, Path]) -> None:
+def test_unrelated_models_are_refused(checkpoints: dict[str, Path]) -> None:
     bolt, t5 = load(checkpoints["chronos-bolt"]), load(checkpoints["chronos-t5"])
     with pytest.raises(UsageError, match="family chronos-t5"):
         recover_(t5, bolt, short())
@@ -283,7 +283,7 @@ def test_models_that_do_not_belong_together(checkpoints: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "factored"])
-def test_what_was_lost_comes_back_and_the_form_stays(
+def test_recovery_lowers_the_loss_and_keeps_the_structure(
     family: str, students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     student, teacher = pair(students, checkpoints, family)
@@ -337,7 +337,7 @@ def test_a_fresh_start_leaves_no_older_checkpoint(bolt: Callable[[], Any], tmp_p
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
 
 
-def test_what_is_no_config_or_no_series(bolt: Callable[[], Any]) -> None:
+def test_invalid_config_and_series_are_refused(bolt: Callable[[], Any]) -> None:
     student, teacher = bolt()
     config: Any = {"steps": 3}
     with pytest.raises(UsageError, match=r"a dict; give a RecoveryConfig"):
@@ -359,7 +359,7 @@ def test_a_run_does_not_keep_the_device_of_the_one_before(bolt: Callable[[], Any
 
 
 @pytest.mark.parametrize("change", [{"accumulate": 3}, {"synthetic_share": 0.0}])
-def test_what_is_refused_leaves_models_as_they_were(
+def test_refused_recovery_leaves_models_unchanged(
     change: dict[str, Any], students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     small = load(students["chronos-bolt"])
@@ -372,7 +372,7 @@ def test_what_is_refused_leaves_models_as_they_were(
         assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
 
 
-def test_what_is_recovered_remembers_where_it_came_from(
+def test_recovered_checkpoint_records_its_source(
     students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """A student of the Hub comes without a recipe, but with a revision."""
@@ -533,7 +533,7 @@ def processes(
     return Processes(root / "killed", config, root / "shared")
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(
+def test_killed_run_resumes_from_its_last_checkpoint(
     processes: Processes, bolt: Callable[[], Any]
 ) -> None:
     resumed, teacher = bolt()
@@ -596,7 +596,7 @@ def test_a_teacher_speaks_once_of_held_out_series(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("change", [{"accumulate": 2}, {"gradient_checkpointing": True}])
-def test_less_memory_changes_nothing_else(
+def test_less_memory_keeps_results(
     family: str,
     change: dict[str, Any],
     students: dict[str, Path],
@@ -690,7 +690,7 @@ def test_minutes_end_a_run(bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPa
         ("chronos-t5", {"real_series": ()}),
     ],
 )  # fmt: skip
-def test_options_change_what_they_name(
+def test_each_option_changes_the_run(
     family: str,
     change: dict[str, Any],
     students: dict[str, Path],
@@ -779,7 +779,7 @@ def make_older(work: Path, **options: Any) -> None:
     (work / LOG_FILE).write_text("".join(json.dumps({**x, "hidden": 0.0}) + "\n" for x in lines))
 
 
-def test_runs_of_before_resume_unless_they_used_what_was_removed(
+def test_earlier_runs_resume_without_removed_options(
     bolt: Callable[[], Any], tmp_path: Path
 ) -> None:
     whole, teacher = bolt()
@@ -805,7 +805,7 @@ def test_runs_of_before_resume_unless_they_used_what_was_removed(
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
 
 
-def test_resuming_from_what_does_not_fit(bolt: Callable[[], Any], tmp_path: Path) -> None:
+def test_unfit_checkpoints_are_refused_on_resume(bolt: Callable[[], Any], tmp_path: Path) -> None:
     student, teacher = bolt()
     with pytest.raises(RecipeError, match=r"no checkpoint at .* to resume from"):
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
@@ -828,7 +828,7 @@ def test_resuming_from_what_does_not_fit(bolt: Callable[[], Any], tmp_path: Path
         recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
 
 
-def test_a_batch_that_cannot_be_shared_out(bolt: Callable[[], Any]) -> None:
+def test_indivisible_batch_is_refused(bolt: Callable[[], Any]) -> None:
     with pytest.raises(UsageError, match="batch of 8 series"):
         recover_(*bolt(), short(accumulate=3))
 
@@ -907,7 +907,7 @@ def test_windows_have_as_much_history_as_future() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_series_shorter_than_the_horizon_teach_something(family: str) -> None:
+def test_short_series_give_observed_targets(family: str) -> None:
     series = [50 + np.arange(20 + k, dtype=np.float32) for k in range(20)]
     bucket = Bucket(context_length=64, horizon=48, batch_size=16)
     config = short(buckets=(bucket,), synthetic_share=0.0, missing_probability=0.0)
@@ -961,20 +961,20 @@ def test_gaps_of_one_series_are_not_those_of_its_group() -> None:
     assert int(torch.isfinite(batch.context).sum(1).median()) >= 3
 
 
-def test_groups_with_next_to_nothing_in_common_stay_as_they_are() -> None:
+def test_groups_without_overlap_are_unchanged() -> None:
     series = [50 + 10 * k + np.arange(10, dtype=np.float32) for k in range(20)]
     batch = group_batch(series)
     steps = torch.cat([batch.context, batch.target], 1).diff()
     torch.testing.assert_close(steps[torch.isfinite(steps)].unique(), torch.ones(1))
 
 
-def test_a_corpus_of_nothing_is_one_line() -> None:
+def test_empty_corpus_is_refused_in_one_line() -> None:
     nothing = {name: 0 for name in CorpusConfig.model_fields if name.endswith("_weight")}
     with pytest.raises(UsageError, match="weight above 0"):
         Batches("chronos-t5", short(corpus=nothing | {"real_weight": 1}, real_series=()))
 
 
-def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> None:
+def test_default_corpora_of_families(checkpoints: dict[str, Path]) -> None:
     found = {family: RecoveryConfig().resolved(load(checkpoints[family])) for family in FAMILIES}
     t5 = found.pop("chronos-t5")
     assert (t5.teacher_weight, t5.truth_weight) == (1, 1)
@@ -992,7 +992,7 @@ def test_what_families_learn_from_by_default(checkpoints: dict[str, Path]) -> No
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
-def test_muon_moves_what_layers_hold_as_matrices(
+def test_muon_moves_the_matrices_of_layers(
     precision: str, dtype: torch.dtype, bolt: Callable[[], Any]
 ) -> None:
     student, _ = bolt()
@@ -1012,7 +1012,7 @@ def test_muon_moves_what_layers_hold_as_matrices(
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.1, 0.0]
 
 
-def test_the_rate_follows_what_was_cut(checkpoints: dict[str, Path]) -> None:
+def test_learning_rate_follows_the_parameter_share(checkpoints: dict[str, Path]) -> None:
     teacher, half = load(checkpoints["chronos-t5"]), load(checkpoints["chronos-t5"])
     config = RecoveryConfig()
     assert config.resolved(half, teacher).learning_rate == 6e-4
@@ -1044,7 +1044,7 @@ def test_the_rate_of_a_patch_model_is_bounded_by_its_distance(bolt: Callable[[],
     assert adamw.config.learning_rate == defaults.learning_rates["adamw"]
 
 
-def test_a_recovery_that_wins_nothing_back_says_so(bolt: Callable[[], Any]) -> None:
+def test_recovery_without_gain_is_reported(bolt: Callable[[], Any]) -> None:
     student, teacher = bolt()
     result = recover_(student, teacher, short(steps=3, learning_rate=0.05))
     assert result.best_step == 0
@@ -1069,7 +1069,7 @@ def test_groups_of_chronos_2() -> None:
     assert not torch.isfinite(batch.target[3::4]).any()
 
 
-def test_what_is_known_ahead_reaches_teacher_and_student(checkpoints: dict[str, Path]) -> None:
+def test_known_covariates_reach_teacher_and_student(checkpoints: dict[str, Path]) -> None:
     teacher, student = (load(checkpoints["chronos-2"]) for _ in range(2))
     distillation = distillation_of(teacher, student)
     batch = group_batch([np.sin(np.arange(90) / (3 + k)) for k in range(16)])
@@ -1173,7 +1173,7 @@ def test_a_recipe_recovers(checkpoints: dict[str, Path], tmp_path: Path) -> None
     assert not (tmp_path / "recovery").exists()
 
 
-def test_a_recipe_that_was_stopped_goes_on_when_it_is_run_again(
+def test_stopped_recipe_resumes_when_run_again(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     def run(output: str, seed: int = 0, **options: Any) -> Path:

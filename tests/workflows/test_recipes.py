@@ -211,7 +211,7 @@ def test_missing_keys(tmp_path: Path, missing: str) -> None:
         (b"model: !!python/object/apply:os.system [ls]", "cannot be read as YAML"),
     ],
 )
-def test_files_that_hold_no_recipe(
+def test_files_without_recipe_are_refused(
     tmp_path: Path, load: Callable[[Path], object], content: bytes, match: str
 ) -> None:
     (tmp_path / "recipe.yaml").write_bytes(content)
@@ -242,7 +242,7 @@ def test_a_few_lines_cannot_stand_for_gigabytes(tmp_path: Path, text: str) -> No
     refused(load_recipe, tmp_path / "recipe.yaml", "has YAML aliases")
 
 
-def test_a_key_that_comes_twice(tmp_path: Path) -> None:
+def test_repeated_key_is_refused(tmp_path: Path) -> None:
     """PyYAML would keep the last."""
     path = tmp_path / "recipe.yaml"
     path.write_text("model: a\noutput: b\nfold: {damping: 0.1, damping: 0.2}\n")
@@ -303,7 +303,7 @@ def test_every_number_has_bounds_and_is_no_boolean(where: tuple[Any, ...], value
 
 
 @pytest.mark.parametrize("text", ["schedule: {kind: rank, rank: yes}", "bench: {repeats: on}"])
-def test_a_yes_is_no_one(tmp_path: Path, text: str) -> None:
+def test_yes_is_not_a_number(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(f"model: m\noutput: o\n{text}\n")
     with pytest.raises(RecipeError, match=r"rank|repeats"):

@@ -91,7 +91,7 @@ def test_points_are_all_combinations() -> None:
     ]
 
 
-def test_the_combination_that_changes_nothing_is_left_out() -> None:
+def test_unchanged_combination_is_left_out() -> None:
     assert labels(grid=[{"rank": [None, 4], "ff_ratio": [1.0, 0.5], "recover_steps": [0, 9]}]) == [
         "fold, d_ff 50%",
         "fold, d_ff 50%, 9 steps",
@@ -149,7 +149,7 @@ def test_every_option_of_a_grid_reaches_the_recipe() -> None:
         ([{"budget": ["parameters=2x"]}], "is no budget"),
     ],
 )
-def test_combinations_that_compress_refuses(grid: list[Any], match: str) -> None:
+def test_refused_combinations_are_named(grid: list[Any], match: str) -> None:
     with pytest.raises(RecipeError, match=match):
         points_of(recipe(grid=grid))
 
@@ -165,14 +165,16 @@ def test_combinations_that_compress_refuses(grid: list[Any], match: str) -> None
         ({"keep": "some"}, "keep"),
     ],
 )
-def test_recipes_that_are_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_invalid_sweep_recipes_are_refused(
+    change: dict[str, Any], match: str, tmp_path: Path
+) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(settings("m", "o", **change)))
     with pytest.raises(RecipeError, match=match):
         load_sweep_recipe(path)
 
 
-def test_identities_follow_what_points_depend_on(
+def test_identities_follow_dependencies_of_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def identity(model_hash: str = "a", **changes: Any) -> str:
@@ -260,7 +262,7 @@ def test_the_front_by_hand() -> None:
     assert pareto_front(costs, scores).tolist() == [True, True, False, False, True, True]
 
 
-def test_nothing_beats_a_point_of_the_front() -> None:
+def test_front_points_are_undominated() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         costs, scores = rng.integers(6, size=(2, 12)).astype(float)
@@ -331,7 +333,7 @@ def test_fronts_are_those_of_the_table(done: tuple[SweepResult, SweepRecipe]) ->
             assert frame[f"front_{cost}_{metric}"].tolist() == expected.tolist()
 
 
-def test_what_lies_in_the_output(done: tuple[SweepResult, SweepRecipe]) -> None:
+def test_output_has_table_figure_and_points(done: tuple[SweepResult, SweepRecipe]) -> None:
     result, chosen = done
     written = pd.read_csv(result.directory / "sweep.csv")
     assert written["label"].tolist() == result.frame["label"].tolist()
@@ -362,7 +364,7 @@ def test_the_table_shows_every_point(done: tuple[SweepResult, SweepRecipe]) -> N
             assert set(str(cell)) == on
 
 
-def test_a_finished_sweep_measures_nothing_again(
+def test_finished_sweep_reads_its_points(
     done: tuple[SweepResult, SweepRecipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, chosen = done
@@ -406,7 +408,7 @@ def test_other_outputs_are_left_alone(checkpoints: dict[str, Path], tmp_path: Pa
 QUICK: dict[str, Any] = {"bench": None, "keep": "none"}
 
 
-def test_a_stopped_sweep_goes_on(
+def test_stopped_sweep_resumes(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "out", **QUICK)
@@ -551,7 +553,7 @@ def test_a_grid_is_counted_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -
         points_of(recipe(grid=many))
 
 
-def test_what_every_point_would_fail_at_is_refused_first(
+def test_common_errors_of_points_are_refused_first(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     model, output = checkpoints["chronos-bolt"], tmp_path / "out"

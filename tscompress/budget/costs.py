@@ -24,7 +24,7 @@ from tscompress.plan.architecture import Architecture, AttentionBlock
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 from tscompress.plan.plan import Plan
 
-PartKind = Literal["qk", "vo", "hidden"]
+SizeKind = Literal["qk", "vo", "hidden"]
 Measure = Literal["parameters", "bytes", "macs", "kv-cache"]
 
 
@@ -182,7 +182,7 @@ class CostModel:
             if layer is not None and layer[0] in kept and layer[1] not in kept[layer[0]]
         )
         total = self.original - sum(dropped, start=Costs())
-        by_kind: tuple[tuple[PartKind, Mapping[str, int] | None], ...] = (
+        by_kind: tuple[tuple[SizeKind, Mapping[str, int] | None], ...] = (
             ("qk", qk),
             ("vo", vo),
             ("hidden", hidden),
@@ -248,7 +248,7 @@ class CostModel:
     def _add(self, layer: tuple[str, int] | None, cost: Costs) -> None:
         self._layers[layer] = self._layers.get(layer, Costs()) + cost
 
-    def _part(self, name: str, kind: PartKind) -> _Part:
+    def _part(self, name: str, kind: SizeKind) -> _Part:
         try:
             return self._parts[name, kind]
         except KeyError:
@@ -261,8 +261,8 @@ class CostModel:
     def _check_shapes(self, plan: Plan) -> None:
         """Refuse a plan for another size of the same family, whose names are the same."""
         kept = plan.kept_layers or {}
-        heads: tuple[PartKind, ...] = ("qk", "vo")
-        hidden: tuple[PartKind, ...] = ("hidden",)
+        heads: tuple[SizeKind, ...] = ("qk", "vo")
+        hidden: tuple[SizeKind, ...] = ("hidden",)
         layers: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
         for layer in layers:
             name = self._name_before_drop(layer.name, kept)
@@ -367,7 +367,7 @@ class _Part:
     """
 
     name: str
-    kind: PartKind
+    kind: SizeKind
     size: int
     step: int
     cost_per_step: Costs
@@ -390,7 +390,7 @@ def _weights(count: int, bytes_per_number: int) -> Costs:
 def _attention_parts(
     model: nn.Module, architecture: Architecture, work: Pass, bytes_per_number: int
 ) -> Iterator[_Part]:
-    kinds: tuple[tuple[PartKind, str, str], ...] = (("qk", "q", "k"), ("vo", "o", "v"))
+    kinds: tuple[tuple[SizeKind, str, str], ...] = (("qk", "q", "k"), ("vo", "o", "v"))
     for block in architecture.attention:
         attended = _attended(work, block)
         linears = {role: _linear(model, name) for role, name in block.projections.items()}

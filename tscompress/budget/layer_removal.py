@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -77,7 +78,7 @@ def layers_that_stay(
             hidden_ratios=(),
             width_ratios=(),
             layers=may_go,
-            on_progress=lambda done, total: on_progress("sensitivity", done, total),
+            on_progress=partial(on_progress, "sensitivity"),
         )
         stack, least = _least_needed_layer(trial.model, sensitivity, may_go)
         del kept[stack][least]

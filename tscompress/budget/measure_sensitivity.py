@@ -200,12 +200,12 @@ def _wanted_parts(
     for head in whole.heads:
         size = head.head_size
         tried = _below(size, default_head_sizes(size) if head_sizes is None else head_sizes)
-        turned = tried
+        rotated = tried
         if head.frequencies is not None:
             kept = (lambda s: s % 2 == 0) if free_frequencies else partial(stock_frequencies, size)
-            turned = tuple(s for s in tried if kept(s))
+            rotated = tuple(s for s in tried if kept(s))
         wanted += [
-            WantedPart(head.name, "qk", size, turned),
+            WantedPart(head.name, "qk", size, rotated),
             WantedPart(head.name, "vo", size, tried),
         ]
     for hidden in whole.hidden:
@@ -389,7 +389,7 @@ class _Pass:
 
 
 def _with_qk(whole: HeadPlan, size: int) -> HeadPlan:
-    turned = None
+    kept = None
     if whole.frequencies is not None:
-        turned = stock_frequencies(whole.head_size, size) or tuple(range(size // 2))
-    return whole.model_copy(update={"qk_size": size, "frequencies": turned})
+        kept = stock_frequencies(whole.head_size, size) or tuple(range(size // 2))
+    return whole.model_copy(update={"qk_size": size, "frequencies": kept})

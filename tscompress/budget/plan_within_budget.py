@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -194,7 +195,7 @@ def _measured(
         fold=fold,
         width_ratios=DEFAULT_WIDTHS if width else (),
         layers=depth,
-        on_progress=lambda done, total: on_progress("sensitivity", done, total),
+        on_progress=partial(on_progress, "sensitivity"),
     )
 
 

@@ -19,8 +19,7 @@ from torch import nn
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.costs import CostModel, Costs, Measure
-from tscompress.budget.costs import PartKind as SizeKind
+from tscompress.budget.costs import CostModel, Costs, Measure, SizeKind
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.checkpoints.load import LoadedModel
@@ -313,8 +312,8 @@ def choose_factored(
     if chosen is None:
         raise _unreachable(budget, measure, path[-1], cost_model)
     chosen = _grown(chosen, sensitivity, cost_model, measure, allowed, multiple)
-    plain = folded_candidates(sensitivity, cost_model, multiple=multiple)
-    fitting = [one for one in plain if one.costs.of(measure) <= allowed]
+    stock = folded_candidates(sensitivity, cost_model, multiple=multiple)
+    fitting = [one for one in stock if one.costs.of(measure) <= allowed]
     return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
 
 

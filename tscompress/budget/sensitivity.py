@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.errors import PlanError
 from tscompress.io.files import write_text_atomically
-from tscompress.plan.plan import read_json
+from tscompress.plan.plan import read_json, validated
 
 SENSITIVITY_VERSION: Literal[1] = 1
 PartKind = Literal["qk", "vo", "hidden", "layer", "width"]
@@ -132,12 +132,7 @@ class Sensitivity(BaseModel):
             offending key.
         """
         content = read_json(path, "sensitivity")
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "sensitivity"
-            raise PlanError(f"{str(path)!r}: {where}: {first['msg']}.") from None
+        return validated(cls, content, source=repr(str(path)), kind="sensitivity")
 
 
 def rising(values: Sequence[float]) -> list[float]:

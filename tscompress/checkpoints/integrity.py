@@ -45,28 +45,30 @@ def read_config(directory: Path, source: str) -> dict[str, Any]:
     """
     path = directory / CONFIG_FILE
     try:
-        config = read_json(path)
+        config = _json_of(path, source)
     except FileNotFoundError:
         raise ModelNotFoundError(f"{source!r} has no config.json; is it a checkpoint?") from None
-    except UnreadableFileError as error:
-        raise CorruptCheckpointError(
-            f"{source!r}: config.json cannot be read as JSON: {error}."
-        ) from None
     if not isinstance(config, dict):
         raise CorruptCheckpointError(f"{source!r}: config.json is not an object.")
     return config
 
 
+def _json_of(path: Path, source: str) -> Any:
+    """Content of a JSON file; CorruptCheckpointError unless it is missing or JSON."""
+    try:
+        return read_json(path)
+    except UnreadableFileError as error:
+        raise CorruptCheckpointError(
+            f"{source!r}: {path.name} cannot be read as JSON: {error}."
+        ) from None
+
+
 def check_generation_file(directory: Path, config: Mapping[str, Any], source: str) -> None:
     """Check ``generation_config.json``, if there is one; raises as :func:`check_generation`."""
     try:
-        settings = read_json(directory / GENERATION_FILE)
+        settings = _json_of(directory / GENERATION_FILE, source)
     except FileNotFoundError:
         return
-    except UnreadableFileError as error:
-        raise CorruptCheckpointError(
-            f"{source!r}: {GENERATION_FILE} cannot be read as JSON: {error}."
-        ) from None
     check_generation(settings, source, int(config.get("vocab_size", 0)))
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tscompress.errors import PlanError
+from tscompress.io.untrusted import first_problem
 from tscompress.linalg import (
     energy_rank,
     epsilon_rank,
@@ -440,7 +441,7 @@ def _validated(layer: type[L], **fields: object) -> L:
     try:
         return layer.model_validate(fields)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        _, reason, _ = first_problem(error)
         raise PlanError(f"{reason}.") from None
 
 

@@ -19,7 +19,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.metrics import Quantiles, quantile_losses, seasonal_errors
+from tscompress.evaluation.metrics import (
+    Band,
+    Quantiles,
+    band,
+    quantile_losses,
+    seasonal_errors,
+)
 from tscompress.evaluation.results import geometric_mean
 from tscompress.io.results import Result
 from tscompress.plotting import ForecastPanel
@@ -27,7 +33,6 @@ from tscompress.plotting import ForecastPanel
 #: Upper ends of the buckets of context lengths, in steps.
 CONTEXT_BUCKETS = (32, 64, 128, 256, 512, 1024)
 WORST_SERIES = 10
-_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 Vector = tuple[float, ...]
@@ -89,9 +94,8 @@ class WorstSeries(BaseModel):
     context: Gaps
     """The last steps before the forecast."""
     label: Gaps
-    original: tuple[Vector, Vector, Vector]
-    compressed: tuple[Vector, Vector, Vector]
-    """Quantiles 0.1, 0.5 and 0.9, each ``[horizon]``."""
+    original: Band
+    compressed: Band
 
     def panel(self) -> ForecastPanel:
         """For :func:`tscompress.plotting.forecast_figure`."""
@@ -286,8 +290,8 @@ def _worst_series(
             compressed_loss=float(after[index]),
             context=_floats(dataset.contexts[index][-tail:]),
             label=_floats(dataset.labels[index]),
-            original=tuple(_floats(row) for row in original[index, _BAND]),
-            compressed=tuple(_floats(row) for row in compressed[index, _BAND]),
+            original=band(original[index]),
+            compressed=band(compressed[index]),
         )
 
 

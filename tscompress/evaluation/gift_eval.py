@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
-from tscompress.evaluation.metrics import Quantiles, backtest
+from tscompress.evaluation.metrics import MEDIAN, Quantiles, backtest
 from tscompress.evaluation.results import SEASONAL_NAIVE, EvaluationResult
 from tscompress.io.files import write_text_atomically
 
@@ -121,7 +121,7 @@ class GiftEvalResults:
 
 
 def _scores(dataset: EvaluationDataset, quantiles: Quantiles) -> dict[str, float]:
-    median = quantiles[:, QUANTILE_LEVELS.index(0.5), None]
+    median = quantiles[:, MEDIAN, None]
     arrays = np.concatenate([quantiles, median], axis=1).astype(np.float64)  # [N, 10, H]
     keys = [*map(str, QUANTILE_LEVELS), "mean"]
     ends = zip(dataset.starts, dataset.contexts, strict=True)

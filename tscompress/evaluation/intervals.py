@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 
-#: Numbers of draws held at a time; 32 MB.
-_CELLS = 4_000_000
+#: Values of draws held at a time; 32 MB.
+MAX_DRAWS = 4_000_000
 
 
 def resampled_log_ratios(
@@ -43,7 +43,7 @@ def resampled_log_ratios(
     # Differences to the reference: models that agree have a ratio of exactly 1.
     columns = np.column_stack([reference, others - reference[:, None]])  # [N, 1 + K]
     sums = np.empty((resamples, columns.shape[1]))
-    step = max(1, _CELLS // count)
+    step = max(1, MAX_DRAWS // count)
     for first in range(0, resamples, step):
         rows = min(step, resamples - first)
         draws = rng.integers(count, size=(rows, count - 1)) + count * np.arange(rows)[:, None]

@@ -29,6 +29,18 @@ with warnings.catch_warnings():
 
 Quantiles = npt.NDArray[np.floating[Any]]
 """``[N, 9, horizon]``: series, levels 0.1 … 0.9, steps."""
+Band = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+"""Quantiles 0.1, 0.5 and 0.9 of one series, each ``[horizon]``."""
+
+#: Place of the median among the quantile levels.
+MEDIAN = QUANTILE_LEVELS.index(0.5)
+_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
+
+
+def band(quantiles: Quantiles) -> Band:
+    """Quantiles 0.1, 0.5 and 0.9 of the nine of one series, ``[9, horizon]``."""
+    low, median, high = (tuple(map(float, row)) for row in quantiles[_BAND])
+    return low, median, high
 
 
 def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -> dict[str, float]:
@@ -134,7 +146,7 @@ def series_contributions(
         )
     labels = np.ma.masked_invalid(dataset.labels)  # [N, H]
     losses = quantile_losses(quantiles, dataset).mean(axis=1)  # [N, H]
-    median = quantiles[:, QUANTILE_LEVELS.index(0.5)]
+    median = quantiles[:, MEDIAN]
     # Masked arrays exclude divisions by zero, as in gluonts.
     scaled = np.abs(labels - median) / seasonal_errors(dataset)[:, None]  # [N, H]
     return SeriesContributions(

@@ -10,9 +10,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
 from tscompress.evaluation.fidelity import Calibration, Fidelity
+from tscompress.evaluation.metrics import MEDIAN
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
 from tscompress.io.text import ratio_text
 from tscompress.io.untrusted import single_line
@@ -118,8 +118,7 @@ def _calibration_table(fidelity: Fidelity) -> Table:
         show_footer=True,
     )
     table.add_column("dataset", footer="mean", no_wrap=True)
-    middle = QUANTILE_LEVELS.index(0.5)
-    table.add_column("shift", justify="right", footer=f"{fidelity.shift[middle]:.4f}")
+    table.add_column("shift", justify="right", footer=f"{fidelity.shift[MEDIAN]:.4f}")
     for header, value in measures:
         both = [
             np.mean([value(getattr(part, side)) for part in fidelity.datasets])
@@ -131,7 +130,7 @@ def _calibration_table(fidelity: Fidelity) -> Table:
         cells = [
             f"{value(part.original):.1%} → {value(part.compressed):.1%}" for _, value in measures
         ]
-        table.add_row(part.dataset, f"{part.shift[middle]:.4f}", *cells)
+        table.add_row(part.dataset, f"{part.shift[MEDIAN]:.4f}", *cells)
     return table
 
 

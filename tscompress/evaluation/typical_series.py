@@ -5,21 +5,18 @@ The series of each dataset with the original's median error, so that none is han
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation.fidelity import check_quantiles
-from tscompress.evaluation.metrics import Quantiles, series_contributions
+from tscompress.evaluation.metrics import Band, Quantiles, band, series_contributions
 
-Vector = tuple[float, ...]
 #: Missing values are None: JSON has no NaN.
 Known = tuple[float | None, ...]
-Band = tuple[Vector, Vector, Vector]
-"""Quantiles 0.1, 0.5 and 0.9, each ``[horizon]``."""
-
-_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 
 
 class ForecastExample(BaseModel):
@@ -71,10 +68,10 @@ def typical_example(
         dataset=dataset.name,
         series=index,
         name=dataset.series_name(index),
-        context=_known(dataset.contexts[index][-tail:]),
-        label=_known(dataset.labels[index]),
-        original=_band(original[index]),
-        compressed=_band(compressed[index]),
+        context=known(dataset.contexts[index][-tail:]),
+        label=known(dataset.labels[index]),
+        original=band(original[index]),
+        compressed=band(compressed[index]),
     )
 
 
@@ -89,10 +86,6 @@ def _median_series(original: Quantiles, dataset: EvaluationDataset) -> int:
     return int(order[(len(order) - 1) // 2])
 
 
-def _known(values: npt.NDArray[np.float64]) -> Known:
+def known(values: npt.NDArray[np.floating[Any]]) -> Known:
+    """Values with None for missing ones."""
     return tuple(float(value) if np.isfinite(value) else None for value in values)
-
-
-def _band(quantiles: Quantiles) -> Band:
-    low, median, high = (tuple(map(float, row)) for row in quantiles[_BAND])
-    return low, median, high

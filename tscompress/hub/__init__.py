@@ -1,3 +1,3 @@
 """The push to the Hub (``push``, ``contents``, ``upload``), the model card (``card``,
-``card_scores``), and what a checkpoint records of its origin (``origin``).
+``card_scores``), and the records of a checkpoint (``origin``).
 """

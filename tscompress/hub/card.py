@@ -39,7 +39,13 @@ from tscompress.hub.card_scores import (
     parse_bench,
     scores_of_run,
 )
-from tscompress.hub.origin import Made, bare_name, is_local_path, read_made, without_paths
+from tscompress.hub.origin import (
+    CheckpointRecord,
+    bare_name,
+    is_local_path,
+    read_checkpoint_record,
+    without_paths,
+)
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, network_errors
@@ -79,21 +85,25 @@ def make_card(
     CorruptCheckpointError, DataError, VerificationError
         A file in or above it is damaged or was changed.
     """
-    return card_of(read_made(directory), repo_id, scores=scores, bench=bench, licence=licence)
+    return card_of(
+        read_checkpoint_record(directory), repo_id, scores=scores, bench=bench, licence=licence
+    )
 
 
 def measured_of(
-    made: Made, scores: CardScores | None, bench: Mapping[str, Any] | None
+    checkpoint: CheckpointRecord, scores: CardScores | None, bench: Mapping[str, Any] | None
 ) -> tuple[CardScores | None, Mapping[str, Any] | None]:
-    """The measurements that were given, or else what ``tscompress run`` left."""
-    if made.plan is not None:
-        scores = scores if scores is not None else scores_of_run(made.directory, made.plan)
-        bench = bench if bench is not None else bench_of_run(made.directory, made.plan)
+    """The given measurements, else those that ``tscompress run`` wrote above the directory."""
+    if checkpoint.plan is not None:
+        scores = (
+            scores if scores is not None else scores_of_run(checkpoint.directory, checkpoint.plan)
+        )
+        bench = bench if bench is not None else bench_of_run(checkpoint.directory, checkpoint.plan)
     return scores, bench
 
 
 def card_of(
-    made: Made,
+    checkpoint: CheckpointRecord,
     repo_id: str | None = None,
     *,
     scores: CardScores | None = None,
@@ -101,42 +111,42 @@ def card_of(
     licence: Mapping[str, str] | None = None,
 ) -> ModelCard:
     """:func:`make_card` of a checkpoint whose records were read."""
-    scores, bench = measured_of(made, scores, bench)
-    licence = licence if licence is not None else licence_of(made)
-    name = repo_id or made.directory.resolve().name
+    scores, bench = measured_of(checkpoint, scores, bench)
+    licence = licence if licence is not None else licence_of(checkpoint)
+    name = repo_id or checkpoint.directory.resolve().name
     costs = None if bench is None else parse_bench(bench, "the bench")
     if scores is not None:
-        check_scores_are_of(made, name, scores)
+        check_scores_are_of(checkpoint, name, scores)
     if costs is not None:
-        check_bench_is_of(made, costs)
-    base = made.base
-    how = "pretraining" if base is None or made.plan is None else made.plan.method
+        check_bench_is_of(checkpoint, costs)
+    base = checkpoint.base
+    how = "pretraining" if base is None or checkpoint.plan is None else checkpoint.plan.method
     data = ModelCardData(
         base_model=None if base is None else base.hub_id,
-        library_name="tscompress" if made.factored else "chronos-forecasting",
+        library_name="tscompress" if checkpoint.factored else "chronos-forecasting",
         pipeline_tag=TASK,
-        tags=["time-series", "forecasting", made.family,
+        tags=["time-series", "forecasting", checkpoint.family,
               *([] if base is None else ["compression"]), "tscompress", how],
         model_name=name.rpartition("/")[2] if scores is not None else None,
         eval_results=_eval_results(scores) if scores is not None else None,
         **licence,  # type: ignore[arg-type]
     )  # fmt: skip
     shown = {
-        "made": made,
+        "checkpoint": checkpoint,
         "name": name,
         "scores": scores,
         "bench": costs,
         "costs": [] if costs is None else _cost_rows(costs),
         "licence": licence.get("license_name") or licence.get("license"),
-        "recipe": _shown_recipe(made),
+        "recipe": _shown_recipe(checkpoint),
         "bare": lambda source: bare_name(source) if is_local_path(source) else source,
         "metrics": METRICS,
     }
     try:
         text = _template().render(shown)
-    except (jinja2.UndefinedError, TypeError) as error:  # a record that lacks what it had
+    except (jinja2.UndefinedError, TypeError) as error:  # a field is missing
         raise CorruptCheckpointError(
-            f"a record in or above {str(made.directory)!r} is incomplete: {error}."
+            f"a record in or above {str(checkpoint.directory)!r} is incomplete: {error}."
         ) from None
     head = f"---\n{data.to_yaml()}\n---\n"
     return ModelCard(head + mark_of(head + text) + "\n" + text)
@@ -171,10 +181,10 @@ def write_card(
 
 
 def card_by_hand(path: Path, *, force: bool = False) -> str | None:
-    """The text of a card that a person wrote or changed.
+    """The text of a card that a person wrote or changed; None if a new card may replace the file.
 
-    None where there is none, where it is as :func:`write_card` left it, and with ``force``: then a
-    new one may be written there.
+    A new card may be written where there is no file, over an unchanged one of :func:`write_card`,
+    and with ``force``.
 
     Raises
     ------
@@ -186,19 +196,19 @@ def card_by_hand(path: Path, *, force: bool = False) -> str | None:
         raise OutputExistsError(f"{shown} is a directory, where the card belongs; move it away.")
     if force or not os.path.lexists(path):
         return None
-    if path.is_symlink():  # it may lead to anything on this machine
+    if path.is_symlink():  # its target may be any file
         raise OutputExistsError(f"{shown} is a link; put the file itself there, or pass --force.")
     try:
         text = _read_card(path)
     except UnreadableFileError as error:
         raise OutputExistsError(
-            f"{shown} cannot be read as a card: {error}; mend it, or pass --force."
+            f"{shown} cannot be read as a card: {error}; fix it, or pass --force."
         ) from None
     return None if is_marked(text) else text
 
 
 def _read_card(path: Path) -> str:
-    """UTF-8 text of a regular file, its line ends as they are."""
+    """UTF-8 text of a regular file, with its line ends unchanged."""
     regular_file(path, _MAX_CARD_BYTES)
     try:
         return path.read_bytes().decode()
@@ -223,14 +233,16 @@ def _eval_results(scores: CardScores) -> list[EvalResult]:
     ]
 
 
-def _shown_recipe(made: Made) -> str | None:
-    """Without paths of this machine: they tell others nothing."""
-    if made.pretraining is not None:
-        return _yaml(without_paths(made.pretraining.model_dump(mode="json")))
-    if made.recipe is None or made.base is None:
+def _shown_recipe(checkpoint: CheckpointRecord) -> str | None:
+    """The recipe as YAML, with only the names of local files and directories."""
+    if checkpoint.pretraining is not None:
+        return _yaml(without_paths(checkpoint.pretraining.model_dump(mode="json")))
+    if checkpoint.recipe is None or checkpoint.base is None:
         return None
-    content = without_paths(made.recipe.model_dump(mode="json"))
-    return _yaml(content | {"model": made.base.shown, "output": bare_name(made.recipe.output)})
+    content = without_paths(checkpoint.recipe.model_dump(mode="json"))
+    return _yaml(
+        content | {"model": checkpoint.base.shown, "output": bare_name(checkpoint.recipe.output)}
+    )
 
 
 def _yaml(content: dict[str, Any]) -> str:
@@ -249,7 +261,7 @@ _COSTS = (
 
 
 def _cost_rows(bench: Bench) -> list[dict[str, Any]]:
-    """Figures of the first model, the last one, and their ratio where two were measured."""
+    """Costs of the first and the last model, and their ratio if there are two."""
     first, last = bench.models[0], bench.models[-1]
     rows = []
     for key, label, unit in _COSTS:
@@ -284,13 +296,13 @@ def _template() -> jinja2.Template:
 # --------------------------------------------------------------------------------------------------
 
 
-def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
-    """The licence in the original's own card: keys of card metadata; empty if it cannot be known.
+def licence_of(checkpoint: CheckpointRecord, *, fetch: bool = False) -> dict[str, str]:
+    """The licence in the original's own card: keys of card metadata; empty if unknown.
 
-    A directory must still hold the very weights that were compressed. A Hub id's card is taken
-    from the cache, or with ``fetch`` from the Hub.
+    The card of a directory counts only if the weights there are still those that were compressed.
+    The card of a Hub id comes from the cache, or with ``fetch`` from the Hub.
     """
-    base = made.base
+    base = checkpoint.base
     path: Path | None = None
     if base is None:
         return {}
@@ -299,7 +311,7 @@ def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
     elif base.source.startswith(REFERENCE_PREFIX):
         path = Path(str(files("tscompress").joinpath(base.source))) / CARD_FILE
     elif Path(base.source).is_dir():
-        recorded = made.provenance["source"].get("sha256") or {}
+        recorded = checkpoint.provenance["source"].get("sha256") or {}
         present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}
         path = (
             Path(base.source) / CARD_FILE
@@ -311,7 +323,7 @@ def licence_of(made: Made, *, fetch: bool = False) -> dict[str, str]:
     try:
         card = ModelCard(_read_card(path), ignore_metadata_errors=True)
         metadata: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
-    except Exception:  # YAML of strangers: whatever is wrong with it, there is no licence to read
+    except Exception:  # untrusted YAML: with any error in it the licence is unknown
         return {}
     return {key: str(metadata[key]) for key in _LICENCE_KEYS if metadata.get(key)}
 
@@ -323,7 +335,7 @@ def _hub_card(repo_id: str, revision: str | None, *, fetch: bool) -> Path | None
     try:
         with bounded_requests(10.0):
             return Path(hf_hub_download(repo_id, CARD_FILE, revision=revision))
-    except HubError:  # asked to wait
+    except HubError:  # rate limit
         return None
     except network_errors():
         return None

@@ -19,7 +19,7 @@ from tscompress.evaluation.results import (
     load_results,
     relative,
 )
-from tscompress.hub.origin import Made, read_record
+from tscompress.hub.origin import CheckpointRecord, read_record
 from tscompress.io.untrusted import first_problem
 from tscompress.plan.plan import Plan
 
@@ -41,13 +41,13 @@ class CardScores:
     Attributes
     ----------
     suite
-        Name of the evaluation suite; None if the file does not tell.
+        Name of the evaluation suite; None if the file does not record it.
     ratios
         WQL and MASE: geometric mean over the datasets of the ratio to the original.
     intervals
         95 % confidence interval of each ratio, where it was measured.
     model, against
-        Names of the two models in the results; None where the file does not tell.
+        Names of the two models in the results; None if the file does not record them.
     """
 
     rows: tuple[CardScore, ...]
@@ -108,7 +108,7 @@ def read_scores(path: str | Path) -> CardScores:
     Raises
     ------
     DataError
-        It is neither.
+        The file has neither format.
     UsageError
         The original was not evaluated on the same series.
     """
@@ -149,12 +149,12 @@ class Bench(pydantic.BaseModel):
 
 
 def read_bench(path: str | Path) -> dict[str, Any]:
-    """What ``tscompress bench --json`` printed.
+    """Read the output of ``tscompress bench --json``.
 
     Raises
     ------
     DataError
-        It is something else.
+        The file has other content.
     """
     content = read_record(Path(path))
     parse_bench(content, repr(str(path)))
@@ -167,7 +167,7 @@ def parse_bench(content: Mapping[str, Any], source: str) -> Bench:
     Raises
     ------
     DataError
-        It is something else.
+        They are not in the format of ``tscompress bench --json``.
     """
     try:
         return Bench.model_validate(content)
@@ -179,7 +179,7 @@ def parse_bench(content: Mapping[str, Any], source: str) -> Bench:
 
 
 def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
-    """Scores that ``tscompress run`` left above its checkpoint; None if there are none of it."""
+    """Scores that ``tscompress run`` wrote above this checkpoint; None without any."""
     report = _report_of_run(directory, plan)
     if report is None:
         return None
@@ -207,7 +207,7 @@ def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
 
 
 def bench_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
-    """Latencies that ``tscompress run`` left above its checkpoint; None if there are none of it."""
+    """Latencies that ``tscompress run`` wrote above this checkpoint; None without any."""
     report = _report_of_run(directory, plan)
     bench = None if report is None else report.get("bench")
     if bench is not None:
@@ -216,7 +216,7 @@ def bench_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
 
 
 def _report_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
-    """``report.json`` above ``directory``, if it tells of a checkpoint with this very plan."""
+    """``report.json`` above ``directory``, if its checkpoint has the same plan."""
     path = directory.resolve().parent / "report.json"
     if not path.is_file():
         return None
@@ -226,27 +226,30 @@ def _report_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
 
 
 def about_measurements(
-    made: Made, repo_id: str, scores: CardScores | None, bench: Mapping[str, Any] | None
+    checkpoint: CheckpointRecord,
+    repo_id: str,
+    scores: CardScores | None,
+    bench: Mapping[str, Any] | None,
 ) -> list[str]:
-    """What speaks against scores or latencies being of this checkpoint: a sentence each."""
+    """Reasons to doubt that scores or latencies are of this checkpoint, one sentence each."""
     named = {"scores": None if scores is None else scores.model}
     named["latencies"] = None if bench is None else str(bench["models"][-1]["name"])
-    ours = made.names(repo_id)
+    ours = checkpoint.names(repo_id)
     return [
-        f"the {what} are of a model called {name!r}; see that it is this one"
+        f"the {what} are of a model called {name!r}; check that it is this one"
         for what, name in named.items()
         if name is not None and name.removesuffix(" (2)") not in ours
     ]
 
 
-def check_scores_are_of(made: Made, name: str, scores: CardScores) -> None:
+def check_scores_are_of(checkpoint: CheckpointRecord, name: str, scores: CardScores) -> None:
     """Refuse scores of the original against this model.
 
     Raises
     ------
     UsageError
     """
-    ours = made.names(name)
+    ours = checkpoint.names(name)
     if scores.against in ours and scores.model not in ours:
         raise UsageError(
             f"the scores are of {scores.model!r} against {scores.against!r}, the wrong way round; "
@@ -254,7 +257,7 @@ def check_scores_are_of(made: Made, name: str, scores: CardScores) -> None:
         )
 
 
-def check_bench_is_of(made: Made, bench: Bench) -> None:
+def check_bench_is_of(checkpoint: CheckpointRecord, bench: Bench) -> None:
     """Refuse latencies of a model with another number of parameters.
 
     Raises
@@ -262,14 +265,14 @@ def check_bench_is_of(made: Made, bench: Bench) -> None:
     UsageError
     """
     first, last = bench.models[0], bench.models[-1]
-    if last.parameters is None or last.parameters == made.parameters:
+    if last.parameters is None or last.parameters == checkpoint.parameters:
         return
-    if first.parameters == made.parameters:
+    if first.parameters == checkpoint.parameters:
         raise UsageError(
             f"the latencies are of {last.name!r} against {first.name!r}, the wrong way round; "
             "bench this model, with the original as --against."
         )
     raise UsageError(
         f"the latencies are of {last.name!r}, which has {last.parameters:,} parameters; this "
-        f"model has {made.parameters:,}: bench this one."
+        f"model has {checkpoint.parameters:,}: bench this one."
     )

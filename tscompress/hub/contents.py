@@ -1,4 +1,4 @@
-"""What may go up from a directory: read once, and compared with what tscompress wrote."""
+"""The files to upload from a directory: read once, and checked against their recorded hashes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tscompress.checkpoints.names import (
 )
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.hub.card import CARD_FILE
-from tscompress.hub.origin import Made
+from tscompress.hub.origin import CheckpointRecord
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import one_line
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
 
-#: What may go up besides the weights; anything else in the directory stays at home.
+#: Files to upload besides the weights and the card; no others are.
 RECORDS = (
     CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PRETRAIN_FILE, PROVENANCE_FILE,
     RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE, INDEX_FILE,
@@ -42,14 +42,14 @@ _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes up besides the card, as it was when it was verified.
+    """The verified files to upload, without the card.
 
     Attributes
     ----------
     records
         Small files, in memory.
     weights
-        Paths of large ones, with which goes what tells each from another file in its place.
+        Paths of large ones, with the hash and the state by which a later change is found.
     """
 
     records: Mapping[str, bytes]
@@ -75,7 +75,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class _Weights:
-    """One weight file: its hash, and its size, inode and time, which are looked at sooner."""
+    """One weight file: its hash, and its size, inode and time, which are quick to compare."""
 
     path: Path
     state: tuple[int, int, int]
@@ -83,7 +83,7 @@ class _Weights:
 
     @classmethod
     def of(cls, path: Path) -> _Weights:
-        state = _state(path)  # before the hash: what changes while it is taken is noticed later
+        state = _state(path)  # before the hash, so that a change while hashing is found
         return cls(path, state, sha256_of(path))
 
 
@@ -107,7 +107,7 @@ def read_records(directory: Path) -> dict[str, bytes]:
     UsageError
         One is a link or no file.
     CorruptCheckpointError
-        One is far too large, or may not be read.
+        One is too large, or cannot be read.
     """
     found = {}
     for path in (directory / name for name in RECORDS):
@@ -123,12 +123,14 @@ def read_records(directory: Path) -> dict[str, bytes]:
 
 
 def _check_is_file(path: Path) -> None:
-    """A link may lead to anything on this machine."""
+    """Refuse links, whose target may be any file of this machine."""
     if path.is_symlink() or not path.is_file():
         raise UsageError(f"{str(path)!r} is a link or no file; put the file itself there.")
 
 
-def verified(made: Made, records: Mapping[str, bytes]) -> tuple[Contents, list[str]]:
+def verified(
+    checkpoint: CheckpointRecord, records: Mapping[str, bytes]
+) -> tuple[Contents, list[str]]:
     """Compare files with their recorded hashes; returns notes about unrecorded files.
 
     Raises
@@ -140,8 +142,8 @@ def verified(made: Made, records: Mapping[str, bytes]) -> tuple[Contents, list[s
     UsageError
         Weights are a link.
     """
-    directory = made.directory
-    recorded = made.provenance.get("sha256")
+    directory = checkpoint.directory
+    recorded = checkpoint.provenance.get("sha256")
     paths = weight_files(directory)
     if not isinstance(recorded, dict) or not paths or not {p.name for p in paths} <= {*recorded}:
         raise CorruptCheckpointError(
@@ -163,27 +165,27 @@ def verified(made: Made, records: Mapping[str, bytes]) -> tuple[Contents, list[s
     checked = (CONFIG_FILE, GENERATION_FILE, PLAN_FILE, INDEX_FILE, RECIPE_FILE, PRETRAIN_FILE)
     unknown = [name for name in checked if name in records and name not in recorded]
     notes = [
-        f"an older tscompress recorded no sha256 of {', '.join(unknown)}: nothing shows that it is "
-        "what was written"
+        f"an older tscompress recorded no sha256 of {', '.join(unknown)}: changes since cannot be "
+        "found"
     ]
     return Contents(records, weights), notes if unknown else []
 
 
-def about_local_paths(made: Made) -> list[str]:
-    """Paths of this machine that recipe and provenance carry along."""
-    paths = ", ".join(map(single_line, made.local_paths))
+def about_local_paths(checkpoint: CheckpointRecord) -> list[str]:
+    """A note that names local paths in recipe and provenance; none without any."""
+    paths = ", ".join(map(single_line, checkpoint.local_paths))
     return [f"a recipe or {PROVENANCE_FILE} names {paths}"] if paths else []
 
 
 def check_forecast(directory: Path) -> None:
-    """Load it as a user will, and look at one forecast.
+    """Load the checkpoint as a user will, and check one forecast.
 
     Raises
     ------
     VerificationError
         The forecast is not finite.
     TscompressError
-        It does not load.
+        The checkpoint does not load.
     """
     forecaster = load(directory).forecaster
     with torch.random.fork_rng(devices=[]):
@@ -193,7 +195,7 @@ def check_forecast(directory: Path) -> None:
 
 
 def check_is_card(text: str, directory: Path) -> None:
-    """Whether the Hub will be able to read its metadata.
+    """Refuse a card with metadata that the Hub cannot read.
 
     Raises
     ------
@@ -202,15 +204,20 @@ def check_is_card(text: str, directory: Path) -> None:
     try:
         ModelCard(text)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError, YAMLError) as error:
-        # What follows is advice for who calls huggingface_hub.
+        # The rest is advice for callers of huggingface_hub.
         reason = one_line(error).partition(". Pass `ignore_metadata_errors")[0]
         raise UsageError(
-            f"{str(directory / CARD_FILE)!r} is no model card: {reason}; mend it, or pass --force."
+            f"{str(directory / CARD_FILE)!r} is no model card: {reason}; fix it, or pass --force."
         ) from None
 
 
 def refuse_secrets(texts: Mapping[str, str]) -> None:
-    """A token that was pasted into a recipe, a card or a message must not be published."""
+    """Refuse to publish a Hub token that was pasted into a recipe, a card or a message.
+
+    Raises
+    ------
+    UsageError
+    """
     token = get_token()
     for name, text in texts.items():
         if _TOKEN.search(text) or (token and token in text):

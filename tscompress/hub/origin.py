@@ -30,20 +30,20 @@ from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recip
 from tscompress.workflows.save import RECIPE_FILE
 
 _COMMIT = re.compile("[0-9a-f]{40}")
-#: Of recipes and of provenance.json, whose values may be paths of the machine they were made on.
+#: Keys of recipes and of provenance.json whose values may be local paths.
 _PATH_KEYS = (
     "model", "output", "source", "series", "suite", "root", "teacher", "embedding_from",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class Original:
     """The original of a compressed checkpoint.
 
     Attributes
     ----------
     source
-        What ``compress`` was asked for: a Hub id, ``reference/...`` or a directory.
+        The argument of ``compress``: a Hub id, ``reference/...`` or a directory.
     hub_id, revision
         The Hub id and the commit; both None if it did not come from the Hub.
     """
@@ -54,18 +54,18 @@ class BaseModel:
 
     @property
     def is_local(self) -> bool:
-        """Whether others have no way to it: neither on the Hub nor shipped with tscompress."""
+        """Whether it is only on this machine: neither on the Hub nor shipped with tscompress."""
         return self.hub_id is None and not _is_shipped(self.source)
 
     @property
     def shown(self) -> str:
-        """For people elsewhere: of a path on this machine only the name."""
+        """The source as in a card; of a local path only the name."""
         return bare_name(self.source) if self.is_local else self.source
 
 
 @dataclass(frozen=True)
-class Made:
-    """What lies in the directory of a checkpoint that was compressed or pretrained.
+class CheckpointRecord:
+    """The records of a checkpoint that was compressed or pretrained.
 
     Attributes
     ----------
@@ -96,12 +96,12 @@ class Made:
         return str(self.provenance["source"]["family"])
 
     def names(self, repo_id: str) -> Collection[str]:
-        """What measurements may call it: the directory's name, or that of the repository."""
+        """Its possible names in measurements: of the directory, and of the repository."""
         return {self.directory.resolve().name, repo_id, repo_id.rpartition("/")[2]}
 
     @property
     def local_paths(self) -> list[str]:
-        """Paths of this machine that recipe and provenance carry along."""
+        """Local paths in recipe and provenance."""
         recipes = [recipe.model_dump() for recipe in (self.recipe, self.pretraining) if recipe]
         found = set(_local_paths([self.provenance, *recipes]))
         if self.base is not None and self.base.shown != self.base.source:
@@ -109,8 +109,8 @@ class Made:
         return sorted(found)
 
     @property
-    def base(self) -> BaseModel | None:
-        """The recipe knows the original even where what was recovered came from a directory."""
+    def base(self) -> Original | None:
+        """The original; from the recipe, because a recovery records its student as the source."""
         if self.pretraining is not None:
             return None
         source = self.provenance["source"]
@@ -119,19 +119,19 @@ class Made:
             found = (self.recipe.model, self.recipe.revision)
         name, revision = str(found[0]), found[1]
         if not _COMMIT.fullmatch(str(revision)) or not is_repo_id(name):
-            return BaseModel(name, None, None)
-        return BaseModel(name, name, str(revision))
+            return Original(name, None, None)
+        return Original(name, name, str(revision))
 
 
-def read_made(directory: str | Path) -> Made:
-    """Read what :func:`tscompress.save` wrote beside the weights, and their header.
+def read_checkpoint_record(directory: str | Path) -> CheckpointRecord:
+    """Read the records that :func:`tscompress.save` wrote, and the header of the weights.
 
     Raises
     ------
     UsageError
         tscompress did not write this directory.
     CorruptCheckpointError, PlanError, RecipeError, DataError
-        The weights are damaged, the plan, a recipe, the provenance.
+        The weights, the plan, a recipe or the provenance are damaged.
     """
     directory = user_path(directory)
     _check_is_written(directory)
@@ -148,7 +148,7 @@ def read_made(directory: str | Path) -> Made:
         parameters = sum(map(_stored_parameters, weights))
     except Exception as error:  # safetensors raises a class of its own, and OSErrors
         raise CorruptCheckpointError(f"{str(directory)!r}: {error}.") from None
-    return Made(
+    return CheckpointRecord(
         directory,
         read_config(directory, str(directory)),
         Plan.load(plan) if plan.is_file() else None,
@@ -162,7 +162,7 @@ def read_made(directory: str | Path) -> Made:
 
 
 def _check_is_written(directory: Path) -> None:
-    """Refuse what tscompress did not write, and say what lies near it.
+    """Refuse a directory that tscompress did not write; the message names a checkpoint below it.
 
     Raises
     ------
@@ -187,12 +187,14 @@ def _check_is_written(directory: Path) -> None:
         raise UsageError(f"{shown} is no checkpoint; give {str(below[0])!r}{rest}.")
     raise UsageError(
         f"{shown} was not written by tscompress: it lacks {PROVENANCE_FILE} or {PLAN_FILE}; give "
-        "what compress, recover or run wrote, or the model of pretrain."
+        "the output of compress, recover or run, or the model of pretrain."
     )
 
 
 def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], directory: Path) -> None:
-    """Hold the recipe against the provenance, which of a recovered model names the student.
+    """Check that recipe and provenance name the same original.
+
+    The provenance of a recovered model names the student instead, so it is not compared.
 
     Raises
     ------
@@ -204,7 +206,7 @@ def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], director
         raise VerificationError(
             f"{RECIPE_FILE} in {str(directory)!r} names {single_line(recipe.model)!r} as the "
             f"original, {PROVENANCE_FILE} {single_line(recorded[0])!r}, or another revision; "
-            "restore what was written, or compress again."
+            "restore the files, or compress again."
         )
 
 
@@ -222,7 +224,7 @@ def bare_name(path: str) -> str:
 
 
 def is_local_path(text: str) -> bool:
-    """Whether a value of a recipe names a file or directory that others do not have.
+    """Whether a value of a recipe is a path on this machine.
 
     ``owner/name`` is on the Hub unless there is such a directory.
     """
@@ -240,7 +242,7 @@ def is_local_path(text: str) -> bool:
 
 
 def _local_paths(record: Any, key: str = "") -> Iterator[str]:
-    """Paths of this machine in plain data, at any depth."""
+    """Local paths in plain data, at any depth."""
     if isinstance(record, Mapping):
         for name, value in record.items():
             yield from _local_paths(value, name)
@@ -252,7 +254,7 @@ def _local_paths(record: Any, key: str = "") -> Iterator[str]:
 
 
 def without_paths(record: Any, key: str = "") -> Any:
-    """Plain data with the bare names of what :func:`_local_paths` finds."""
+    """Plain data with local paths replaced by their last parts."""
     if isinstance(record, Mapping):
         return {name: without_paths(value, name) for name, value in record.items()}
     if isinstance(record, list | tuple):

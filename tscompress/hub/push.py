@@ -1,7 +1,7 @@
 """Pushing a compressed checkpoint to the Hub: verified, with a card, in one commit.
 
-Only files that tscompress knows go up, and only from a directory that it wrote, that holds what it
-wrote, and that forecasts. The token comes from where huggingface_hub looks for it.
+Only files of tscompress are uploaded, after their hashes are checked, the checkpoint loads and its
+forecast is finite. The token is that of huggingface_hub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tscompress.hub.contents import (
     refuse_secrets,
     verified,
 )
-from tscompress.hub.origin import read_made
+from tscompress.hub.origin import read_checkpoint_record
 from tscompress.hub.upload import Upload
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.network import (
@@ -40,16 +40,16 @@ _LONGEST_TIMEOUT_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class PushResult:
-    """What :func:`push` did, or with ``dry_run`` would do.
+    """Files, card and commit of a push; with ``dry_run`` of the push that would follow.
 
     Attributes
     ----------
     files
-        Name and size in bytes of everything that goes up.
+        Name and size in bytes of each uploaded file.
     left_behind
-        Other files in the directory.
+        Other files in the directory, which are not uploaded.
     notes
-        What the user should know, a sentence each.
+        Notes for the user, one sentence each.
     commit, url
         The commit and its page; None after a dry run.
     pull_request
@@ -86,30 +86,30 @@ def push(
 ) -> PushResult:
     """Verify a compressed checkpoint, write its card, and push both in one commit.
 
-    The directory is loaded and asked for a forecast, and the hashes in ``provenance.json`` are
-    compared, before anything goes up; what goes up is what was compared, even if something else
-    takes its place meanwhile. The repository is created if it is not there.
+    Before the upload, the hashes in ``provenance.json`` are compared, and the checkpoint is loaded
+    and makes a forecast. Files that change after the comparison are not committed. A missing
+    repository is created.
 
     Parameters
     ----------
     directory
-        What ``compress``, ``recover`` or ``run`` wrote, or the model that ``pretrain`` trained.
+        Output of ``compress``, ``recover`` or ``run``, or the model that ``pretrain`` trained.
     repo_id
         ``owner/name``, or a name below the token's owner.
     private
         Create the repository as a private one; refused if it exists and is public.
     branch
-        Commit to this branch, which is created if it is not there.
+        Commit to this branch; a missing one is created.
     create_pr
         Open a pull request instead; the repository may be someone else's.
     dry_run
-        Touch no network and write nothing: say what would go up.
+        Only report what a push would upload: no network, no file written.
     message
         Of the commit.
     scores, bench
-        For the card; by default what ``tscompress run`` left above the directory.
+        For the card; by default those that ``tscompress run`` wrote above the directory.
     force
-        Write the card even over one that was written by hand.
+        Also replace a card that was written by hand.
     timeout_seconds
         How long the Hub may stay silent; a day at most.
 
@@ -117,10 +117,10 @@ def push(
     ------
     UsageError
         No such directory, not written by tscompress, not a repository id, measurements of another
-        model, a token in what would be published, or options that do not go together.
+        model, a token in a file or message to publish, or contradictory options.
     CorruptCheckpointError, VerificationError
-        The directory does not load, does not forecast, holds other files than were written, or
-        changed on the way.
+        The checkpoint does not load, its forecast is not finite, a file differs from its record, or
+        a file changed during the push.
     HubError
         The Hub refused, or could not be reached.
     """
@@ -129,27 +129,29 @@ def push(
     refuse_secrets({"the commit message": message, "the branch": branch or "", "the id": repo_id})
     _check_request(repo_id, branch, create_pr, timeout_seconds)
     records = read_records(directory)
-    made = read_made(directory)
+    checkpoint = read_checkpoint_record(directory)
     refuse_secrets({name: content.decode(errors="replace") for name, content in records.items()})
-    contents, notes = verified(made, records)
-    notes += about_local_paths(made)
+    contents, notes = verified(checkpoint, records)
+    notes += about_local_paths(checkpoint)
     check_forecast(directory)
-    licence = licence_of(made, fetch=not dry_run)
-    if not licence and made.base is None:
+    licence = licence_of(checkpoint, fetch=not dry_run)
+    if not licence and checkpoint.base is None:
         notes.append(
-            f"a model trained from scratch has the licence that you give it in {CARD_FILE}"
+            f"the licence of a model trained from scratch is yours to choose; add it to {CARD_FILE}"
         )
-    elif not licence and made.base is not None:
-        notes.append(f"the licence of {made.base.source!r} is not known here; the card has none")
+    elif not licence and checkpoint.base is not None:
+        notes.append(f"the licence of {checkpoint.base.source!r} is unknown; the card has none")
     card = card_by_hand(directory / CARD_FILE, force=force)
     by_hand = card is not None
     if card is None:
-        scores, bench = measured_of(made, scores, bench)
-        card = str(card_of(made, repo_id, scores=scores, bench=bench, licence=licence))
-        notes += about_measurements(made, repo_id, scores, bench)
+        scores, bench = measured_of(checkpoint, scores, bench)
+        card = str(card_of(checkpoint, repo_id, scores=scores, bench=bench, licence=licence))
+        notes += about_measurements(checkpoint, repo_id, scores, bench)
     else:
         check_is_card(card, directory)
-        notes.append(f"{CARD_FILE} was written by hand and goes up as it is; --force writes anew")
+        notes.append(
+            f"{CARD_FILE} was written by hand and is uploaded unchanged; --force replaces it"
+        )
     refuse_secrets({CARD_FILE: card})
     sizes = {CARD_FILE: len(card.encode())} | contents.sizes
     left = tuple(sorted(p.name for p in directory.iterdir() if p.name not in sizes))

@@ -66,7 +66,7 @@ class Upload:
         return repo_id
 
     def _commit(self, api: HfApi, repo_id: str) -> CommitInfo:
-        """Upload and commit; a commit whose answer was lost is found and not made again."""
+        """Upload and commit; a commit whose answer was lost is found, not repeated."""
         additions: list[CommitOperationAdd] = []
 
         def send() -> CommitInfo:
@@ -97,7 +97,7 @@ class Upload:
         return with_retries(send, before=upload, retry_on=self._may_repeat)
 
     def _may_repeat(self, error: BaseException) -> bool:
-        # A pull request whose answer was lost may be open already; a second one helps nobody.
+        # A pull request whose answer was lost may be open already: do not open a second one.
         if self.create_pr:
             return status_of(error) in (429, 503)
         return is_passing(error)

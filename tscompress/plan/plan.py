@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -30,6 +30,7 @@ from tscompress.plan.layer_plans import (
 )
 
 PLAN_VERSION: Literal[1] = 1
+M = TypeVar("M", bound=BaseModel)
 
 
 class Plan(BaseModel):
@@ -256,11 +257,16 @@ class Plan(BaseModel):
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str = "the plan") -> Plan:
         """Validate a plan given as a dictionary; raises as :meth:`load`."""
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            where, reason, _ = first_problem(error)
-            raise PlanError(f"{source}: {where or 'plan'}: {reason}.") from None
+        return validated(cls, content, source, "plan")
+
+
+def validated(model: type[M], content: Any, source: str, kind: str) -> M:
+    """``content`` as ``model``; PlanError names ``source`` and the first offending key."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        where, reason, _ = first_problem(error)
+        raise PlanError(f"{source}: {where or kind}: {reason}.") from None
 
 
 def read_json(path: str | Path, kind: str) -> Any:

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from tscompress.errors import UsageError
+from tscompress.io.untrusted import first_problem
 
 Method = Literal["fold", "svd", "activation-svd"]
 
@@ -300,7 +301,8 @@ def parse_schedule(text: str) -> Schedule | PlannedSchedule:
     try:
         return _SCHEDULES.validate_python({"kind": kind, **dict(zip(fields, numbers, strict=True))})
     except ValidationError as error:
-        raise UsageError(f"schedule {text!r}: {error.errors()[0]['msg']}.") from None
+        _, reason, _ = first_problem(error)
+        raise UsageError(f"schedule {text!r}: {reason}.") from None
 
 
 def _read_schedule(value: object) -> object:

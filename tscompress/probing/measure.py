@@ -17,7 +17,8 @@ from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.fidelity import calibration
 from tscompress.evaluation.forecasting import predict
-from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
+from tscompress.evaluation.typical_series import known
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.probing.processes import Array
 from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
@@ -31,14 +32,12 @@ from tscompress.probing.tasks import (
 )
 
 _LEVELS = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
-_MEDIAN = QUANTILE_LEVELS.index(0.5)
-_BAND = [QUANTILE_LEVELS.index(level) for level in (0.1, 0.5, 0.9)]
 
 OnTask = Callable[[TaskScore, int, int], None]
 
 
 class ProbeConfig(BaseModel):
-    """What a recipe has below ``probe``; see :func:`probe`."""
+    """Section ``probe`` of a recipe; see :func:`probe`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,7 +55,7 @@ class ProbeConfig(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     def chosen(self) -> tuple[ProbeTask, ...]:
-        """The tasks; UsageError if one is unknown or the file is wrong."""
+        """The tasks; UsageError if one is unknown or the file is invalid."""
         return _chosen(self.tasks, self.tasks_file, self.num_series)
 
 
@@ -86,16 +85,16 @@ def probe(
         Names, groups or shell patterns, such as ``"seasons"`` or ``"period-7*"``; or tasks of your
         own. None: all of them, or those of ``tasks_file``.
     tasks_file
-        YAML with tasks of your own, which ``tasks`` may then name too.
+        YAML with tasks of your own; ``tasks`` may select them too.
     num_series
-        Of each task. By default its own number, and for Chronos-T5, which takes tens of times as
-        long, half of that in the tasks that come with the probe.
+        Series of each task; None: the task's own number. Chronos-T5, which is tens of times slower,
+        gets half of that in the tasks of the battery.
     num_samples, batch_size
         See :func:`tscompress.evaluation.forecasting.forecast`.
     seed
         Of the series and of the sample paths of Chronos-T5.
     name
-        Of the model in the result.
+        Name of the model in the result.
     on_task
         Called with each score, tasks done and tasks in all.
 
@@ -103,12 +102,13 @@ def probe(
     -------
     ProbeResult
         Each of its ``tasks`` has a skill with an interval; ``skills()`` is task to skill,
-        ``groups()`` and ``overall()`` are means; ``against(original)`` says what was kept.
+        ``groups()`` and ``overall()`` are means; ``against(original)`` gives the share of skill
+        that was kept.
 
     Raises
     ------
     UsageError
-        There is no such task, a file of tasks is wrong, or a model forecasts too few steps.
+        A task is unknown, a file of tasks is invalid, or the model forecasts too few steps.
     UnsupportedModelError
         The model does not forecast.
     DataError
@@ -158,7 +158,7 @@ def _chosen(
 
 
 def _halved(task: ProbeTask) -> ProbeTask:
-    """With half of the series, if it is not the caller's own."""
+    """A task of the battery with half of its series; other tasks unchanged."""
     if TASKS.get(task.name) != task:
         return task
     return task.model_copy(update={"num_series": task.num_series // 2})
@@ -210,7 +210,7 @@ def _forecast(
             f"{task.horizon}; choose other tasks."
         )
     if adapter_of_pipeline(pipeline).draws_samples:
-        # Not gluonts' way: of an even number of paths it takes the upper of the middle two.
+        # Unlike gluonts, whose median of an even number of paths is the upper of the middle two.
         values = np.quantile(values, QUANTILE_LEVELS, axis=1).swapaxes(0, 1)
     if not np.isfinite(values).all():
         raise DataError(
@@ -238,8 +238,8 @@ def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore
     )
     if sum(losses.constant) <= sum(losses.best):
         raise UsageError(
-            f"the task {task.name!r} cannot tell models apart: for its {task.num_series} series no "
-            "forecast is better than a constant; give it more series, or more of a pattern."
+            f"the task {task.name!r} cannot distinguish models: for its {task.num_series} series "
+            "no forecast is better than a constant; give it more series, or more of a pattern."
         )
     found = calibration(quantiles, drawn.label)
     return TaskScore(
@@ -261,21 +261,19 @@ def _certain(point: Array) -> Quantiles:
 def _losses(task: ProbeTask, quantiles: Quantiles, label: Array) -> tuple[float, ...]:
     """Mean over the steps of the absolute error of the median, or of twice the pinball loss."""
     error = label[:, None] - quantiles  # [N, 9, H]
-    if task.by_quantiles:  # of a point forecast this is its absolute error
+    if task.by_quantiles:  # for a point forecast this is the absolute error
         loss = 2 * np.maximum(_LEVELS * error, (_LEVELS - 1) * error).mean(axis=1)
     else:
-        loss = np.abs(error[:, _MEDIAN])
+        loss = np.abs(error[:, MEDIAN])
     return tuple(loss.mean(axis=1).tolist())
 
 
 def _example(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> Example:
-    """The first series: they are all alike, and nobody chose it."""
+    """The first series, so that none is hand-picked."""
     tail = max(2 * task.season_length, 2 * task.horizon, 24)
-    low, median, high = (tuple(map(float, row)) for row in quantiles[0, _BAND])
-    context = drawn.context[0, -tail:]
     return Example(
-        context=tuple(float(x) if np.isfinite(x) else None for x in context),
-        label=tuple(map(float, drawn.label[0])),
-        best=tuple(map(float, drawn.best[0, _MEDIAN])),
-        forecast=(low, median, high),
+        context=known(drawn.context[0, -tail:]),
+        label=known(drawn.label[0]),
+        best=tuple(map(float, drawn.best[0, MEDIAN])),
+        forecast=band(quantiles[0]),
     )

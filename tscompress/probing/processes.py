@@ -28,7 +28,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 _NORMAL = np.array([[NormalDist().inv_cdf(level)] for level in QUANTILE_LEVELS])
 #: How strongly a season of amplitude 1 multiplies the level.
 _SEASON_FACTOR = 0.3
-#: Demands that the distribution of sizes is cut at.
+#: Largest demand, where the distribution of sizes is truncated.
 _LARGEST_DEMAND = 200
 
 
@@ -76,7 +76,7 @@ class Trend(BaseModel):
     def path(self, rng: np.random.Generator, count: int, length: int, context: int) -> Array:
         """``[N, length]``, 0 at the start; signs are random."""
         time = np.arange(length) / context
-        # Damped with half of the context as its scale: a seventh of the rise is still to come.
+        # Damped with half of the context as its scale: a seventh of the rise remains.
         shape = time if self.kind == "linear" else (1 - np.exp(-2 * time)) / (1 - np.exp(-2))
         rise = self.rise * rng.uniform(0.5, 1.5, (count, 1)) * rng.choice([-1.0, 1.0], (count, 1))
         return np.asarray(rise * shape)
@@ -173,7 +173,7 @@ class Intermittent(BaseModel):
 
     kind: Literal["intermittent"] = "intermittent"
     interval: int = Field(default=4, ge=2, description="steps from demand to demand, on average")
-    regular: bool = Field(default=False, description="exactly so many steps")
+    regular: bool = Field(default=False, description="exactly interval steps apart")
     mean_size: float = Field(default=5.0, ge=1, le=50)
 
     noisy: ClassVar[bool] = True
@@ -204,10 +204,10 @@ class Intermittent(BaseModel):
         return Paths(values, quantiles[:, which].swapaxes(0, 1))
 
     def _quantile(self, level: float, chance: float) -> float:
-        """Of the demand at a step that has one with this probability."""
+        """Quantile of the demand at a step that has demand with this probability."""
         if level <= 1 - chance:
             return 0.0
-        # Probabilities of 1, 2, ... units, but for a factor.
+        # Probabilities of 1, 2, ... units, up to a factor.
         sizes = np.cumprod([1.0, *((self.mean_size - 1) / np.arange(1, _LARGEST_DEMAND))])
         below = 1 - chance + chance * np.cumsum(sizes) / sizes.sum()
         return float(1 + np.searchsorted(below, level))

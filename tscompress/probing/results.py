@@ -3,8 +3,8 @@
 skill = (loss of the best constant − loss of the model) / (loss of the best constant − best loss)
 
 is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
-Loss is the mean absolute error of the median, or of all quantiles where a task says so. Series are
-resampled for 95 % intervals, the same ones for all models (see
+Loss is the mean absolute error of the median, or of all quantiles for tasks ``by_quantiles``.
+Series are resampled for 95 % intervals, the same ones for all models (see
 :mod:`tscompress.evaluation.intervals`).
 """
 
@@ -20,7 +20,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.errors import UsageError
-from tscompress.evaluation.typical_series import Band, Known
+from tscompress.evaluation.metrics import Band
+from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
 from tscompress.io.untrusted import MAX_JSON_BYTES
@@ -28,12 +29,12 @@ from tscompress.probing.tasks import ProbeTask
 
 Array = npt.NDArray[np.float64]
 
-#: With no more skill than this, or with an interval that reaches 0, a model cannot do a task, and
-#: nothing of it can be lost.
+#: A model cannot do a task if its skill is at most this or its interval reaches 0; such skill
+#: cannot be lost.
 ABLE = 0.1
-#: Of a task's skill that is kept, at least, where nothing is called lost.
+#: Smallest share of a task's skill that counts as kept.
 _KEPT = 0.95
-#: Where a model's skill is less, means count it as this: one task gone wrong is not all.
+#: Lower bound of a task's skill in means, so that one failed task does not dominate them.
 FLOOR = -1.0
 RESAMPLES = 1000
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -41,7 +42,7 @@ _NAMED = 4
 
 
 class Estimate(BaseModel):
-    """A value and its 95 % interval; None where a single series cannot tell."""
+    """A value and its 95 % interval; None for a single series."""
 
     model_config = _STRICT
 
@@ -94,14 +95,14 @@ def _columns(of: str) -> tuple[str, str, str]:
 
 
 def _skill(losses: Array, best: Array, constant: Array) -> Array:
-    """Of rows of series, ``[..., N]``; NaN where the best constant is a perfect forecast."""
+    """Skill over the last axis, series ``[..., N]``; NaN if the best constant is perfect."""
     losses, best, constant = (column.sum(axis=-1) for column in (losses, best, constant))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(constant > best, (constant - losses) / (constant - best), np.nan)
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """With the middle 95 % of the draws, if all of them are finite."""
+    """A value with the middle 95 % of its draws, if all of them are finite."""
     if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])
@@ -109,7 +110,7 @@ def estimate(value: float, draws: Array) -> Estimate:
 
 
 class Example(BaseModel):
-    """The first series of a task and its forecast, to look at."""
+    """The first series of a task and its forecast, for figures."""
 
     model_config = _STRICT
 
@@ -184,17 +185,17 @@ class ProbeResult(Result):
         return _mean(list(_by_group(self.tasks).values()))
 
     def against(self, original: ProbeResult) -> ProbeComparison:
-        """What this model kept of the original's skill.
+        """Share of the original's skill that this model kept.
 
         Raises
         ------
         UsageError
-            The two were not given the same series.
+            The two were probed on different series.
         """
         return compare_probes(self, original)
 
     def summary(self) -> dict[str, Any]:
-        """Mean skills as plain data, without the tasks."""
+        """Mean skills for JSON, without the tasks."""
         return {
             "model": self.model,
             "overall": self.overall().model_dump(),
@@ -208,7 +209,7 @@ class ProbeResult(Result):
         Parameters
         ----------
         series
-            With the loss of each series and the examples, which is most of the data.
+            Include the losses of every series and the examples, which are most of the data.
         """
         left_out = None if series else {"tasks": {"__all__": {"losses", "example"}}}
         return self.model_dump(mode="json", exclude=left_out)
@@ -219,14 +220,14 @@ class ProbeResult(Result):
 
     @classmethod
     def load(cls, path: str | Path) -> ProbeResult:
-        """Read what :meth:`save` or ``tscompress probe --output`` wrote; DataError otherwise."""
+        """Read the output of :meth:`save` or ``tscompress probe --output``; DataError otherwise."""
         return load_probes(path)[0]
 
 
 def probe_content(
     result: ProbeResult, original: ProbeResult | None = None, *, series: bool = True
 ) -> dict[str, Any]:
-    """What a file of probes holds; :func:`load_probes` reads it back if it has the ``series``."""
+    """Content of a file of probes; :func:`load_probes` reads it back if it has the ``series``."""
     content = {"result": result.to_dict(series=series), "summary": result.summary()}
     if original is not None:
         content |= {
@@ -237,7 +238,7 @@ def probe_content(
 
 
 def load_probes(path: str | Path) -> tuple[ProbeResult, ...]:
-    """The result in a file and, where there is one, that of the original.
+    """The result in a file and, if the file has it, that of the original.
 
     Raises
     ------
@@ -271,7 +272,7 @@ def _mean_draws(groups: Sequence[Sequence[TaskScore]]) -> Array:
 
 
 class TaskChange(BaseModel):
-    """What became of the skill at one task."""
+    """Change of the skill at one task."""
 
     model_config = _STRICT
 
@@ -286,7 +287,7 @@ class TaskChange(BaseModel):
 
 
 class GroupChange(BaseModel):
-    """What became of the skill at the tasks of a group that the original can do."""
+    """Change of the skill at the tasks of a group that the original can do."""
 
     model_config = _STRICT
 
@@ -301,14 +302,14 @@ class GroupChange(BaseModel):
 
 
 class ProbeComparison(BaseModel):
-    """A compressed model beside its original."""
+    """Skill of a compressed model relative to its original."""
 
     model_config = _STRICT
 
     compressed: str
     original: str
     kept: Estimate | None
-    """Of the original's mean skill, at the tasks that it can do; each group counts once."""
+    """Share of the original's mean skill at the tasks that it can do; each group counts once."""
     groups: tuple[GroupChange, ...]
     tasks: tuple[TaskChange, ...]
 
@@ -317,7 +318,7 @@ class ProbeComparison(BaseModel):
         return {**self.model_dump(mode="json"), "lines": self.lines()}
 
     def lines(self) -> list[str]:
-        """In words: what is kept, what was lost, and what could not be lost."""
+        """Sentences on skill kept, lost and gained, and on tasks that the original cannot do."""
         found = [self._overall()]
         for group in self.groups:
             lost = [
@@ -364,19 +365,19 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeComparison:
-    """ProbeTask by task; see :meth:`ProbeResult.against`.
+    """Compare task by task; see :meth:`ProbeResult.against`.
 
     Raises
     ------
     UsageError
-        The two were not given the same series.
+        The two were probed on different series.
     """
     if [s.task for s in compressed.tasks] != [s.task for s in original.tasks] or (
         compressed.seed != original.seed
     ):
         raise UsageError(
-            f"{compressed.model!r} and {original.model!r} were given different tasks or seeds; "
-            "probe both alike."
+            f"{compressed.model!r} and {original.model!r} were probed with different tasks or "
+            "seeds; probe both with the same."
         )
     pairs = list(zip(compressed.tasks, original.tasks, strict=True))
     able = [(ours, theirs) for ours, theirs in pairs if theirs.able]

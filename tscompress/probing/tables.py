@@ -68,5 +68,5 @@ def covers(score: TaskScore) -> str:
 
 
 def percent(share: Estimate | None) -> str:
-    """Of what was kept; a dash where there was nothing to keep."""
+    """Share of skill kept, in per cent; a dash for a task that the original cannot do."""
     return "–" if share is None else f"{share.value:.0%}"

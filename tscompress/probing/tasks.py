@@ -30,7 +30,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: Steps in a season of the tasks that come with the probe.
 PERIODS = (4, 5, 7, 12, 24, 48, 52)
 NOISES = (0.1, 0.3)
-#: A name is part of messages and anchors of the report.
+#: Names appear in messages and in anchors of the report.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$"
 
 
@@ -48,17 +48,17 @@ class Drawn(NamedTuple):
 
 
 class ProbeTask(BaseModel):
-    """One thing asked of a model: forecast series of a process that we wrote.
+    """Forecast the series of one process.
 
-    The best constant forecast is the median of the label, which only hindsight knows; where a
-    constant can be the best possible forecast (a level shift, a random walk), it is the median of
-    the context, which no hindsight helps.
+    The best constant forecast is the median of the label, known only in hindsight. Where a constant
+    can be the best possible forecast (a level shift, a random walk), it is the median of the
+    context instead.
     """
 
     model_config = _STRICT
 
     name: str = Field(pattern=_NAME)
-    group: str = Field(default="own", pattern=_NAME, description="what it is summed up with")
+    group: str = Field(default="own", pattern=_NAME, description="tasks of one group are averaged")
     process: Process
     context_length: int = Field(ge=4, le=8192)
     horizon: int = Field(default=24, ge=1, le=1024)
@@ -81,18 +81,18 @@ class ProbeTask(BaseModel):
 
     @property
     def by_quantiles(self) -> bool:
-        """Whether skill is of all quantiles: the median of rare demand is 0, a constant."""
+        """Whether the loss is of all quantiles: the median of rare demand is 0, a constant."""
         return isinstance(self.process, Intermittent) and not self.process.regular
 
     def draw(self, seed: int = 0) -> Drawn:
-        """The same series for the same task and seed, whatever other tasks there are."""
+        """Draw the series; they depend only on the task and the seed."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
         values, best = self.process.paths(rng, self.num_series, self.context_length, self.horizon)
         context, label = values[:, : self.context_length].copy(), values[:, self.context_length :]
         known = context if self.process.ends_constant else label
         constant = np.median(known, axis=1)
         if self.missing:
-            # As many in each series, so that none is left without values.
+            # The same number in each series, so that none has no values.
             ranks = rng.random(context.shape).argsort(axis=1).argsort(axis=1)
             context[ranks < round(self.missing * self.context_length)] = np.nan
         return Drawn(context, label, best, constant)
@@ -122,7 +122,7 @@ def seasonal_naive(context: Array, season_length: int, horizon: int) -> Array:
 
 
 def _context(period: int) -> int:
-    """Eight periods, of short ones more."""
+    """Eight periods, more of short ones."""
     return max(96, 8 * period)
 
 
@@ -238,7 +238,7 @@ def load_tasks(path: str | Path) -> tuple[ProbeTask, ...]:
     except (OSError, UnreadableFileError) as error:
         raise RecipeError(f"{source} cannot be read as YAML: {error}.") from None
     if not isinstance(content, dict):
-        raise RecipeError(f"{source} holds no mapping; it starts with 'tasks:'.")
+        raise RecipeError(f"{source} is not a mapping; start it with 'tasks:'.")
     try:
         return TaskFile.model_validate(content).tasks
     except ValidationError as error:
@@ -257,14 +257,14 @@ def choose_tasks(
     Parameters
     ----------
     names
-        None: all of ``own``, or all that come with the probe if there are none.
+        None: all of ``own``, or the whole battery if there are none.
     own
-        Tasks of the caller's, which ``names`` may select too.
+        Tasks of the caller; ``names`` may select them too.
 
     Raises
     ------
     UsageError
-        A name is of no task and no group.
+        A name is neither a task nor a group.
     """
     own = tuple(own)
     if names is None:

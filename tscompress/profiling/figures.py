@@ -343,7 +343,7 @@ def _logarithmic(axes: Axes, profile: RankProfile) -> None:
 
 
 def _shade_rounding(axes: Axes, floor: float, *, named: bool) -> None:
-    """Grey where singular values can be rounding; ``named`` says so in words."""
+    """Grey where singular values can be rounding; ``named`` adds a label."""
     bottom, _ = axes.get_ylim()
     if floor <= bottom:
         return

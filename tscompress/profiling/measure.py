@@ -50,7 +50,7 @@ from tscompress.progress import OnProgress, silent
 DEFAULT_EPSILONS = (0.3, 0.1, 0.03, 0.01)
 DEFAULT_CALIBRATION = CalibrationConfig()
 
-#: Spectra are roots of eigenvalues in float64, which know nothing below about 1e-7 relative.
+#: Spectra are roots of eigenvalues in float64, accurate down to about 1e-7 relative.
 SMALLEST_EPSILON = 1e-6
 #: Rows of a token table that are decomposed; larger tables are sub-sampled evenly.
 MAX_TOKEN_ROWS = 8192
@@ -177,7 +177,7 @@ def _root_spectrum(gram: Tensor, name: str) -> Tensor:
     Raises
     ------
     FactorizationError
-        The eigenvalues could not be computed; ``name`` says of what.
+        The eigenvalues could not be computed; the message has ``name``.
     """
     try:
         eigenvalues = torch.linalg.eigvalsh(gram)

@@ -189,7 +189,7 @@ class RankProfile(_Record):
     input_floor
         The same for layer inputs, rounded to the dtype that the model ran in.
     inputs
-        Empty if the model was not run; ``inputs_reason`` then says why.
+        Empty if the model was not run, for ``inputs_reason``.
     """
 
     version: Literal[1] = 1
@@ -229,14 +229,14 @@ class RankProfile(_Record):
         return list(written)
 
     def findings(self) -> list[str]:
-        """What the numbers say, in plain sentences."""
+        """Findings as sentences."""
         return [
             *_embedding_findings(self),
             *_saving_findings(self),
             *_weight_findings(self),
             *_input_findings(self),
             *_rounding_findings(self),
-            "Ranks say what a truncated SVD would keep, not what it would cost: "
+            "Ranks show which share a truncated SVD keeps, not the loss of forecast quality: "
             "evaluate forecasts before and after.",
         ]
 

@@ -45,7 +45,7 @@ def check_pretraining_output(
     log = output / LOG_FILE
     ours = log.is_file() and is_own_file(log)
     for name in RUN_FILES:
-        # A run that was killed leaves half of a state, which nothing in it tells for ours.
+        # A killed run leaves half a state, which cannot be recognised as ours by its content.
         if not (ours and name != LOG_FILE and (output / name).is_file()):
             check_file(output / name, force=True, inputs=inputs)
     for name in (MODEL, *map(snapshot_name, sorted(recipe.snapshot_steps))):

@@ -119,7 +119,7 @@ class _Run:
             parameter.requires_grad_(not recipe.freeze_embedding)
         optimizer = make_optimizer(
             recipe.optimizer,
-            _parameter_groups(self.model, recipe),
+            parameter_groups(self.model, recipe),
             learning_rate=recipe.learning_rate,
             bfloat16=precision == "bf16",
         )
@@ -232,7 +232,7 @@ class _Meter:
         )
 
 
-def _parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, recipe: PretrainRecipe) -> list[dict[str, Any]]:
     """Trained parameters: matrices, the rest, and position biases with their own learning rate."""
     groups: dict[str, list[nn.Parameter]] = {"layer": [], "matrix": [], "other": [], "position": []}
     in_layers = layer_matrices(model)

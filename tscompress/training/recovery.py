@@ -297,7 +297,7 @@ class _Run:
         )
 
     def _log_if_due(self, rate: float, held_out: Sequence[ForecastBatch]) -> None:
-        """Report every few steps, and evaluate every so many more."""
+        """Report every ``_LOG_EVERY`` steps; evaluate every ``evaluate_every``."""
         evaluates = self.step % self.config.evaluate_every == 0 or self._is_done
         if not evaluates and self.step % _LOG_EVERY:
             return

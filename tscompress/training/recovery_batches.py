@@ -21,8 +21,8 @@ from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket, draw_bucket, split_windows
 
-_SHARED_STEPS = 12  # that its series must have in common, or they stay unrelated
-_HELD_OUT_OF = 16  # of so many series of a wheel one is not trained on
+_SHARED_STEPS = 12  # steps that the series of a group must share to be mixed
+_HELD_OUT_OF = 16  # one series of a wheel in this many is not trained on
 
 
 class Batches:
@@ -70,7 +70,7 @@ class Batches:
         return self._batch(rng, self.corpus, bucket, windows, grouped=step % 2 == 1)
 
     def skip(self, steps: int) -> None:
-        """Read past the series of the first ``steps`` steps, as a run that goes on must."""
+        """Read past the series of the first ``steps`` steps, as a resumed run must."""
         for step in range(steps if self.stream is not None else 0):
             self._given(step, *self._draw(np.random.default_rng([self.config.seed, step])))
 
@@ -156,8 +156,8 @@ def with_history(windows: FloatArray, horizon: int) -> FloatArray:
 def _related(rng: np.random.Generator, windows: FloatArray, group_size: int) -> FloatArray:
     """Each window ``[B, L]`` mixed with those of its group, in its own unit.
 
-    The mixes last as long as all of them do, for without one of them they would jump; within, each
-    misses what it missed before. Groups that share next to nothing stay as they are.
+    A mix spans the steps that all series of the group share, since it would jump where one of them
+    ends; each keeps its own missing values. Groups that share few steps are unchanged.
     """
     mixed = windows.copy()
     for start in range(0, len(windows), group_size):

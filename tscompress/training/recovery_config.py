@@ -19,7 +19,7 @@ from tscompress.training.windows import Bucket
 
 
 def _defaults(family: str) -> dict[str, Any]:
-    """What a family has where the user says nothing."""
+    """Defaults of a family, for settings that are null."""
     defaults = adapter_of(family).defaults
     real = defaults.real_weight
     return {
@@ -44,7 +44,9 @@ class RecoveryConfig(BaseModel):
         "Null without steps: 5",
     )
     buckets: tuple[Bucket, ...] | None = Field(
-        default=None, min_length=1, description="batch shapes, cut to what the model reads"
+        default=None,
+        min_length=1,
+        description="batch shapes, limited to the model's context and horizon",
     )
     optimizer: OptimizerName = Field(
         default="muon", description="muon: AdamW but for matrices within layers"
@@ -56,9 +58,7 @@ class RecoveryConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     teacher_weight: float = Field(default=1.0, ge=0, description="of the distance to the teacher")
-    truth_weight: float | None = Field(
-        default=None, ge=0, description="of the loss on what truly came"
-    )
+    truth_weight: float | None = Field(default=None, ge=0, description="of the loss on targets")
     freeze_embeddings: bool = Field(
         default=False, description="token table or patch embedding stay as they are"
     )
@@ -101,7 +101,7 @@ class RecoveryConfig(BaseModel):
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     seed: int = 0
 
-    #: Keys that files of before may have, and what they may have been.
+    #: Removed keys in earlier files, and the values that are still accepted.
     removed: ClassVar[dict[str, tuple[Any, ...]]] = {
         "hidden_weight": (0.0,),
         "hidden_at": ("layers",),

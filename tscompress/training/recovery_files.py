@@ -46,8 +46,8 @@ class Snapshot:
     best
         Weights that were best on held-out series, by name.
     pending, counted
-        Losses since the last line of the log, summed over so many series: distance to the teacher,
-        loss on the targets, and their weighted sum.
+        Losses since the last line of the log, and the number of series that they are summed over:
+        distance to the teacher, loss on the targets, and their weighted sum.
     """
 
     step: int
@@ -79,7 +79,7 @@ class RecoveryFiles:
         self._target = directory if writes else None
 
     def clear(self) -> None:
-        """Remove what a run before left: nobody shall resume from that.
+        """Remove the files of an earlier run, so that none resumes from them.
 
         Raises
         ------

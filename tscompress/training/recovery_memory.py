@@ -15,10 +15,10 @@ from tscompress.training.windows import Bucket
 def memory_bytes(
     student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, processes: int = 1
 ) -> dict[str, int]:
-    """About what a run will hold in each process: weights exactly, activations estimated.
+    """Estimated memory of a run in each process: weights exactly, activations roughly.
 
-    ``process`` is what the interpreter, the libraries and both models hold now. The student's
-    weights come five times in float32 (master, gradient, at most two moments, best so far), the
+    ``process`` is the present memory of interpreter, libraries and both models. The student's
+    weights count five times in float32 (master, gradient, at most two moments, best so far), the
     teacher's once. Activations are those of the largest batch, forecasts the teacher's of the
     held-out series.
     """

@@ -133,7 +133,7 @@ def differences_from(
 ) -> str | None:
     """Why a run cannot resume from the checkpoint in ``directory``; None: it can.
 
-    Without a ``student``, only what is known before there is one.
+    Without a ``student``, only differences that are known before compression.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def differences_from(
 
 
 def model_digests(student: LoadedModel, teacher: LoadedModel) -> dict[str, str]:
-    """What tells the models of a run from others, before it has changed them."""
+    """Hashes of the models of a run, before it changes them."""
     models = {"student": student, "teacher": teacher}
     return {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
 

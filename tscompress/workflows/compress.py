@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,10 @@ def compress_loaded_(
     force: bool = False,
     on_progress: OnProgress = silent,
 ) -> CompressedModel:
-    """Calibrate, plan, operate on and recover a model in memory, as ``recipe`` says.
+    """Calibrate, plan, compress and recover a model in memory by ``recipe``.
 
-    Its weights change. ``directory`` is for the checkpoint and log of a recovery; one that was
-    stopped goes on from there. With ``force`` one of other models or settings makes way.
+    Its weights change. ``directory`` is for the checkpoint and log of a recovery; a stopped one
+    resumes from there. With ``force`` one of other models or settings is replaced.
     """
     with guarded(labels_of(recipe, given=series is not None)):
         return _compress_loaded_(loaded, recipe, plan, series, directory, force, on_progress)
@@ -262,7 +263,7 @@ def method_of(recipe: Recipe, plan: Plan | None) -> Method:
 
 
 def _with_format(recipe: Recipe) -> Recipe:
-    """The recovery reads files of series as the recipe says, unless it says so itself."""
+    """The recovery reads files of series like the recipe, unless it has its own format."""
     config = recipe.recover
     if config is None or config.series_format is not None or recipe.series == DEFAULT_FORMAT:
         return recipe
@@ -315,7 +316,7 @@ def _factor_(
     else:
         feed_forward = bool(plan.parameters("feed_forward")[0])
         moments = _moments(loaded, plan.method, feed_forward, batches, on_progress)
-    apply_plan_(loaded, plan, moments, lambda done, total: on_progress("factor", done, total))
+    apply_plan_(loaded, plan, moments, partial(on_progress, "factor"))
 
 
 def _factor_plan(
@@ -371,13 +372,7 @@ def _fold_(
     """Fold heads and hidden layers."""
     if plan is None:
         plan = _fold_plan(loaded, recipe, batches, on_progress)
-    fold_planned_(
-        loaded,
-        plan,
-        batches,
-        recipe.fold,
-        lambda done, total: on_progress("fold", done, total),
-    )
+    fold_planned_(loaded, plan, batches, recipe.fold, partial(on_progress, "fold"))
 
 
 def _fold_plan(
@@ -438,7 +433,7 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
 
 
 def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Refuse a directory where a recovery would replace what is not of one.
+    """Refuse a directory where a recovery would replace other files.
 
     Raises
     ------
@@ -449,7 +444,7 @@ def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) ->
 
 
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:
-    """Remove what a recovery is resumed from in ``work``: its result is saved."""
+    """Remove the state of a recovery in ``work``, whose result is saved."""
     if compressed.recovery is None:
         return
     for name in RECOVERY_FILES:

@@ -93,7 +93,7 @@ def run(
 
     The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
     chooses batch size and device by it, and asks for a GPU where the path contains
-    ``chronos-t5-small``, ``-base`` or ``-large``. A recovery that was stopped goes on when the same
+    ``chronos-t5-small``, ``-base`` or ``-large``. A stopped recovery resumes when the same
     recipe is run again; with another, only ``force`` replaces it.
 
     ``on_series`` is called with what was read of each file of series, before a model is loaded.
@@ -158,7 +158,7 @@ def finishing_run(
 
 
 def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
-    """Refuse, before the first stage, what a later one would refuse of this model.
+    """Before the first stage, raise errors that later ones would raise for this model.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def _measure_(
     device: str,
     on_progress: OnProgress,
 ) -> None:
-    """Put what the recipe asks for of the original and of the saved checkpoint into ``result``."""
+    """Measure original and saved checkpoint as the recipe asks; results go into ``result``."""
     original = load(recipe.model, revision=revision, device=device, dtype=torch.float32)
     again = load(result.checkpoint, device=device, dtype=torch.float32)
     if recipe.scored_on is not None:

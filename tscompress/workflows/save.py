@@ -62,8 +62,8 @@ def save(
 ) -> Path:
     """Write a checkpoint directory, load it back, compare, and only then put it in place.
 
-    A model folded to the same sizes everywhere becomes a plain checkpoint that stock software
-    loads; anything else becomes a factored one. Besides config and weights the directory holds
+    A model folded to the same sizes everywhere becomes a stock checkpoint that other libraries
+    load; any other becomes a factored one. Besides config and weights the directory holds
     ``plan.json``, ``recipe.yaml`` and ``provenance.json`` (source, revision, hashes, library
     versions, calibration), and after a recovery its log, ``recovery.jsonl`` and ``recovery.png``.
     Give it a name that contains the original's: AutoGluon chooses batch size and device by it.

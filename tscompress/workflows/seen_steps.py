@@ -20,8 +20,8 @@ from tscompress.workflows.save import RECIPE_FILE
 def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) -> str | None:
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
-    What it was fitted to is read again, as the recipe beside its weights says; the history before
-    the steps that are scored may be among it.
+    The series of the recipe beside its weights are read again; they may hold the history before the
+    scored steps.
 
     Returns
     -------

@@ -2,8 +2,8 @@
 
 Every combination of a recipe's grid is a point: the model is compressed, recovered if asked for,
 saved, loaded again and scored. At the end models of all shapes take turns for their latency, and
-what no other point beats in both quality and cost is the Pareto front. A point lies in a directory
-named by a hash of all that it depends on, so that a sweep goes on where it stopped and can grow.
+points that no other beats in both quality and cost are the Pareto front. A point's directory is
+named by a hash of everything that it depends on, so a stopped sweep resumes and a grid can grow.
 """
 
 from __future__ import annotations
