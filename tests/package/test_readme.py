@@ -28,6 +28,7 @@ PAGES = [
     FRONT_PAGE,
     *(ROOT / "tscompress" / folder / "README.md" for folder in FOLDERS),
     ROOT / "recipes" / "README.md",
+    ROOT / "recipes" / "your-data.md",
     ROOT / "eval" / "README.md",
     ROOT / "tests" / "README.md",
     ROOT / "eval" / "RESULTS.md",
