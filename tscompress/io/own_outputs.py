@@ -17,6 +17,11 @@ from typing import Any
 
 from tscompress.io.hashing import sha256_of
 
+#: Of a training: its log, beside that the directory of its state, and in that the state, whole and
+#: as it is being written.
+TRAINING_LOG, TRAINING_DIRECTORY, TRAINING_STATE = "log.jsonl", "checkpoint", "state.safetensors"
+UNFINISHED_STATE = f"{TRAINING_STATE}.tmp"
+
 _HEAD_BYTES = 4096
 _LARGEST_TEXT = 2**30
 _LARGEST_HEADER = 2**24
@@ -102,9 +107,24 @@ def is_own_file(path: Path) -> bool:
             return True
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
-        return any(of_kind(path, head) for of_kind in _KINDS)
+        return _is_of_training(path) or any(of_kind(path, head) for of_kind in _KINDS)
     except (OSError, ValueError, RecursionError):
         return False
+
+
+def _is_of_training(path: Path) -> bool:
+    """Whether it is the state of a training whose log lies beside, told by its place alone.
+
+    A training that was killed leaves half of a state, in which nothing tells whose it is, and that
+    perhaps before the first line of its log.
+    """
+    if path.name not in (TRAINING_STATE, UNFINISHED_STATE):
+        return False
+    if path.parent.name != TRAINING_DIRECTORY:
+        return False
+    log = path.parent.parent / TRAINING_LOG
+    logged = is_own_file(log) and log.stat().st_size > 0
+    return logged or (path.name == UNFINISHED_STATE and is_own_file(log))
 
 
 def _is_figure(path: Path, head: bytes) -> bool:
