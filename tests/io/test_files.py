@@ -13,13 +13,13 @@ from own_checkpoint import RECORD, record
 from tscompress.errors import OutputError, OutputExistsError, UsageError
 from tscompress.io import files
 from tscompress.io.files import (
-    cannot_write,
     check_file,
     check_output,
     new_directory,
     user_path,
     write_text_atomically,
 )
+from tscompress.io.places import cannot_write
 
 LOG = '{"step": 1}'
 """Of a training, which tscompress knows for its own."""

@@ -16,7 +16,6 @@ from tscompress.errors import OutputError, OutputExistsError
 from tscompress.io.files import (
     check_file,
     check_output,
-    making_way,
     new_directory,
     write_output,
     write_text_atomically,
@@ -339,33 +338,3 @@ def test_a_figure_of_before_is_known_by_name_and_software(tmp_path: Path) -> Non
     for name, ours in (("recovery.png", True), ("mine.png", False)):
         new_figure(1, 1).savefig(tmp_path / name)
         assert is_own_file(tmp_path / name) is ours
-
-
-# --------------------------------------------------------------------------------------------------
-# Making way
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt, None])
-def test_what_makes_way_comes_back_after_a_failure(
-    tmp_path: Path, crash: type[BaseException] | None
-) -> None:
-    old, new = checkpoint(tmp_path / "old"), tmp_path / "new.json"
-    before = everything(tmp_path)
-
-    def replace() -> None:
-        with making_way([old, new]):
-            assert list(old.parent.iterdir()) == [old.with_name(".old.tscompress-before")]
-            old.mkdir()
-            (old / "half").write_text("half")
-            new.write_text("{}")
-            if crash is not None:
-                raise crash
-
-    if crash is None:
-        replace()
-        assert sorted(everything(tmp_path)) == ["new.json", "old", "old/half"]
-    else:
-        with pytest.raises(crash):
-            replace()
-        assert everything(tmp_path) == before
