@@ -679,13 +679,13 @@ def test_evaluate_refuses_what_it_does_not_know() -> None:
 def test_csv_has_the_published_columns(tmp_path: Path) -> None:
     path = tmp_path / "new" / "scores.csv"
     result("m", {"b": (1.5, 0.25), "A": (2.0, 0.5)}).to_csv(path)
-    assert path.read_text() == "dataset,model,MASE,WQL\nA,m,2.0,0.5\nb,m,1.5,0.25\n"
+    assert path.read_text() == '"dataset",model,MASE,WQL\nA,m,2.0,0.5\nb,m,1.5,0.25\n'
     assert [file.name for file in path.parent.iterdir()] == ["scores.csv"]
 
 
 def test_csv_of_nothing_has_the_header(tmp_path: Path) -> None:
     result("m", {}).to_csv(tmp_path / "scores.csv")
-    assert (tmp_path / "scores.csv").read_text() == "dataset,model,MASE,WQL\n"
+    assert (tmp_path / "scores.csv").read_text() == '"dataset",model,MASE,WQL\n'
 
 
 def test_result_survives_a_dict() -> None:
@@ -767,7 +767,7 @@ def test_relative_needs_positive_scores(bad: float) -> None:
 def test_aggregate_has_the_published_columns() -> None:
     frame = aggregate(result("ours", {"a": (1.0, 0.2)}), result("naive", {"a": (2.0, 0.8)}))
     assert frame.to_csv(index=False) == (
-        "benchmark,metric,value\nzero-shot,MASE,0.5\nzero-shot,WQL,0.25\n"
+        '"benchmark",metric,value\nzero-shot,MASE,0.5\nzero-shot,WQL,0.25\n'
     )
 
 

@@ -21,7 +21,10 @@ from tscompress.io.files import (
 )
 from tscompress.io.places import cannot_write
 
-LOG = '{"step": 1}'
+LOG = (
+    '{"step": 1, "total_steps": 9, "seconds": 1.0, "eta_seconds": 1.0, "learning_rate": 0.1, '
+    '"series_per_second": 1.0}'
+)
 """Of a training, which tscompress knows for its own."""
 
 

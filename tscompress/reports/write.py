@@ -18,6 +18,7 @@ from tscompress.io.files import (
     write_text_atomically,
 )
 from tscompress.io.making_way import making_way
+from tscompress.io.own_outputs import mark_of
 from tscompress.io.text import ratio_text
 from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
 from tscompress.probing.tables import percent, probe_tables
@@ -137,7 +138,7 @@ def write_markdown(report: Report) -> Path:
         page=PAGE_FILE,
     )
     path = directory / MARKDOWN_FILE
-    write_text_atomically(path, text)
+    write_text_atomically(path, f"{mark_of(text)}\n{text}")
     return path
 
 
