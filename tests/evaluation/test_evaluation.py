@@ -767,7 +767,7 @@ def test_relative_needs_positive_scores(bad: float) -> None:
 def test_aggregate_has_the_published_columns() -> None:
     frame = aggregate(result("ours", {"a": (1.0, 0.2)}), result("naive", {"a": (2.0, 0.8)}))
     assert frame.to_csv(index=False) == (
-        '"benchmark",metric,value\nzero-shot,MASE,0.5\nzero-shot,WQL,0.25\n'
+        "benchmark,metric,value\nzero-shot,MASE,0.5\nzero-shot,WQL,0.25\n"
     )
 
 

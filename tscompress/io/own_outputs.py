@@ -172,7 +172,7 @@ def _is_log(start: str) -> bool:
     first, newline, _ = start.partition("\n")
     if not newline and _CUT_LINE.fullmatch(first):
         return True
-    return json.loads(first).keys() >= _LINE
+    return set(json.loads(first)) >= _LINE
 
 
 def _is_json(path: Path, head: bytes) -> bool:
