@@ -321,7 +321,7 @@ def test_a_walk_replaces_no_checkpoint_that_was_trained_further(
         run(recipe, force=True)
 
 
-@pytest.mark.parametrize("stage", ["bench", "report"])
+@pytest.mark.parametrize("stage", ["scores", "report"])
 @pytest.mark.parametrize("force", [False, True], ids=["new", "replace"])
 def test_what_a_killed_run_left_makes_way(
     checkpoints: dict[str, Path],
@@ -332,7 +332,7 @@ def test_what_a_killed_run_left_makes_way(
 ) -> None:
     """A copy of the output, as it lies there in the middle, is what a kill leaves."""
     bolt, out, left = checkpoints["chronos-bolt"], tmp_path / "out", tmp_path / "left"
-    recipe = small_recipe(bolt, out, profile=None, evaluation=None)
+    recipe = small_recipe(bolt, out, profile=None, bench=None)
     if force:
         write_report(run(recipe), recipe)
     before = contents(out)
@@ -348,11 +348,11 @@ def test_what_a_killed_run_left_makes_way(
             if stage == "report" and given is recipe:
                 stop()
 
-    changed = recipe.model_copy(update={"schedule": RankSchedule(rank=2)}) if force else recipe
-    recipe = changed
+    if force:
+        recipe = recipe.model_copy(update={"schedule": RankSchedule(rank=2)})
     with monkeypatch.context() as patch:
-        if stage == "bench":
-            patch.setattr(running, "bench", stop)
+        if stage == "scores":
+            patch.setattr(running, "evaluate_models", stop)
         with pytest.raises(KeyboardInterrupt):
             walk(recipe, force)
     assert contents(out) == before
