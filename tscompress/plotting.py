@@ -40,7 +40,9 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write PNG that says what drew it, so that a later run knows it for its own."""
     software = {"Software": f"tscompress {__version__}, Matplotlib"}
-    figure.savefig(path, dpi=DPI, format="png", metadata=software)
+    temporary = path.with_name(f".{path.name}.tmp")  # a kill leaves no half of a figure
+    figure.savefig(temporary, dpi=DPI, format="png", metadata=software)
+    temporary.replace(path)
 
 
 def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:

@@ -452,7 +452,7 @@ def test_what_a_walk_would_write_over_is_refused(
     )
     run = {"model": str(precious / "model"), "output": str(precious)}
     shutil.copytree(precious / "model", precious / "recovery")
-    (precious / "scores.csv").write_text("dataset,model,MASE,WQL\n")  # of ours, but an input
+    (precious / "scores.csv").write_text('"dataset",model,MASE,WQL\n')  # of ours, but an input
     sweep = run | {"grid": [{"method": "svd", "rank": [2, 3]}]}
     pretrain = yaml.safe_load(tiny_yaml(steps=1)) | {"embedding_from": str(precious / "model")}
     for verb, name, content, options, text in (

@@ -679,13 +679,13 @@ def test_unknown_models_and_options_are_refused() -> None:
 def test_csv_has_the_published_columns(tmp_path: Path) -> None:
     path = tmp_path / "new" / "scores.csv"
     result("m", {"b": (1.5, 0.25), "A": (2.0, 0.5)}).to_csv(path)
-    assert path.read_text() == "dataset,model,MASE,WQL\nA,m,2.0,0.5\nb,m,1.5,0.25\n"
+    assert path.read_text() == '"dataset",model,MASE,WQL\nA,m,2.0,0.5\nb,m,1.5,0.25\n'
     assert [file.name for file in path.parent.iterdir()] == ["scores.csv"]
 
 
 def test_empty_csv_has_the_header(tmp_path: Path) -> None:
     result("m", {}).to_csv(tmp_path / "scores.csv")
-    assert (tmp_path / "scores.csv").read_text() == "dataset,model,MASE,WQL\n"
+    assert (tmp_path / "scores.csv").read_text() == '"dataset",model,MASE,WQL\n'
 
 
 def test_result_survives_a_dict() -> None:

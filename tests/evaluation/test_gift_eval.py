@@ -11,10 +11,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from tscompress._version import __version__
 from tscompress.checkpoints.load import load
 from tscompress.errors import UsageError
 from tscompress.evaluation.evaluate import evaluate
 from tscompress.evaluation.gift_eval import GiftEvalResults
+from tscompress.io.own_outputs import is_own_file
 
 DATASETS = ["monash_m3_yearly", "monash_tourism_quarterly"]
 #: As published, in this order.
@@ -96,7 +98,9 @@ def test_command(tmp_path: Path) -> None:
     assert list(pd.read_csv(tmp_path / "out" / "all_results.csv").columns) == COLUMNS
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
         "model": "seasonal-naive", "model_type": "statistical", "model_dtype": "float32",
+        "written_by_tscompress": __version__,
     }  # fmt: skip
+    assert all(map(is_own_file, (tmp_path / "out").iterdir()))
 
 
 @pytest.mark.parametrize("output", [[], ["--output", "scores.json"]])

@@ -13,15 +13,18 @@ from own_checkpoint import RECORD, record
 from tscompress.errors import OutputError, OutputExistsError, UsageError
 from tscompress.io import files
 from tscompress.io.files import (
-    cannot_write,
     check_file,
     check_output,
     new_directory,
     user_path,
     write_text_atomically,
 )
+from tscompress.io.places import cannot_write
 
-LOG = '{"step": 1}'
+LOG = (
+    '{"step": 1, "total_steps": 9, "seconds": 1.0, "eta_seconds": 1.0, "learning_rate": 0.1, '
+    '"series_per_second": 1.0}'
+)
 """Of a training, which tscompress knows for its own."""
 
 

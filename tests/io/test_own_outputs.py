@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from own_checkpoint import RECORD, record
+from safetensors.numpy import save_file
 
 from tscompress.errors import OutputError, OutputExistsError
 from tscompress.io.files import (
     check_file,
     check_output,
-    making_way,
     new_directory,
     write_output,
     write_text_atomically,
 )
-from tscompress.io.own_outputs import foreign_part, is_marked, is_own_file, mark_of
+from tscompress.io.own_outputs import foreign_part, is_marked, is_own_file, mark_of, table_csv
 from tscompress.plotting import new_figure, save_figure
 
-SCORES = json.dumps({"result": {"suite": "offline", "model": "a", "rows": []}})
+ROW = {"dataset": "a", "model": "a", "MASE": 1, "WQL": 1, "series_count": 1, "seconds": 1}
+SCORES = json.dumps({"result": {"suite": "offline", "model": "a", "rows": [ROW]}})
+MARKDOWN = "# a, compressed\n"
+LINE = (
+    '{"step": 1, "total_steps": 9, "seconds": 1.0, "eta_seconds": 1.0, "learning_rate": 0.1, '
+    '"series_per_second": 1.0}\n'
+)
 
 
 def checkpoint(directory: Path) -> Path:
@@ -130,15 +140,22 @@ def named(maker: object) -> str:
     return getattr(maker, "__name__", "")
 
 
-@pytest.mark.parametrize("make", [*FOREIGN, make_scores], ids=named)
-def test_no_checkpoint_takes_the_place_of_anything_else(
+@pytest.fixture
+def target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
-) -> None:
+) -> Iterator[Path]:
+    """What a test's maker made, which with all around it must stay as it is."""
     monkeypatch.chdir(tmp_path)
-    target = tmp_path / "outputs" / "target"
-    target.parent.mkdir()
-    make(target)
+    path = tmp_path / "outputs" / "target"
+    path.parent.mkdir()
+    make(path)
     before = everything(tmp_path)
+    yield path
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [*FOREIGN, make_scores], ids=named)
+def test_no_checkpoint_takes_the_place_of_anything_else(target: Path) -> None:
     with pytest.raises(OutputExistsError, match="target'"):
         check_output(target, force=True)
     with (
@@ -146,7 +163,6 @@ def test_no_checkpoint_takes_the_place_of_anything_else(
         new_directory(target, force=True) as directory,
     ):
         (directory / "config.json").write_text("{}")
-    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize(
@@ -162,35 +178,19 @@ def test_no_checkpoint_takes_the_place_of_anything_else(
         (make_models, "small"),
     ],
 )
-def test_no_file_is_written_over_or_beside_what_is_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    target = tmp_path / "outputs" / "target"
-    target.parent.mkdir()
-    make(target)
-    before = everything(tmp_path)
+def test_no_file_is_written_over_or_beside_what_is_not_ours(target: Path, name: str) -> None:
     with pytest.raises(OutputExistsError, match="target'"):
         check_output(target, force=True, writes=[name])
-    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize("make", FOREIGN, ids=named)
-def test_no_file_takes_the_place_of_anything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    target = tmp_path / "outputs" / "target"
-    target.parent.mkdir()
-    make(target)
-    before = everything(tmp_path)
+def test_no_file_takes_the_place_of_anything_else(target: Path) -> None:
     for call in (
         lambda: check_file(target, force=True),
         lambda: write_output(target, "{}", force=True),
     ):
         with pytest.raises((OutputExistsError, OutputError), match="target'"):
             call()
-    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize("make", SPECIAL, ids=named)
@@ -281,7 +281,7 @@ def test_what_else_lies_in_a_checkpoint_is_known_by_its_content(tmp_path: Path) 
     card = f"---\n{mark_of(text)}\n".join(["", text.removeprefix("---\n")])
     assert is_marked(card)
     (ours / "README.md").write_text(card)
-    (ours / "recovery.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    (ours / "recovery.jsonl").write_text(LINE)
     save_figure(new_figure(1, 1), ours / "recovery.png")
     assert foreign_part(ours) is None
     (ours / "README.md").write_text(card + "mine")
@@ -292,13 +292,27 @@ def test_what_else_lies_in_a_checkpoint_is_known_by_its_content(tmp_path: Path) 
     ("name", "text"),
     [
         ("scores.json", SCORES),
-        ("profile.json", '{"model": "a", "family": "b", "epsilons": [0.1], "weights": []}'),
-        ("probe.json", '{"result": {"model": "a", "seed": 0, "tasks": []}, "summary": {}}'),
-        ("report.json", '{"recipe": {}, "checkpoint": "a", "plan": {}}'),
+        (
+            "profile.json",
+            '{"model": "a", "family": "b", "epsilons": [0.1], "weight_floor": 0, "input_floor": 0, '
+            '"weights": []}',
+        ),
+        (
+            "probe.json",
+            '{"result": {"model": "a", "seed": 0, "tasks": [{"task": {}, "skill": {}, '
+            '"seasonal_naive": 0, "coverage": 0, "crossing_rate": 0}]}, "summary": {}}',
+        ),
+        (
+            "report.json",
+            '{"recipe": {}, "checkpoint": "a", "plan": {}, "attention_parameter_ratio": 1, '
+            '"relative": null}',
+        ),
         ("report.html", '<!doctype html>\n<meta name="generator" content="tscompress 0.0.1">'),
-        ("scores.csv", "dataset,model,MASE,WQL\na,b,1,1\n"),
-        ("log.jsonl", '{"step": 1, "total_ste'),  # cut off as it was written
-        ("recipe.yaml", "model: a\noutput: b\nmethod: fold\nfeed_forward: no\ncalibration: {}\n"),
+        ("report.md", f"{mark_of(MARKDOWN)}\n{MARKDOWN}"),
+        ("scores.csv", '"dataset",model,MASE,WQL\na,b,1,1\n'),
+        ("ranks.csv", "matrix,part,kind,depth,role,head,full_rank,epsilon,rank\n"),
+        ("log.jsonl", LINE),
+        ("log.jsonl", LINE[:60]),  # cut off as it was written
         ("empty", ""),
     ],
 )
@@ -317,55 +331,90 @@ def test_files_of_any_version_are_known_under_any_name(
     [
         ("scores.json", "{}"),
         ("scores.json", '{"suite": "mine"}'),
+        ("scores.json", '{"suite": "unit", "model": "mine", "rows": [{"dataset": "a"}]}'),
+        ("scores.json", '{"suite": "unit", "model": "mine", "rows": "many"}'),
         ("scores.json", "[" * 10_000),
-        ("scores.csv", "date,value\n2020-01-01,1\n"),
-        ("report.html", "<!doctype html>\n<title>mine</title>"),
-        ("report.md", "# mine\n"),
-        ("comparison.png", "\x89PNG mine"),
+        ("probe.json", '{"model": "mine", "seed": 1, "tasks": ["sort", "add"]}'),
+        ("report.json", '{"recipe": "soup", "plan": "lunch", "checkpoint": 3}'),
+        ("sweep.yaml", '{"model": "mine", "output": "out", "grid": [1, 2]}'),
+        ("plan.json", '{"method": "agile", "family": "mine", "projections": []}'),
+        ("latency.json", '{"key": "C major", "bench": {"wood": "oak"}}'),
+        ("point.json", '{"id": 1, "label": "mine", "checkpoint": 2, "scores": []}'),
+        ("fidelity.json", '{"datasets": [], "shift": 1, "drift": 2}'),
+        ("profile.json", '{"model": "a", "family": "b", "epsilons": [], "weights": []}'),
+        ("config.json", '{"model": "a", "model_type": "pretrained", "model_dtype": "float32"}'),
         ("config.json", '{"model_type": "t5", "architectures": []}'),
         ("provenance.json", '{"source": "mine"}'),
+        ("provenance.json", '{"tscompress": "0", "source": "mine", "sha256": "none"}'),
+        ("scores.csv", "date,value\n2020-01-01,1\n"),
+        ("scores.csv", "dataset,model,MASE,WQL\nm4,mine,1,1\n"),  # as Chronos publishes them
+        ("agg-rel-scores.csv", "benchmark,metric,value\nmine,MASE,1\n"),
+        ("all_results.csv", "dataset,model,eval_metrics/MSE[mean]\na,mine,1\n"),  # of GIFT-Eval
+        ("fev.csv", "model_name,colour\nCorsa,red\n"),
+        ("ranks.csv", "matrix,part,kind,depth,role,head,mine\n"),
+        ("sweep.csv", "number,id,label,price\n"),
+        ("ratios.csv", "model,reference,dataset,metric,ratio,mine\n"),
+        ("log.jsonl", '{"step": 1, "loss": 0.5}\n'),  # of any other training
+        ("log.jsonl", '{"step": 1, "total_steps": 9, "loss": 0.5, "lr": 0.1}\n'),
+        ("log.jsonl", '{"step": 1, "loss'),
+        ("report.html", "<!doctype html>\n<title>mine</title>"),
+        ("notes.txt", 'I saw <meta name="generator" content="tscompress 0.1.0"> there.'),
+        ("page.html", '<!doctype html>\n<pre>&lt;meta name="generator" content="tscompress '),
+        ("report.md", "# mine\n"),
+        ("README.md", "# mine\nSave it and run `tscompress run recipe.yaml`:\n"),
+        ("README.md", f"{mark_of(MARKDOWN)}\n{MARKDOWN}mine"),
+        ("README.md", "# mine\n<!-- written by tscompress: 0123 -->\n"),
+        ("recipe.yaml", "model: a\nmethod: fold\nfeed_forward: no\ncalibration: {}\n"),
+        ("comparison.png", "\x89PNG mine"),
+        ("comparison.png", "\x89PNG by Software\0tscompress itself"),
     ],
 )
 def test_files_of_others_are_not_ours_under_our_names(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     assert not is_own_file(path)
     with pytest.raises(OutputExistsError, match=name):
         write_output(path, SCORES, force=True)
-    assert path.read_text() == text
+    assert path.read_bytes() == text.encode("latin-1")
 
 
-def test_a_figure_of_before_is_known_by_name_and_software(tmp_path: Path) -> None:
-    for name, ours in (("recovery.png", True), ("mine.png", False)):
-        new_figure(1, 1).savefig(tmp_path / name)
-        assert is_own_file(tmp_path / name) is ours
+def test_a_figure_is_known_by_its_software_and_not_by_its_name(tmp_path: Path) -> None:
+    for name in ("recovery.png", "comparison.png", "worst.png", "mine.png"):
+        path = tmp_path / name
+        new_figure(1, 1).savefig(path)  # as anybody's
+        assert not is_own_file(path)
+        save_figure(new_figure(1, 1), path)
+        assert is_own_file(path)
+    assert len(list(tmp_path.iterdir())) == 4
 
 
-# --------------------------------------------------------------------------------------------------
-# Making way
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt, None])
-def test_what_makes_way_comes_back_after_a_failure(
-    tmp_path: Path, crash: type[BaseException] | None
+@pytest.mark.parametrize(
+    ("metadata", "ours"),
+    [
+        ({"step": "1", "config": "{}"}, False),
+        ({"step": "1", "recipe": "soup"}, False),
+        ({"format": "pt"}, False),
+        ({"step": "1", "recipe": "{}", "parts": "[]"}, True),
+        (dict.fromkeys(("step", "config", "models", "seconds", "held_out", "pending"), "1"), True),
+    ],
+)
+def test_a_state_is_known_by_its_whole_record(
+    tmp_path: Path, metadata: dict[str, str], ours: bool
 ) -> None:
-    old, new = checkpoint(tmp_path / "old"), tmp_path / "new.json"
-    before = everything(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({"a": np.zeros(2)}, path, metadata)
+    assert is_own_file(path) is ours
 
-    def replace() -> None:
-        with making_way([old, new]):
-            assert list(old.parent.iterdir()) == [old.with_name(".old.tscompress-before")]
-            old.mkdir()
-            (old / "half").write_text("half")
-            new.write_text("{}")
-            if crash is not None:
-                raise crash
 
-    if crash is None:
-        replace()
-        assert sorted(everything(tmp_path)) == ["new.json", "old", "old/half"]
-    else:
-        with pytest.raises(crash):
-            replace()
-        assert everything(tmp_path) == before
+def test_tables_read_as_they_would_without_the_mark(tmp_path: Path) -> None:
+    for frame in (
+        pd.DataFrame({"dataset": ["a", 'b"c'], "value": [1.5, 2.0]}),
+        pd.DataFrame({"dataset": [], "value": []}),
+        pd.DataFrame({"two words": ["a"]}),
+    ):
+        plain = frame.to_csv(index=False, lineterminator="\n")
+        again = pd.read_csv(io.StringIO(table_csv(frame)))
+        pd.testing.assert_frame_equal(again, pd.read_csv(io.StringIO(plain)))
+        assert list(csv.reader(table_csv(frame).splitlines())) == list(
+            csv.reader(plain.splitlines())
+        )

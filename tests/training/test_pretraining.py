@@ -19,7 +19,13 @@ from safetensors.torch import load_file
 
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import CorpusConfig
-from tscompress.errors import CorruptCheckpointError, DivergenceError, RecipeError, UsageError
+from tscompress.errors import (
+    CorruptCheckpointError,
+    DivergenceError,
+    OutputExistsError,
+    RecipeError,
+    UsageError,
+)
 from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.pretrain_batches import make_batch, stage_corpora
@@ -465,6 +471,32 @@ def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
         pretrain(recipe, tmp_path, report=die, log_every=1)
     with pytest.raises(RecipeError, match="no checkpoint"):
         pretrain(recipe, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("log", ["ours", "empty"])
+def test_what_a_killed_run_half_wrote_makes_way(tmp_path: Path, log: str) -> None:
+    recipe = short("chronos-bolt")
+    pretrain(recipe, tmp_path)
+    unfinished = tmp_path / "checkpoint" / "state.safetensors.tmp"
+    unfinished.write_bytes(b"half")
+    if log == "empty":  # killed before its first line
+        (tmp_path / "log.jsonl").write_text("")
+    else:
+        unfinished.with_name("state.safetensors").write_bytes(b"half")
+    pretrain(recipe, tmp_path)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("log", ["step,loss\n1,0.5\n", "", None], ids=["foreign", "empty", "none"])
+def test_a_state_beside_no_log_of_ours_stays(tmp_path: Path, log: str | None) -> None:
+    state = tmp_path / "checkpoint" / "state.safetensors"
+    state.parent.mkdir()
+    state.write_bytes(b"mine")
+    if log is not None:
+        (tmp_path / "log.jsonl").write_text(log)
+    with pytest.raises(OutputExistsError, match=tmp_path.name):
+        pretrain(short("chronos-bolt"), tmp_path)
+    assert state.read_bytes() == b"mine"
 
 
 def test_lost_steps_leave_the_log(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ from tscompress.training.recovery_state import (
     differences_from,
 )
 from tscompress.training.windows import Bucket
-from tscompress.workflows.compress import finish_recovery
+from tscompress.workflows.compress import check_recovery_directory, finish_recovery
 from tscompress.workflows.recipe import Recipe, load_recipe, load_recovery_config
 from tscompress.workflows.save import CompressedModel, save
 
@@ -337,6 +337,60 @@ def test_a_fresh_start_leaves_no_older_checkpoint(bolt: Callable[[], Any], tmp_p
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("half", [b"half", b"\x00" * 4096], ids=["short", "zeros"])
+def test_what_a_killed_run_half_wrote_makes_way(
+    bolt: Callable[[], Any], tmp_path: Path, half: bytes
+) -> None:
+    student, teacher = bolt()
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
+    unfinished = tmp_path / "checkpoint" / "state.safetensors.tmp"
+    unfinished.write_bytes(half)
+    check_recovery_directory(tmp_path, [])
+    student, _ = bolt()
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("log", ["step,loss\n1,0.5\n", None], ids=["foreign", "none"])
+@pytest.mark.parametrize("name", ["state.safetensors", "state.safetensors.tmp"])
+def test_a_state_beside_no_log_of_ours_stays(
+    bolt: Callable[[], Any], tmp_path: Path, name: str, log: str | None
+) -> None:
+    state = tmp_path / "checkpoint" / name
+    state.parent.mkdir()
+    state.write_bytes(b"mine")
+    if log is not None:
+        (tmp_path / "log.jsonl").write_text(log)
+    student, teacher = bolt()
+    with pytest.raises(OutputExistsError, match=tmp_path.name):
+        check_recovery_directory(tmp_path, [])
+    with pytest.raises(OutputExistsError, match=name):
+        recover_(student, teacher, short(steps=1), directory=tmp_path)
+    assert state.read_bytes() == b"mine"
+
+
+def test_a_kill_while_older_files_are_removed_hinders_no_start(
+    bolt: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = bolt()
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
+    state = tmp_path / "checkpoint" / "state.safetensors"
+    state.with_name("state.safetensors.tmp").write_bytes(b"half")
+    unlink = Path.unlink
+
+    def once(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        raise KeyboardInterrupt
+
+    student, _ = bolt()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", once)
+        with pytest.raises(KeyboardInterrupt):
+            recover_(student, teacher, short(steps=1), directory=tmp_path)
+    check_recovery_directory(tmp_path, [])
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
+
+
 def test_invalid_config_and_series_are_refused(bolt: Callable[[], Any]) -> None:
     student, teacher = bolt()
     config: Any = {"steps": 3}
@@ -429,6 +483,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tscompress.checkpoints.load import load
+from tscompress.training import checkpoint
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 
@@ -440,6 +495,13 @@ def work(student, teacher, config, directory, kill_at, environment):
         if line.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def save_half(tensors, path, metadata):
+        save_tensors(tensors, path, metadata)
+        if metadata["step"] == str(-kill_at):
+            os.truncate(path, 100)  # as far as it was written, in the middle of the header
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    save_tensors, checkpoint.save_tensors = checkpoint.save_tensors, save_half
     smaller = load(student)
     config = RecoveryConfig.model_validate(config)
     recover_(smaller, load(teacher), config, directory=Path(directory), report=report)
@@ -472,6 +534,7 @@ class Processes:
 
     killed: Path
     killed_config: RecoveryConfig
+    saving: Path
     shared: Path
 
 
@@ -481,7 +544,8 @@ def processes(
     checkpoints: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Processes:
-    """One run that was killed with SIGKILL after its fifth step, and two in two processes each."""
+    """Runs that were killed with SIGKILL after the fifth step or while they saved the fourth, and
+    two in two processes each."""
     root = tmp_path_factory.mktemp("processes")
     rng = np.random.default_rng(0)
     lines = [json.dumps({"target": rng.normal(size=60).cumsum().tolist()}) for _ in range(40)]
@@ -503,7 +567,8 @@ def processes(
         "teacher": str(checkpoints["chronos-bolt"]),
     }
     jobs: list[dict[str, Any]] = [
-        {"config": config.model_dump(), "directory": "killed", "kill_at": 5, "environment": {}}
+        {"config": config.model_dump(), "directory": name, "kill_at": step, "environment": {}}
+        for name, step in (("killed", 5), ("saving", -4))
     ]
     for (optimizer, port), rank in itertools.product(ports.items(), ("0", "1")):
         environment = {
@@ -517,7 +582,7 @@ def processes(
         jobs.append({
             "config": smooth(accumulate=2, optimizer=optimizer).model_dump(),
             "directory": f"shared/{optimizer}",
-            "kill_at": -1,
+            "kill_at": 99,
             "environment": environment,
         })  # fmt: skip
     jobs = [{**job, **models, "directory": str(root / job["directory"])} for job in jobs]
@@ -529,8 +594,8 @@ def processes(
         timeout=180,
         check=False,
     )
-    assert done.stdout.strip() == f"[{-signal.SIGKILL}, 0, 0, 0, 0]", done.stderr
-    return Processes(root / "killed", config, root / "shared")
+    assert done.stdout.strip() == f"{[-signal.SIGKILL] * 2 + [0] * 4}", done.stderr
+    return Processes(root / "killed", config, root / "saving", root / "shared")
 
 
 def test_killed_run_resumes_from_its_last_checkpoint(
@@ -550,6 +615,22 @@ def test_killed_run_resumes_from_its_last_checkpoint(
     whole, _ = bolt()
     recover_(whole, teacher, processes.killed_config)
     assert_equal(weights(whole), weights(resumed))
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_killed_while_it_saved_goes_on_or_makes_way(
+    processes: Processes, bolt: Callable[[], Any], tmp_path: Path, resume: bool
+) -> None:
+    left = tmp_path / "left"
+    shutil.copytree(processes.saving, left)
+    assert (left / "checkpoint" / "state.safetensors.tmp").stat().st_size == 100
+    check_recovery_directory(left, [])
+    student, teacher = bolt()
+    seen: list[RecoveryProgress] = []
+    config = processes.killed_config
+    recover_(student, teacher, config, directory=left, resume=resume, report=seen.append)
+    assert [line.step for line in seen] == ([5, 6] if resume else [0, 5, 6])
+    assert [path.name for path in (left / "checkpoint").iterdir()] == ["state.safetensors"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

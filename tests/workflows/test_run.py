@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,12 @@ from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
 from tscompress.reports.content import headline
-from tscompress.reports.write import report_tables, write_report
+from tscompress.reports.write import (
+    report_files,
+    report_tables,
+    write_report,
+    write_report_files,
+)
 from tscompress.training import recovery_batches
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket
@@ -40,7 +46,8 @@ from tscompress.workflows.recipe import (
     labels_of,
     load_recipe,
 )
-from tscompress.workflows.run import run
+from tscompress.workflows.run import finishing_run, run
+from tscompress.workflows.run_files import load_run
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
@@ -312,3 +319,54 @@ def test_a_walk_replaces_no_checkpoint_that_was_trained_further(
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(OutputExistsError, match=r"model\.safetensors"):
         run(recipe, force=True)
+
+
+@pytest.mark.parametrize("stage", ["scores", "report"])
+@pytest.mark.parametrize("force", [False, True], ids=["new", "replace"])
+def test_what_a_killed_run_left_makes_way(
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    force: bool,
+    stage: str,
+) -> None:
+    """A copy of the output, as it lies there in the middle, is what a kill leaves."""
+    bolt, out, left = checkpoints["chronos-bolt"], tmp_path / "out", tmp_path / "left"
+    recipe = small_recipe(bolt, out, profile=None, bench=None)
+    if force:
+        write_report(run(recipe), recipe)
+    before = contents(out)
+
+    def stop(*_: Any, **__: Any) -> None:
+        shutil.copytree(out, left)
+        raise KeyboardInterrupt
+
+    def walk(given: Recipe, force: bool) -> None:
+        beside = report_files(Path(given.output))
+        with finishing_run(given, force=force, beside=beside) as result:
+            write_report_files(result, given)
+            if stage == "report" and given is recipe:
+                stop()
+
+    if force:
+        recipe = recipe.model_copy(update={"schedule": RankSchedule(rank=2)})
+    with monkeypatch.context() as patch:
+        if stage == "scores":
+            patch.setattr(running, "evaluate_models", stop)
+        with pytest.raises(KeyboardInterrupt):
+            walk(recipe, force)
+    assert contents(out) == before
+    assert contents(left) != before
+    again = recipe.model_copy(update={"output": str(left)})
+    if force:  # what was whole is whole again, and no start replaces it unasked
+        with pytest.raises(OutputExistsError, match="--force"):
+            walk(again, False)
+        assert contents(left) == before
+    walk(again, force)
+    assert not [name for name in contents(left) if Path(name).name.startswith(".")]
+    assert load_run(left)[0].plan == Plan.load(left / "chronos-bolt-fold" / "plan.json")
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}

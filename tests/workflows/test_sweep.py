@@ -564,3 +564,35 @@ def test_common_errors_of_points_are_refused_first(
         with pytest.raises(TscompressError, match=match):
             sweep(recipe(model, output, **changes))
         assert not output.exists()  # and hinders no mended recipe
+
+
+@pytest.mark.parametrize(
+    ("grid", "label"),
+    [
+        ({"rank": [4, 1000]}, "fold, d_kv 1000"),
+        ({"rank": [8, 4]}, "fold, d_kv 8"),  # as it is
+        ({"rank": [4], "width": [None, 10**6]}, "fold, d_kv 4, d_model 1000000"),
+        ({"rank": [4], "recover_steps": [0, 2], "width": [48]}, "fold, d_kv 4, d_model 48"),
+        ({"ff_ratio": [0.5], "latent": [None, 10**6]}, "fold, d_ff 50%, latent 1000000"),
+        ({"layers": [[1], [3]]}, "fold, layers 3"),
+        ({"rank": [4], "layers": [[1, 1, 1]]}, "fold, d_kv 4, layers 1, 1, 1"),
+        ({"schedule": [[1000, 0.1]]}, "fold, schedule 1000.0, 0.1"),
+        ({"method": "svd", "rank": [3, 1000]}, "svd, rank 1000"),
+        ({"method": "activation-svd", "rank": [3, 1000]}, "activation-svd, rank 1000"),
+    ],
+)
+def test_a_point_of_sizes_that_the_model_cannot_have_is_refused_first(
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    grid: dict[str, Any],
+    label: str,
+) -> None:
+    monkeypatch.setattr(measuring, "compress_loaded_", lambda *_, **__: pytest.fail("it measured"))
+    output = tmp_path / "out"
+    with pytest.raises(TscompressError) as refused:
+        sweep(recipe(checkpoints["chronos-bolt"], output, grid=[grid]))
+    assert refused.value.exit_code == 2
+    assert str(refused.value).startswith(f"grid: {label}: ")
+    assert "\n" not in str(refused.value)
+    assert not output.exists()

@@ -24,6 +24,35 @@ from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.progress import OnProgress, silent
 
 
+def check_layers(loaded: LoadedModel, counts: Sequence[int]) -> dict[str, int]:
+    """Stack to the number of layers that stay of it; refuses what the model cannot have.
+
+    Parameters
+    ----------
+    counts
+        As for :func:`layers_that_stay`.
+
+    Raises
+    ------
+    PlanError
+        The model does not have more layers than these, or lacks a stack.
+    """
+    have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
+    asked = ",".join(map(str, counts))
+    if len(counts) == 1:
+        counts = [*counts] * len(have)
+    if len(counts) != len(have):
+        raise PlanError(f"layers {asked} are of two stacks; {loaded.name!r} has only an encoder.")
+    wanted = dict(zip(have, counts, strict=True))
+    if any(not 1 <= wanted[stack] <= have[stack] for stack in have) or wanted == have:
+        raise PlanError(
+            f"layers {asked} of {','.join(map(str, have.values()))} of {loaded.name!r} cannot be "
+            "kept; give from 1 to as many, and fewer for one stack."
+        )
+    config_of_layers(loaded, {stack: range(count) for stack, count in wanted.items()})
+    return wanted
+
+
 def layers_that_stay(
     loaded: LoadedModel,
     counts: Sequence[int],
@@ -49,19 +78,7 @@ def layers_that_stay(
         The model does not have more layers than these, or lacks a stack.
     """
     have = {stack: len(layers) for stack, layers in stack_layers(loaded.model).items()}
-    asked = ",".join(map(str, counts))
-    if len(counts) == 1:
-        counts = [*counts] * len(have)
-    if len(counts) != len(have):
-        raise PlanError(f"layers {asked} are of two stacks; {loaded.name!r} has only an encoder.")
-    wanted = dict(zip(have, counts, strict=True))
-    if any(not 1 <= wanted[stack] <= have[stack] for stack in have) or wanted == have:
-        raise PlanError(
-            f"layers {asked} of {','.join(map(str, have.values()))} of {loaded.name!r} cannot be "
-            "kept; give from 1 to as many, and fewer for one stack."
-        )
-    # Refuse impossible counts before anything is measured.
-    config_of_layers(loaded, {stack: range(count) for stack, count in wanted.items()})
+    wanted = check_layers(loaded, counts)  # before anything is measured
     kept = {stack: list(range(count)) for stack, count in have.items()}
     going = sum(have.values()) - sum(wanted.values())
     trial = replace(loaded, model=copy.deepcopy(loaded.model))

@@ -28,7 +28,8 @@ from tscompress.checkpoints.names import (
 )
 from tscompress.errors import CorruptCheckpointError, PlanError, UsageError
 from tscompress.families.t5_stack import tie_weights_
-from tscompress.io.files import cannot_write, write_text_atomically
+from tscompress.io.files import write_text_atomically
+from tscompress.io.places import cannot_write
 from tscompress.io.untrusted import (
     StoredTensor,
     UnreadableFileError,

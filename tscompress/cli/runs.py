@@ -36,27 +36,31 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe: profile, compress, save, load again, evaluate, bench, report."""
-    from tscompress.io.files import check_file, user_path
-    from tscompress.reports.write import MARKDOWN_FILE, PAGE_FILE, report_tables, write_report
-    from tscompress.workflows.recipe import inputs_of, load_recipe
+    from tscompress.io.files import user_path
+    from tscompress.reports.write import report_files, report_tables, write_report_files
+    from tscompress.workflows.recipe import load_recipe
     from tscompress.workflows.run import WORK, finishing_run
-    from tscompress.workflows.run_files import FILES, RUN_FILE
+    from tscompress.workflows.run_files import RUN_FILE
 
     chosen = load_recipe(recipe, model=model, output=output)
     if max_series is not None and chosen.evaluation is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
-    output, inputs = user_path(chosen.output), (recipe, *inputs_of(chosen))
-    for name in (*FILES, PAGE_FILE, MARKDOWN_FILE):
-        check_file(output / name, force=True, inputs=inputs)
+    output = user_path(chosen.output)
     with (
         keeping_recovery(output / WORK),
         progress_bars() as advance,
         finishing_run(
-            chosen, force=force, device=device, on_series=say_series, on_progress=advance
+            chosen,
+            force=force,
+            device=device,
+            beside=report_files(output),
+            inputs=(recipe,),
+            on_series=say_series,
+            on_progress=advance,
         ) as result,
     ):
-        written = write_report(result, chosen)
+        written = write_report_files(result, chosen)
     say_note(result.note)
     show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
     if not as_json:

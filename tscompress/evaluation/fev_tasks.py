@@ -25,6 +25,7 @@ from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.results import SEASONAL_NAIVE
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
+from tscompress.io.own_outputs import table_csv
 from tscompress.io.untrusted import UnreadableFileError, read_yaml, single_line
 
 #: Prefix of a suite's name before a file of tasks.
@@ -263,7 +264,7 @@ def _seasonal_naive(contexts: list[Any], task: Any) -> list[Any]:
 
 def summaries_csv(summaries: Sequence[Summary]) -> str:
     """Summaries as the CSV of ``fev.leaderboard`` and fev-bench."""
-    return pd.DataFrame(list(summaries)).to_csv(index=False, lineterminator="\n")
+    return table_csv(pd.DataFrame(list(summaries)))
 
 
 def summaries_table(summaries: Sequence[Summary]) -> Table:

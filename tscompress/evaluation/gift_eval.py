@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tscompress._version import __version__
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, backtest
 from tscompress.evaluation.results import SEASONAL_NAIVE, EvaluationResult
 from tscompress.io.files import write_text_atomically
+from tscompress.io.own_outputs import table_csv
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -114,8 +116,13 @@ class GiftEvalResults:
             A file cannot be written.
         """
         kind = "statistical" if result.model == SEASONAL_NAIVE else "pretrained"
-        config = {"model": result.model, "model_type": kind, "model_dtype": dtype}
-        content = self.frame(result).to_csv(index=False, lineterminator="\n")
+        config = {
+            "model": result.model,
+            "model_type": kind,
+            "model_dtype": dtype,
+            "written_by_tscompress": __version__,
+        }
+        content = table_csv(self.frame(result))
         write_text_atomically(directory / RESULTS_FILE, content)
         write_text_atomically(directory / CONFIG_FILE, json.dumps(config, indent=4) + "\n")
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.errors import DataError, UsageError
 from tscompress.io.files import write_text_atomically
+from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import Result, results_json
 
 with warnings.catch_warnings():
@@ -134,7 +135,7 @@ class EvaluationResult(Result):
 
     def to_csv(self, path: str | Path) -> None:
         """Write :meth:`frame`; the file is replaced in one step or not at all."""
-        write_text_atomically(Path(path), self.frame().to_csv(index=False, lineterminator="\n"))
+        write_text_atomically(Path(path), table_csv(self.frame()))
 
     def to_dict(self, *, series: bool = True) -> dict[str, Any]:
         """Plain data, for JSON; :meth:`from_dict` reads it back.

@@ -14,18 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
+from tscompress.io.making_way import journal_of, undo_killed
 from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
 _ATTEMPTS = 100
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-#: What the system says where there is no room left.
-_FULL = {os.strerror(code) for code in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))}
 
 
 def user_path(text: str | Path) -> Path:
@@ -49,7 +44,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     OutputError
         The disk is full, the directory cannot be written to, or a device lies there.
     """
-    with _naming(path):
+    with naming(path):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise OutputError("", "it is a device, a pipe or a socket")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,23 +61,6 @@ def write_text_atomically(path: Path, text: str) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-
-@contextmanager
-def _naming(target: Path) -> Iterator[None]:
-    """Turns what the system says of a temporary file into one line about ``target``."""
-    try:
-        yield
-    except OutputError as error:
-        raise cannot_write(target, error.reason or str(error)) from error
-    except OSError as error:
-        raise cannot_write(target, error.strerror or str(error)) from error
-
-
-def cannot_write(target: Path, reason: str) -> OutputError:
-    """The error of a file or directory that cannot be written."""
-    advice = "make room, or choose another output" if reason in _FULL else "choose another output"
-    return OutputError(f"{str(target)!r} cannot be written: {reason}; {advice}.", reason)
 
 
 def cache_directory() -> Path:
@@ -129,8 +107,8 @@ def check_output(
         Its name cannot be written into a file.
     """
     inputs = tuple(inputs)
-    with _naming(target):
-        place = _followed(target)
+    with naming(target):
+        place = followed(target)
         _spare(target, place, inputs, keep=writes is not None)
         there = place.exists()
         empty = place.is_dir() and not any(place.iterdir())
@@ -156,8 +134,8 @@ def check_output(
 
 def check_file(target: Path, *, force: bool, inputs: Iterable[str | Path | None] = ()) -> None:
     """The same for a file; raises as :func:`check_output`, and for a directory an OutputError."""
-    with _naming(target):
-        place = _followed(target)
+    with naming(target):
+        place = followed(target)
         _spare(target, place, inputs, keep=True)
         if place.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -166,7 +144,7 @@ def check_file(target: Path, *, force: bool, inputs: Iterable[str | Path | None]
             if not force:
                 raise _exists(target)
             if not is_own_file(place):
-                raise _foreign(target, "is a file that tscompress did not write")
+                raise foreign(target, "is a file that tscompress did not write")
         _check_place(place, place.parent)
 
 
@@ -175,13 +153,13 @@ def write_output(
 ) -> None:
     """Write a file that :func:`check_file` allows, in one step; behind a link, where that leads."""
     check_file(target, force=force, inputs=inputs)
-    write_text_atomically(_followed(target), text)
+    write_text_atomically(followed(target), text)
 
 
 def _check_place(place: Path, directory: Path) -> None:
     """Raise the OSError of making ``place``: better said now than when the work is done."""
     with suppress(FileNotFoundError, NotADirectoryError):
-        os.lstat(_aside(place))  # its name is the longest
+        os.lstat(journal_of(place))  # its name is the longest
     above = next(found for found in (directory, *directory.parents) if found.exists())
     if not above.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -206,19 +184,19 @@ def _refuse_foreign(target: Path, place: Path, writes: Collection[str] | None) -
     if writes is None:
         part = _foreign_part(place)
         if part is not None:
-            raise _foreign(
+            raise foreign(
                 target,
                 f"holds {part!r}, which is not of one checkpoint that tscompress wrote, or was "
                 "changed since",
             )
         return
     if not holds_own(place):
-        raise _foreign(target, "holds only what tscompress did not write")
+        raise foreign(target, "holds only what tscompress did not write")
     for name in writes:
         found = place / name
         linked = os.path.realpath(found) != str(found)
         if os.path.lexists(found) and (linked or not is_own_file(found)):
-            raise _foreign(target, f"holds {name!r}, which tscompress did not write")
+            raise foreign(target, f"holds {name!r}, which tscompress did not write")
 
 
 def _foreign_part(place: Path) -> str | None:
@@ -231,31 +209,6 @@ def _foreign_part(place: Path) -> str | None:
             if os.path.samestat(before, place.stat()):
                 break
     return part
-
-
-def _foreign(target: Path, what: str) -> OutputExistsError:
-    return OutputExistsError(
-        f"{str(target)!r} {what}; --force replaces nothing else: choose another output, or move "
-        "that away."
-    )
-
-
-def _followed(target: Path) -> Path:
-    """The absolute path behind all links, also behind one that leads to nothing yet.
-
-    Raises
-    ------
-    UsageError
-        The name cannot be written into a file.
-    """
-    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in str(target)):
-        raise UsageError(
-            f"{str(target)!r} is no name in UTF-8, in which records name it; choose another output."
-        )
-    place = Path(os.path.realpath(target))
-    if place.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return place
 
 
 def _spare(target: Path, place: Path, inputs: Iterable[str | Path | None], *, keep: bool) -> None:
@@ -324,8 +277,12 @@ def new_directory(
         The disk is full, or the directory cannot be written to.
     """
     shown, inputs = target, tuple(inputs)
-    with _naming(shown):
-        target = _followed(shown)
+    with naming(shown):
+        target = followed(shown)
+        with suppress(
+            OutputExistsError
+        ):  # another process lives, or what is there is refused below
+            undo_killed([target])
         _restore(target, _aside(target))
         _remove_leftovers(target)
         check_output(shown, force=force, inputs=inputs, writes=writes)
@@ -343,40 +300,12 @@ def new_directory(
                 _link_others(target, temporary)
             if not _put(temporary, target, force=force):
                 raise _exists(shown)
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             _restore(target, _aside(target))
-            _remove(temporary)
+            remove(temporary)
             if lock is not None:
                 os.close(lock)
-
-
-@contextmanager
-def making_way(paths: Iterable[Path]) -> Iterator[None]:
-    """Move files and directories of before aside, and delete them when the block ends.
-
-    If it fails they come back, and what took their place goes.
-    """
-    there: dict[Path, bool] = {}
-    try:
-        for path in map(_followed, paths):
-            _restore(path, _before(path))  # what a killed process moved
-            there[path] = os.path.lexists(path)
-            if there[path]:
-                path.rename(_before(path))
-        yield
-    except BaseException:
-        for path, was_there in there.items():
-            if os.path.lexists(_before(path)) or not was_there:
-                _remove(path)
-                _restore(path, _before(path))
-        raise
-    for path in there:
-        _remove(_before(path))
-
-
-def _before(target: Path) -> Path:
-    return target.with_name(f".{target.name}.tscompress-before")
 
 
 def _locked_sibling(target: Path) -> tuple[Path, int | None]:
@@ -394,18 +323,16 @@ def _locked_sibling(target: Path) -> tuple[Path, int | None]:
 
 def _lock(directory: Path, *, wait: bool) -> int | None:
     """A descriptor that holds the lock of ``directory``; None if it is taken or cannot be had."""
-    if fcntl is None:
+    if not CAN_LOCK:
         return None
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if lock(descriptor, wait=wait):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _restore(target: Path, aside: Path) -> None:
@@ -413,7 +340,7 @@ def _restore(target: Path, aside: Path) -> None:
     if not os.path.lexists(aside):
         return
     if os.path.lexists(target):
-        _remove(aside)
+        remove(aside)
     else:
         aside.rename(target)
 
@@ -428,7 +355,7 @@ def _remove_leftovers(target: Path) -> None:
             continue
         lock = _lock(path, wait=False)
         if lock is not None:
-            _remove(path)
+            remove(path)
             os.close(lock)
 
 
@@ -442,11 +369,11 @@ def _link_others(old: Path, new: Path) -> None:
             except OSError:  # a file system without
                 shutil.copy2(source, copy, follow_symlinks=False)
                 if not Path(copy).is_symlink():
-                    _sync(Path(copy))
+                    sync(Path(copy))
         return copy
 
     shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
-    _sync(new)
+    sync(new)
 
 
 def _settle(temporary: Path) -> None:
@@ -456,8 +383,8 @@ def _settle(temporary: Path) -> None:
     for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
             file.chmod(0o666 & ~mask)
-            _sync(file)
-    _sync(temporary)
+            sync(file)
+    sync(temporary)
     temporary.chmod(0o777 & ~mask)
 
 
@@ -501,20 +428,5 @@ def _aside(target: Path) -> Path:
 
 def _move_aside(target: Path) -> None:
     """Without an exchange there is a moment with no target; :func:`_restore` ends it."""
-    _remove(_aside(target))
+    remove(_aside(target))
     target.rename(_aside(target))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,8 @@
 """Which outputs tscompress wrote, told by their content: ``--force`` replaces nothing else.
 
-A file is known by what its kind always has (keys of JSON, columns of a table, metadata), so that
-those of earlier versions are known too. A checkpoint is known by the SHA-256 of its files, which
-its record holds. Names decide nothing, but for figures of versions that put no mark into them.
+A file is known by what no other program writes: many keys of JSON, metadata, a mark. A checkpoint
+is known by the SHA-256 of its files, which its record holds. Names decide nothing, but for the
+state of a training beside its log.
 """
 
 from __future__ import annotations
@@ -13,54 +13,73 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tscompress.io.hashing import sha256_of
+
+if TYPE_CHECKING:  # it takes long to import
+    import pandas as pd
+
+#: Of a training: its log, beside that the directory of its state, and in that the state, whole and
+#: as it is being written.
+TRAINING_LOG, TRAINING_DIRECTORY, TRAINING_STATE = "log.jsonl", "checkpoint", "state.safetensors"
+UNFINISHED_STATE = f"{TRAINING_STATE}.tmp"
 
 _HEAD_BYTES = 4096
 _LARGEST_TEXT = 2**30
 _LARGEST_HEADER = 2**24
 
-#: Of JSON objects, those that all files of a kind have.
+#: Of JSON objects, those that all files of a kind have, enough of them that no other program does.
 _KEYS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            ("suite", "model", "rows"),  # scores
-            ("model", "seed", "tasks"),  # a probe
-            ("family", "base_loss", "parts"),  # sensitivities
-            ("model", "family", "epsilons", "weights"),  # ranks
-            ("recipe", "plan", "checkpoint"),  # a run
-            ("datasets", "shift", "drift"),  # how forecasts changed
-            ("dataset", "context", "label", "original", "compressed"),  # forecasts
-            ("model", "output", "grid"),  # a sweep
-            ("key", "bench"),  # its latencies
-            ("id", "label", "checkpoint", "scores"),  # a point of it
-            ("tscompress", "source", "sha256"),  # a checkpoint's record
-            ("method", "family", "projections"),  # a plan
-            ("model", "model_type", "model_dtype"),  # for GIFT-Eval
+            ("version", "family", "base_loss", "parts", "settings"),  # sensitivities
+            ("model", "family", "epsilons", "weight_floor", "input_floor", "weights"),  # ranks
+            ("recipe", "plan", "checkpoint", "attention_parameter_ratio", "relative"),  # a run
+            ("datasets", "shift", "drift", "frequencies", "contexts", "worst"),  # changed forecasts
+            ("dataset", "series", "context", "label", "original", "compressed"),  # forecasts
+            ("model", "revision", "output", "grid", "fold", "calibration", "recover",
+             "evaluation", "bench", "keep"),  # a sweep
+            ("id", "label", "method", "recovered", "checkpoint", "fit_seconds", "scores"),
+            ("version", "method", "family", "schedule", "projections", "heads", "hidden"),  # a plan
+            ("model", "model_type", "model_dtype", "written_by_tscompress"),  # for GIFT-Eval
         ),
     )
-)
-_RECORD = frozenset(("tscompress", "source", "sha256"))
-#: First columns of tables.
-_COLUMNS = (
-    "dataset,model,MASE,WQL", "benchmark,metric,value", "model,reference,dataset,metric,ratio",
-    "model,dataset,series,quantile_loss", "model,dataset,series,name,quantile_loss",
-    "matrix,part,kind,depth,role,head", "number,id,label,",
-    "dataset,model,eval_metrics/", "model_name,",
 )  # fmt: skip
-#: What other texts hold near their start, or anywhere.
-_HTML, _LOG = '<meta name="generator" content="tscompress ', '{"step": '
-_MARKDOWN = "run `tscompress run recipe.yaml`"
-#: All keys, in order, as only a program writes them.
-_RECIPE = re.compile(r"(?sm)model: .*^method: .*^feed_forward: .*^calibration:")
+_RECORD = frozenset(("tscompress", "source", "sha256"))
+#: Of a JSON object by name: of the first entry of the list by the second name, what it has.
+_LISTS: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = (
+    (
+        frozenset(("suite", "model", "rows")),
+        "rows",
+        frozenset(("dataset", "model", "MASE", "WQL", "series_count", "seconds")),
+    ),
+    (
+        frozenset(("model", "seed", "tasks")),
+        "tasks",
+        frozenset(("task", "skill", "seasonal_naive", "coverage", "crossing_rate")),
+    ),
+)
+_LATENCIES = frozenset(("workload", "models", "threads", "device_name", "torch_version"))
+#: First lines of tables that no other program writes. Of others, which stand in the format of a
+#: benchmark, the first name is in quotes, see :func:`table_csv`.
+_COLUMNS = (
+    "model,reference,dataset,metric,ratio,low,high",
+    "model,dataset,series,name,quantile_loss,absolute_label,scaled_error,scaled_steps",
+    "matrix,part,kind,depth,role,head,full_rank,epsilon,rank",
+    "number,id,label,method,recovered,parameters,bytes_on_disk,",
+)
+_QUOTED = re.compile(
+    r'"(dataset",model,(MASE,WQL\n|eval_metrics/)|benchmark",metric,value\n|model_name",)'
+)
+_HTML = re.compile(
+    r'(?i)<!doctype html>\s.*^<meta name="generator" content="tscompress ', re.M | re.S
+)
+#: The keys that every line of a log has, the first three in this order.
+_LINE = frozenset(("step", "total_steps", "eta_seconds", "series_per_second", "learning_rate"))
+_CUT_LINE = re.compile(r'\{"step": \d+, "total_steps": (null|\d+), "(seconds|loss)": [^{}\n]*')
 _MARK = "<!-- written by tscompress: "
-#: Figures that bear the mark of Matplotlib alone in outputs of before.
-_FIGURES = {
-    "comparison", "embedding", "flow_of_ranks", "head_ranks", "recovery", "spectra", "sweep",
-    "weight_ranks", "worst",
-}  # fmt: skip
 
 
 def foreign_part(directory: Path) -> str | None:
@@ -102,16 +121,28 @@ def is_own_file(path: Path) -> bool:
             return True
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
-        return any(of_kind(path, head) for of_kind in _KINDS)
+        return _is_of_training(path) or any(of_kind(path, head) for of_kind in _KINDS)
     except (OSError, ValueError, RecursionError):
         return False
 
 
+def _is_of_training(path: Path) -> bool:
+    """Whether it is the state of a training whose log lies beside, told by its place alone.
+
+    A training that was killed leaves half of a state, in which nothing tells whose it is, and that
+    perhaps before the first line of its log.
+    """
+    if path.name not in (TRAINING_STATE, UNFINISHED_STATE):
+        return False
+    if path.parent.name != TRAINING_DIRECTORY:
+        return False
+    log = path.parent.parent / TRAINING_LOG
+    logged = is_own_file(log) and log.stat().st_size > 0
+    return logged or (path.name == UNFINISHED_STATE and is_own_file(log))
+
+
 def _is_figure(path: Path, head: bytes) -> bool:
-    marks = [b"Software\0tscompress"]
-    if path.stem in _FIGURES:
-        marks.append(b"Software\0Matplotlib")
-    return head.startswith(b"\x89PNG") and any(mark in head for mark in marks)
+    return head.startswith(b"\x89PNG") and b"tEXtSoftware\0tscompress " in head
 
 
 def _is_training_state(path: Path, head: bytes) -> bool:
@@ -122,18 +153,26 @@ def _is_training_state(path: Path, head: bytes) -> bool:
     with path.open("rb") as stream:
         stream.seek(8)
         metadata = json.loads(stream.read(length)).get("__metadata__") or {}
-    return "step" in metadata and ("recipe" in metadata or "config" in metadata)
+    recovery = {"step", "config", "models", "seconds", "held_out", "pending"}
+    return metadata.keys() >= recovery or metadata.keys() >= {"step", "recipe", "parts"}
 
 
 def _is_text(path: Path, head: bytes) -> bool:
     """A table, a log, a page, a card."""
     start = head.decode(errors="ignore")
-    if start.startswith((*_COLUMNS, _LOG)) or _HTML in start:
+    if start.startswith(_COLUMNS) or _QUOTED.match(start) or _HTML.match(start):
         return True
-    if start.lstrip()[:1] not in ("#", "-", "m"):
-        return False
-    text = path.read_text(encoding="utf-8")
-    return _MARKDOWN in text or _RECIPE.match(text) is not None or is_marked(text)
+    if start.startswith('{"step": '):
+        return _is_log(start)
+    return start[:1] in ("#", "-", "<") and is_marked(path.read_text(encoding="utf-8"))
+
+
+def _is_log(start: str) -> bool:
+    """Whether a training wrote these lines, of which the first may be cut off."""
+    first, newline, _ = start.partition("\n")
+    if not newline and _CUT_LINE.fullmatch(first):
+        return True
+    return set(json.loads(first)) >= _LINE
 
 
 def _is_json(path: Path, head: bytes) -> bool:
@@ -144,7 +183,29 @@ def _is_json(path: Path, head: bytes) -> bool:
         content = content.get("result", content)
     if isinstance(content, list):
         content = content[0] if content else {}
-    return isinstance(content, dict) and any(keys <= content.keys() for keys in _KEYS)
+    return isinstance(content, dict) and _is_object(content)
+
+
+def _is_object(content: dict[str, Any]) -> bool:
+    if any(keys <= content.keys() for keys in _KEYS) or _is_record(content):
+        return True
+    for keys, name, first in _LISTS:
+        if keys <= content.keys() and isinstance(content[name], list) and content[name]:
+            entry = content[name][0]
+            return isinstance(entry, dict) and first <= entry.keys()
+    bench = content.get("bench")
+    return (
+        content.keys() == {"key", "bench"}
+        and isinstance(bench, dict)
+        and bench.keys() >= _LATENCIES
+    )
+
+
+def _is_record(content: Mapping[str, Any]) -> bool:
+    """What is written down of a checkpoint."""
+    return content.keys() >= _RECORD and all(
+        isinstance(content[name], dict) for name in ("source", "sha256")
+    )
 
 
 _KINDS: tuple[Callable[[Path, bytes], bool], ...] = (
@@ -157,8 +218,8 @@ def _recorded_hashes(paths: list[Path]) -> Mapping[str, str] | None:
     for path in paths:
         if path.suffix == ".json" and _is_regular(path):
             content = _object_in(path)
-            if content.keys() >= _RECORD and isinstance(content["sha256"], dict):
-                return content["sha256"]
+            if _is_record(content):
+                return dict(content["sha256"])
     return None
 
 
@@ -178,6 +239,17 @@ def mark_of(content: str) -> str:
     """A comment with the hash of the text around it: an edit of any kind shows."""
     digest = hashlib.sha256(content.encode()).hexdigest()[:32]
     return f"{_MARK}{digest} -->"
+
+
+def table_csv(frame: pd.DataFrame) -> str:
+    """A table as CSV, of which the first column's name is in quotes.
+
+    Every program reads it as it would without them, and no other writes them: so that tables in the
+    format of a benchmark are told from those of others.
+    """
+    text: str = frame.to_csv(index=False, lineterminator="\n")
+    first = str(frame.columns[0]) if len(frame.columns) else ""
+    return f'"{first}"{text.removeprefix(first)}' if first.isidentifier() else text
 
 
 def is_marked(text: str) -> bool:

@@ -14,10 +14,11 @@ from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.files import (
     check_file,
-    making_way,
     write_output,
     write_text_atomically,
 )
+from tscompress.io.making_way import making_way
+from tscompress.io.own_outputs import mark_of
 from tscompress.io.text import ratio_text
 from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
 from tscompress.probing.tables import percent, probe_tables
@@ -50,14 +51,23 @@ def write_report(result: RunResult, recipe: Recipe) -> Path:
     DataError
         A score is not finite.
     """
+    with making_way(report_files(result.directory)):
+        return write_report_files(result, recipe)
+
+
+def report_files(directory: Path) -> list[Path]:
+    """All that :func:`write_report` may write into the directory of a run."""
+    return [*written_before(directory), directory / PAGE_FILE, directory / MARKDOWN_FILE]
+
+
+def write_report_files(result: RunResult, recipe: Recipe) -> Path:
+    """As :func:`write_report`, where those of before have made way already."""
     report = make_report(result, recipe)
     directory = result.directory
-    pages = directory / PAGE_FILE, directory / MARKDOWN_FILE
-    with making_way([*written_before(directory), *pages]):
-        save_run(result, recipe)
-        write_text_atomically(directory / PAGE_FILE, render_page(report))
-        _save_figures(report)
-        return write_markdown(report)
+    save_run(result, recipe)
+    write_text_atomically(directory / PAGE_FILE, render_page(report))
+    _save_figures(report)
+    return write_markdown(report)
 
 
 def rewrite_report(
@@ -128,7 +138,7 @@ def write_markdown(report: Report) -> Path:
         page=PAGE_FILE,
     )
     path = directory / MARKDOWN_FILE
-    write_text_atomically(path, text)
+    write_text_atomically(path, f"{mark_of(text)}\n{text}")
     return path
 
 

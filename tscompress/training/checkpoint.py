@@ -19,10 +19,10 @@ from torch import nn
 
 from tscompress.checkpoints.format import save_tensors
 from tscompress.errors import CorruptCheckpointError, RecipeError
+from tscompress.io.own_outputs import TRAINING_STATE, UNFINISHED_STATE
 
-STATE_FILE = "state.safetensors"
-_UNFINISHED = f"{STATE_FILE}.tmp"
-STATE_FILES = (STATE_FILE, _UNFINISHED)
+STATE_FILE = TRAINING_STATE
+STATE_FILES = (STATE_FILE, UNFINISHED_STATE)
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -55,7 +55,7 @@ def save_training_state(
             tensors[f"optimizer.{key}.{name}"] = value.detach()
     tensors |= {f"kept.{name}": value for name, value in state.kept.items()}
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / _UNFINISHED
+    temporary = directory / UNFINISHED_STATE
     save_tensors(
         {key: value.contiguous() for key, value in tensors.items()},
         temporary,

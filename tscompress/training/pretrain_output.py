@@ -20,13 +20,13 @@ from tscompress.compression.calibration import run_teacher_forced
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import VerificationError
 from tscompress.io.files import check_file, check_output, new_directory, write_text_atomically
-from tscompress.io.own_outputs import is_own_file
+from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.plan.plan import Plan
 from tscompress.training.checkpoint import STATE_FILES
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 
 #: Directory of the model, log, and directory of the training state, in that of a run.
-MODEL, LOG_FILE, CHECKPOINT = "model", "log.jsonl", "checkpoint"
+MODEL, LOG_FILE, CHECKPOINT = "model", TRAINING_LOG, TRAINING_DIRECTORY
 #: What a run writes besides models.
 RUN_FILES = (LOG_FILE, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
 
@@ -42,12 +42,8 @@ def check_pretraining_output(
         As :func:`tscompress.io.files.check_output`.
     """
     inputs = tuple(inputs)
-    log = output / LOG_FILE
-    ours = log.is_file() and is_own_file(log)
     for name in RUN_FILES:
-        # A killed run leaves half a state, which cannot be recognised as ours by its content.
-        if not (ours and name != LOG_FILE and (output / name).is_file()):
-            check_file(output / name, force=True, inputs=inputs)
+        check_file(output / name, force=True, inputs=inputs)
     for name in (MODEL, *map(snapshot_name, sorted(recipe.snapshot_steps))):
         check_output(output / name, force=True, inputs=inputs)
 

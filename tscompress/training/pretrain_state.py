@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tscompress.errors import RecipeError
+from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import shown
 from tscompress.training.checkpoint import read_training_record
 from tscompress.training.pretrain_recipe import PretrainRecipe
@@ -25,7 +26,7 @@ def log_up_to(step: int, path: Path) -> Path:
             except (ValueError, TypeError, KeyError):  # an incomplete line
                 break
             kept.append(line)
-    path.write_text("".join(kept), encoding="utf-8")
+    write_text_atomically(path, "".join(kept))
     return path
 
 

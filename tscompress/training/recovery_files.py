@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.errors import RecipeError, UsageError
-from tscompress.io.files import check_file
+from tscompress.io.files import check_file, write_text_atomically
+from tscompress.io.own_outputs import TRAINING_LOG
 from tscompress.training.checkpoint import (
     STATE_FILES,
     TrainingState,
@@ -28,9 +29,10 @@ from tscompress.training.recovery_state import (
     recorded_digests,
 )
 
-LOG_FILE = "log.jsonl"
-#: All that a recovery writes into its directory.
-RECOVERY_FILES = (LOG_FILE, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
+LOG_FILE = TRAINING_LOG
+#: All that a recovery writes into its directory, in the order in which it may be removed: the log,
+#: which tells for whose a half-written state is, last.
+RECOVERY_FILES = (*(f"{CHECKPOINT}/{name}" for name in STATE_FILES), LOG_FILE)
 
 
 @dataclass
@@ -148,7 +150,7 @@ class RecoveryFiles:
         history = [line for line in read_log(self.directory) if line.step <= state.step]
         if self._target is not None:  # a killed run may have logged steps that it did not save
             lines = "".join(map(_json_line, history))
-            (self._target / LOG_FILE).write_text(lines, encoding="utf-8")
+            write_text_atomically(self._target / LOG_FILE, lines)
         return snapshot, history
 
     def _check_same_run(self, checkpoint: Path) -> None:

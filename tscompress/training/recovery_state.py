@@ -10,10 +10,11 @@ from typing import Any
 
 from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.io.own_outputs import TRAINING_DIRECTORY
 from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.recovery_config import RecoveryConfig
 
-CHECKPOINT = "checkpoint"
+CHECKPOINT = TRAINING_DIRECTORY
 
 #: Settings that may differ between a run and the one that resumes from its checkpoint.
 _FREE_ON_RESUME = frozenset(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tscompress.budget.layer_removal import layers_that_stay
+from tscompress.budget.layer_removal import check_layers, layers_that_stay
 from tscompress.budget.plan_within_budget import plan_within_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
@@ -32,7 +32,13 @@ from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
 from tscompress.plan.plan import Plan
-from tscompress.plan.schedules import FitSchedule, Method, PlannedSchedule
+from tscompress.plan.schedules import (
+    FitSchedule,
+    Method,
+    PlannedSchedule,
+    PowerLawSchedule,
+    RankSchedule,
+)
 from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import recover_
@@ -46,7 +52,7 @@ from tscompress.workflows.recipe import (
     labels_of,
     summary_of,
 )
-from tscompress.workflows.save import CompressedModel, save
+from tscompress.workflows.save import CompressedModel, check_smaller, save
 
 
 @dataclass(frozen=True)
@@ -426,10 +432,21 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
     Raises
     ------
     PlanError
+        Also where the sizes are those that it has.
     """
     _check_original(loaded)
-    if recipe.method == "fold" and not isinstance(recipe.schedule, PlannedSchedule | FitSchedule):
-        _fixed_fold_plan(loaded, recipe)
+    if recipe.layers is not None:
+        check_layers(loaded, recipe.layers)
+    if recipe.method != "fold":
+        if not isinstance(recipe.schedule, RankSchedule | PowerLawSchedule):
+            return
+        plan, _ = _factor_plan(loaded, recipe.model_copy(update={"method": "svd"}), [], silent)
+    elif isinstance(recipe.schedule, PlannedSchedule | FitSchedule):
+        return
+    else:
+        plan = _fixed_fold_plan(loaded, recipe)
+    if recipe.layers is None:
+        check_smaller(plan)
 
 
 def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:

@@ -31,6 +31,7 @@ from tscompress.io.files import (
     write_output,
     write_text_atomically,
 )
+from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import results_json
 from tscompress.plotting import forecast_figure, save_figure
 from tscompress.progress import OnProgress, silent
@@ -218,7 +219,7 @@ def save_evaluation(
         evaluated.model.to_csv(directory / _TABLE_FILE)
         if evaluated.against is not None:
             evaluated.against.to_csv(directory / _AGAINST_FILE)
-        totals = aggregate(evaluated.model, evaluated.naive).to_csv(index=False)
+        totals = table_csv(aggregate(evaluated.model, evaluated.naive))
         write_text_atomically(directory / _TOTALS_FILE, totals)
         write_text_atomically(directory / SCORES_FILE, text)
         if evaluated.fidelity is not None and evaluated.fidelity.worst:

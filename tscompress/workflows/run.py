@@ -19,11 +19,13 @@ from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.suites import find_suite, load_suite
+from tscompress.data.synthetic import FloatArray
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import ForecastExample, typical_example
-from tscompress.io.files import check_output, making_way, user_path
+from tscompress.io.files import check_file, check_output, user_path
+from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plan.plan import Plan
 from tscompress.probing.measure import ProbeConfig, probe
 from tscompress.probing.results import ProbeResult
@@ -115,15 +117,31 @@ def finishing_run(
     *,
     force: bool = False,
     device: str = "cpu",
+    beside: Sequence[Path] = (),
+    inputs: Sequence[str | Path | None] = (),
     on_series: Callable[[SeriesSummary | None], None] = lambda summary: None,
     on_progress: OnProgress = silent,
 ) -> Iterator[RunResult]:
-    """The same; the checkpoint stays, and one of before goes, only if the block ends as well."""
+    """The same; the checkpoint stays, and one of before goes, only if the block ends as well.
+
+    Parameters
+    ----------
+    beside
+        Files that the block writes into the output; those of before stay or go as the checkpoint
+        does.
+    inputs
+        Besides those of the recipe: what the output must not replace.
+    """
     output = user_path(recipe.output)
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
-    check_output(target, force=force, inputs=inputs_of(recipe))
+    inputs = *inputs, *inputs_of(recipe)
+    replaced = [target, *beside]
+    undo_killed(replaced)
+    check_output(target, force=force, inputs=inputs)
+    for path in beside:
+        check_file(path, force=True, inputs=inputs)
     if recipe.recover is not None:
-        check_recovery_directory(work, inputs_of(recipe))
+        check_recovery_directory(work, inputs)
     if recipe.probe is not None:
         recipe.probe.chosen()  # check it before the work
     given = None if recipe.method == "svd" else calibration_series(recipe)
@@ -134,27 +152,19 @@ def finishing_run(
         on_series(dataset.summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     _check_stages(recipe, loaded, device)
-    measured: RankProfile | None = None
-    if recipe.profile is not None:
-        with guarded(labels_of(recipe)):
-            measured = profile(
-                loaded,
-                epsilons=recipe.profile.epsilons,
-                series=given,
-                calibration=recipe.calibration,
-                on_progress=lambda *step: on_progress("profile", *_last_two(step)),
-            )
-    compressed = compress_loaded_(
-        loaded, recipe, directory=work, force=force, on_progress=on_progress
-    )
-    check_output(target, force=force, inputs=inputs_of(recipe))  # it may have come meanwhile
-    with making_way([target]):
-        save(compressed, target)
-        assert compressed.plan is not None
-        result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
-        _measure_(result, recipe, loaded.revision, device, on_progress)
-        yield result
-    finish_recovery(compressed, work)
+    with claimed(replaced) as claim:
+        measured = _profile(loaded, recipe, given, on_progress)
+        compressed = compress_loaded_(
+            loaded, recipe, directory=work, force=force, on_progress=on_progress
+        )
+        check_output(target, force=force, inputs=inputs)  # it may have come meanwhile
+        with claim.making_way():
+            save(compressed, target)
+            assert compressed.plan is not None
+            result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
+            _measure_(result, recipe, loaded.revision, device, on_progress)
+            yield result
+        finish_recovery(compressed, work)
 
 
 def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
@@ -172,6 +182,25 @@ def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
         recipe.scored_on.selected()
     if recipe.bench is not None:
         check_fits(loaded.forecaster, repr(loaded.name), _on_device(recipe.bench, device))
+
+
+def _profile(
+    loaded: LoadedModel,
+    recipe: Recipe,
+    given: Sequence[FloatArray] | None,
+    on_progress: OnProgress,
+) -> RankProfile | None:
+    """Ranks of the original, if the recipe asks for them."""
+    if recipe.profile is None:
+        return None
+    with guarded(labels_of(recipe)):
+        return profile(
+            loaded,
+            epsilons=recipe.profile.epsilons,
+            series=given,
+            calibration=recipe.calibration,
+            on_progress=lambda *step: on_progress("profile", *_last_two(step)),
+        )
 
 
 def _on_device(workload: Workload, device: str) -> Workload:

@@ -23,6 +23,7 @@ from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.results import SCORES_FILE, EvaluationResult, load_results, relative
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
+from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import results_json
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
 from tscompress.plan.plan import Plan
@@ -103,7 +104,7 @@ def _contents(result: RunResult) -> dict[str, str]:
     tables = (result.compressed, result.original, result.baseline)
     for name, scored in zip(_TABLES, tables, strict=True):
         if scored is not None:
-            found[name] = scored.frame().to_csv(index=False, lineterminator="\n")
+            found[name] = table_csv(scored.frame())
     if result.fidelity is not None:
         found[FIDELITY_FILE] = _fidelity_json(result.fidelity)
     if result.examples:

@@ -86,12 +86,7 @@ def save(
     VerificationError
         What was written does not load back bit-equal.
     """
-    plan = compressed.plan
-    if plan is None or not plan.changes_anything:
-        raise PlanError(
-            "the plan keeps every layer dense, so there is nothing to save; "
-            "ask for a lower rank, a larger epsilon or a smaller budget."
-        )
+    plan = check_smaller(compressed.plan)
     output = user_path(output)
     return_memory()  # of the float32 weights, before the result is loaded beside itself
     with new_directory(output, force=force, inputs=[compressed.directory]) as directory:
@@ -105,6 +100,22 @@ def save(
             _write_log(compressed.recovery, directory)
         verify(compressed, directory)
     return output
+
+
+def check_smaller(plan: Plan | None) -> Plan:
+    """Refuse a plan that leaves nothing to save, and return any other.
+
+    Raises
+    ------
+    PlanError
+        It keeps every layer as it is, or there is none.
+    """
+    if plan is None or not plan.changes_anything:
+        raise PlanError(
+            "the plan keeps every layer dense, so there is nothing to save; "
+            "ask for a lower rank, a larger epsilon or a smaller budget."
+        )
+    return plan
 
 
 def _write_model(

@@ -33,11 +33,18 @@ from tscompress.checkpoints.digests import (
 from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
 from tscompress.checkpoints.integrity import read_config
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.errors import DataError, OutputExistsError, TscompressError, UsageError
+from tscompress.errors import (
+    DataError,
+    OutputExistsError,
+    PlanError,
+    TscompressError,
+    UsageError,
+)
 from tscompress.families.registry import build_empty, family_of, wrap_pipeline
 from tscompress.io.files import check_file, check_output, user_path, write_text_atomically
 from tscompress.plotting import save_figure
 from tscompress.progress import OnProgress, silent
+from tscompress.workflows.compress import check_sizes
 from tscompress.workflows.measure_point import (
     ORIGINAL,
     Measured,
@@ -100,7 +107,7 @@ def sweep(
         The output holds something else.
     TscompressError
         One of its subclasses; measured points are kept. A point that fails is in ``failures``,
-        unless all do.
+        unless all do; one with sizes that the model cannot have is refused before the first.
     """
     if processes < 1:
         raise UsageError(f"processes is {processes}; it must be at least 1.")
@@ -109,6 +116,8 @@ def sweep(
     inputs = *inputs, recipe.model, recipe.evaluation.suite, recipe.evaluation.root
     _check_claim(output, recipe, force=force, inputs=inputs)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
+    for point in points:
+        _check_sizes(original, point)
     recipe.evaluation.selected()
     if recipe.bench is not None:
         check_fits(original.forecaster, repr(original.name), _on_device(recipe.bench, original))
@@ -136,10 +145,21 @@ def sweep(
     _drop_weights(recipe, frame, done, output)
     result = SweepResult(recipe, output, frame, failures, timed)
     write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False))
-    temporary = output / f".{FIGURE_FILE}.tmp"
-    save_figure(sweep_figure(frame, original.name), temporary)
-    temporary.replace(output / FIGURE_FILE)
+    save_figure(sweep_figure(frame, original.name), output / FIGURE_FILE)
     return result
+
+
+def _check_sizes(original: LoadedModel, point: Point) -> None:
+    """Refuse, before any is measured, a point with sizes that the model cannot have.
+
+    Raises
+    ------
+    PlanError
+    """
+    try:
+        check_sizes(original, point.recipe)
+    except PlanError as error:
+        raise PlanError(f"grid: {point.label}: {error}") from None
 
 
 def _recipe_text(recipe: SweepRecipe) -> str:
