@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,13 +22,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tscompress.errors import OutputError, UsageError
 from tscompress.io.files import user_path
-from tscompress.progress import OnProgress
+from tscompress.progress import OnProgress, TimeLeft
 
 if TYPE_CHECKING:
     from tscompress.data.reading.summary import SeriesSummary
 
 #: Width of tables in a pipe, which has none.
 _WIDTH = 110
+#: Between two lines of progress where there is no terminal.
+_QUIET_SECONDS = 20.0
 #: 128 + SIGPIPE, the exit code of a tool whose output is no longer read.
 _NOT_READ = 141
 
@@ -167,8 +170,14 @@ def integers(text: str, option: str) -> list[int]:
 
 @contextmanager
 def progress_bars() -> Iterator[OnProgress]:
-    """Bars on stderr, one per stage; yields ``advance(stage, done, total)``."""
+    """Bars on stderr, one per stage; yields ``advance(stage, done, total)``.
+
+    If stderr is not a terminal, a stage that takes long is told in lines.
+    """
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _ProgressLines()
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -176,7 +185,6 @@ def progress_bars() -> Iterator[OnProgress]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     ) as bars:
         tasks: dict[str, Any] = {}
 
@@ -186,6 +194,22 @@ def progress_bars() -> Iterator[OnProgress]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield advance
+
+
+class _ProgressLines:
+    """A line now and then: the stage, steps done, and about how much time is left."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+        self._stages: dict[str, TimeLeft] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        seconds = self._stages.setdefault(stage, TimeLeft()).after(done, total)
+        if seconds is None or time.monotonic() - self._told < _QUIET_SECONDS:
+            return
+        self._told = time.monotonic()
+        with suppress(OSError):  # the work continues although the pipe is closed
+            typer.echo(f"{stage}: {done} of {total}, about {duration(seconds)} left", err=True)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tscompress.cli.console import path, progress_bars, say, say_note, say_series, show
+from tscompress.cli.console import duration, path, progress_bars, say, say_note, say_series, show
 from tscompress.cli.options import (
     AsJson,
     Device,
@@ -18,6 +18,7 @@ from tscompress.cli.options import (
     keeping_recovery,
 )
 from tscompress.errors import TscompressError
+from tscompress.progress import TimeLeft
 
 
 def run(
@@ -58,7 +59,9 @@ def run(
     ):
         written = write_report(result, chosen)
     say_note(result.note)
-    show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
+    show(
+        as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result, chosen)
+    )
     if not as_json:
         say(f"report: {written.with_suffix('.html')} (to read in a terminal: {written.name})")
 
@@ -96,9 +99,13 @@ def sweep(
     if chosen.calibration.source not in OWN_SOURCES:
         say_series(read_series(chosen.calibration.source, chosen.series).summary)
 
+    left = TimeLeft()
+
     def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
         state = "failed: " if measured is None else ""
-        typer.echo(f"{done}/{total}  {state}{text}", err=True)
+        seconds = left.after(done, total)
+        rest = f"  (about {duration(seconds)} left)" if seconds and done < total else ""
+        typer.echo(f"{done}/{total}  {state}{text}{rest}", err=True)
 
     with progress_bars() as advance:
         result = measure(

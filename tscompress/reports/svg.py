@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num, num2date
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 WIDTH, HEIGHT = 360, 220
@@ -68,14 +70,16 @@ class Chart:
         }
         self.marks.append(Mark(tag, css, placed, text))
 
-    def axes(self, *, whole: bool = False) -> None:
-        """Grid, ticks and labels; ``whole`` numbers on x only."""
+    def axes(
+        self, *, whole: bool = False, x_ticks: Sequence[tuple[float, str]] | None = None
+    ) -> None:
+        """Grid, ticks and labels; ``whole`` numbers on x only, or those that are given."""
         bottom = self.height - BOTTOM
         for tick, text in ticks(self.y_range, 4):
             at = self.y(tick)
             self.add("line", "grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at)
             self.add("text", "tick end", text, x=LEFT - 5.0, y=at + 3.5)
-        for tick, text in ticks(self.x_range, 6, whole=whole):
+        for tick, text in ticks(self.x_range, 6, whole=whole) if x_ticks is None else x_ticks:
             self.add("text", "tick middle", text, x=self.x(tick), y=bottom + 14.0)
         self.add("line", "axis", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom)
         middle = (LEFT + WIDTH - RIGHT) / 2
@@ -148,6 +152,22 @@ def ticks(
     # The shortest way that tells them apart.
     chosen = next(text for text in texts if len(set(text)) == len(text))
     return list(zip(inside, chosen, strict=True))
+
+
+def time_ticks(times: Sequence[str], xs: Sequence[float]) -> list[tuple[float, str]]:
+    """Round dates within ISO ``times``, placed along ``xs``, and how they are written.
+
+    Parameters
+    ----------
+    times, xs
+        ``[N]`` each, ascending.
+    """
+    numbers = date2num(np.array([time.replace(" ", "T") for time in times], dtype="datetime64[s]"))
+    locator = AutoDateLocator(minticks=3, maxticks=6)
+    found = locator.tick_values(*num2date(numbers[[0, -1]]))
+    inside = [float(tick) for tick in found if numbers[0] <= tick <= numbers[-1]]
+    texts = ConciseDateFormatter(locator).format_ticks(inside)
+    return list(zip(np.interp(inside, numbers, xs).tolist(), texts, strict=True))
 
 
 def limits_of(values: Iterable[Value], *, pad: float = 0.06) -> tuple[float, float]:
