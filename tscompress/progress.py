@@ -20,16 +20,17 @@ class TimeLeft:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = clock()
-        self._before: int | None = None
+        self._total: int | None = None
+        self._began, self._before = clock(), 0
 
     def after(self, done: int, total: int) -> float | None:
-        """Seconds for the steps that are left, or None while no step was timed.
+        """Seconds for the steps that are left; None while none was timed.
 
-        Steps that were done before the first call, but for the last of them, took no time here.
+        The first call, and one with another total, starts the clock: what was done before it
+        took no time here.
         """
-        if self._before is None:
-            self._before = max(0, done - 1)
+        if total != self._total:
+            self._total, self._began, self._before = total, self._clock(), done
         timed = done - self._before
         return (self._clock() - self._began) / timed * (total - done) if timed > 0 else None
 

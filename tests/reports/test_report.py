@@ -548,7 +548,7 @@ def test_a_table_of_models_in_the_figure(walked: Run, directory: Path, tmp_path:
     assert "half the layers: by loss</text>" not in text
     page = Page(text)
     assert "half the layers: by loss" in page.prose
-    assert "1 of them lose more than 10 %" in page.prose
+    assert "1 of them loses more than 10 %" in page.prose
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 #: Width of tables in a pipe, which has none.
 _WIDTH = 110
-#: Between two lines of progress where there is no terminal.
-_QUIET_SECONDS = 20.0
 #: 128 + SIGPIPE, the exit code of a tool whose output is no longer read.
 _NOT_READ = 141
 
@@ -169,14 +167,14 @@ def integers(text: str, option: str) -> list[int]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[OnProgress]:
+def progress_bars(quiet_seconds: float = 30.0) -> Iterator[OnProgress]:
     """Bars on stderr, one per stage; yields ``advance(stage, done, total)``.
 
-    If stderr is not a terminal, a stage that takes long is told in lines.
+    If stderr is not a terminal, work that takes long is told in lines, ``quiet_seconds`` apart.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _ProgressLines()
+        yield _ProgressLines(quiet_seconds)
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -199,13 +197,15 @@ def progress_bars() -> Iterator[OnProgress]:
 class _ProgressLines:
     """A line now and then: the stage, steps done, and about how much time is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet_seconds: float) -> None:
+        self._quiet_seconds = quiet_seconds
         self._told = time.monotonic()
         self._stages: dict[str, TimeLeft] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         seconds = self._stages.setdefault(stage, TimeLeft()).after(done, total)
-        if seconds is None or time.monotonic() - self._told < _QUIET_SECONDS:
+        quiet = time.monotonic() - self._told < self._quiet_seconds
+        if seconds is None or quiet or done == total:
             return
         self._told = time.monotonic()
         with suppress(OSError):  # the work continues although the pipe is closed

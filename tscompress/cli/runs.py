@@ -84,7 +84,7 @@ def sweep(
     from tscompress.compression.calibration import OWN_SOURCES
     from tscompress.data.series import read_series
     from tscompress.workflows.measure_point import Measured
-    from tscompress.workflows.sweep import FIGURE_FILE
+    from tscompress.workflows.sweep import FIGURE_FILE, POINTS
     from tscompress.workflows.sweep import sweep as measure
     from tscompress.workflows.sweep_points import load_sweep_recipe
     from tscompress.workflows.sweep_results import sweep_table
@@ -108,6 +108,12 @@ def sweep(
         typer.echo(f"{done}/{total}  {state}{text}{rest}", err=True)
 
     with progress_bars() as advance:
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage == POINTS:
+                left.after(done, total)  # starts the clock
+            advance(stage, done, total)
+
         result = measure(
             chosen,
             processes=processes,
@@ -115,7 +121,7 @@ def sweep(
             force=force,
             inputs=(recipe,),
             on_point=tell,
-            on_progress=advance,
+            on_progress=progress,
         )
     content = {
         "output": str(result.directory),

@@ -123,7 +123,7 @@ def _quality(comparison: Comparison, original: EvaluationResult, where: str) -> 
         level: Level = "loss" if worse else "unsure" if few else "good"
         return level, f"{change} on {where}: {told}{unsure}"
     largest = max(high for _, high in known.values()) - 1
-    if largest <= comparison.margin:
+    if round(largest, 3) <= comparison.margin:  # as it is written
         return "unsure" if few else "good", f"no measurable loss on {where}{unsure}"
     open_ = f"though a loss of up to {_percent(largest)} cannot be ruled out"
     return "unsure", f"no measurable loss on {where}, {open_}"
@@ -158,7 +158,7 @@ def _quality_advice(
     if level == "unsure" or few:
         yield (
             f"{'The scores rest on few series. ' if few else ''}Score more series, or more "
-            "windows of each (`--windows`, `windows:`), to know more surely."
+            "windows of each (`--windows`, `windows:`), for a surer verdict."
         )
 
 

@@ -60,6 +60,8 @@ from tscompress.workflows.sweep_results import SweepResult, results_frame, sweep
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
     "sweep.yaml", "sweep.csv", "sweep.png", "latency.json",
 )  # fmt: skip
+#: The stage of progress that counts points.
+POINTS = "points"
 _BENCH = TypeAdapter(BenchResult)
 
 
@@ -188,7 +190,7 @@ def _measure_missing(
         if processes == 1
         else _in_processes(missing, output, device, min(processes, max(1, len(missing))))
     )
-    on_progress("points", done, len(named))
+    on_progress(POINTS, done, len(named))
     for point, work in tasks:
         done += 1
         try:
@@ -196,7 +198,7 @@ def _measure_missing(
         except TscompressError as error:
             failures[point.label] = str(error)
             on_point(None, f"{point.label}: {error}", done, len(named))
-        on_progress("points", done, len(named))
+        on_progress(POINTS, done, len(named))
     return failures
 
 
