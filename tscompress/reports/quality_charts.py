@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tscompress.evaluation.comparison import Ratio
 from tscompress.reports.content import cost_label
 from tscompress.reports.points import Point, front
-from tscompress.reports.svg import BOTTOM, Chart, Value, limits_of, short_name
+from tscompress.reports.svg import BOTTOM, Chart, Value, limits_of
 
 #: Of names in figures, about.
 _LETTER_WIDTH, _LINE_HEIGHT = 6.0, 12.0
@@ -49,7 +50,7 @@ def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
         _add_point(chart, point, metric, cost)
     best = front(shown, metric, cost)
     named = [p for p in shown if p.kind != "other" or len(shown) <= _MAX_NAMED or p.name in best]
-    _add_names(chart, named, metric, cost)
+    _add_names(chart, named, shown, metric, cost)
     return chart
 
 
@@ -77,12 +78,18 @@ def _add_point(chart: Chart, point: Point, metric: str, cost: str) -> None:
     chart.add("circle", f"point {point.kind}", cx=x, cy=y, r=5.5, data_tip=tip)
 
 
-def _add_names(chart: Chart, points: Sequence[Point], metric: str, cost: str) -> None:
-    """Names beside their points; one that would lie on another, or on a point, is left out."""
-    at = [(chart.x(p.costs[cost]), chart.y(p.quality[metric].ratio)) for p in points]
-    taken = [_Box(x - _DOT, x + _DOT, y - _DOT, y + _DOT) for x, y in at]
-    for point, (x, y) in zip(points, at, strict=True):
-        lines = name_lines(point.name)
+def _add_names(
+    chart: Chart, points: Sequence[Point], named: Sequence[Point], metric: str, cost: str
+) -> None:
+    """Names of some points beside them, where they lie neither on a point nor on another name."""
+
+    def place(point: Point) -> tuple[float, float]:
+        return chart.x(point.costs[cost]), chart.y(point.quality[metric].ratio)
+
+    taken = [_Box(x - _DOT, x + _DOT, y - _DOT, y + _DOT) for x, y in map(place, points)]
+    for point in named:
+        x, y = place(point)
+        lines = textwrap.wrap(point.name, _LINE_LETTERS, max_lines=3, placeholder=" …") or [""]
         right = point.costs[cost] > 0.5 * chart.x_range[1]
         start = x + (-9 if right else 9)
         width = _LETTER_WIDTH * max(map(len, lines))
@@ -112,14 +119,3 @@ class _Box(NamedTuple):
     def overlaps(self, other: _Box) -> bool:
         beside = self.right <= other.left or other.right <= self.left
         return not (beside or self.bottom <= other.top or other.bottom <= self.top)
-
-
-def name_lines(name: str) -> list[str]:
-    """A name broken between its parts, each line short enough to stand beside a point."""
-    lines: list[str] = []
-    for part in name.split(", "):
-        if lines and len(lines[-1]) + len(part) + 2 <= _LINE_LETTERS:
-            lines[-1] += f", {part}"
-        else:
-            lines = [*(lines[:-1]), *([f"{lines[-1]},"] if lines else []), part]
-    return [short_name(line) for line in lines]

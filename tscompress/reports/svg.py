@@ -18,7 +18,6 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 36
 COLORS = 6
-_MAX_NAME = 30
 
 #: The locator of ticks takes limits that are smaller for zero.
 _ZERO = 1e-280
@@ -189,11 +188,6 @@ def _runs(xs: Sequence[float], ys: Sequence[Value]) -> Iterable[list[tuple[float
         elif part:
             yield part if len(part) > 1 else part * 2
             part = []
-
-
-def short_name(name: str) -> str:
-    """A name that fits a chart; longer ones end with an ellipsis."""
-    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
 def number(value: Value) -> str:
