@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num, num2date
+from matplotlib import dates
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 WIDTH, HEIGHT = 360, 220
@@ -161,11 +161,14 @@ def time_ticks(times: Sequence[str], xs: Sequence[float]) -> list[tuple[float, s
     times, xs
         ``[N]`` each, ascending.
     """
-    numbers = date2num(np.array([time.replace(" ", "T") for time in times], dtype="datetime64[s]"))
-    locator = AutoDateLocator(minticks=3, maxticks=6)
-    found = locator.tick_values(*num2date(numbers[[0, -1]]))
+    untyped: Any = dates
+    numbers = untyped.date2num(
+        np.array([time.replace(" ", "T") for time in times], dtype="datetime64[s]")
+    )
+    locator = untyped.AutoDateLocator(minticks=3, maxticks=6)
+    found = locator.tick_values(*untyped.num2date(numbers[[0, -1]]))
     inside = [float(tick) for tick in found if numbers[0] <= tick <= numbers[-1]]
-    texts = ConciseDateFormatter(locator).format_ticks(inside)
+    texts = untyped.ConciseDateFormatter(locator).format_ticks(inside)
     return list(zip(np.interp(inside, numbers, xs).tolist(), texts, strict=True))
 
 
