@@ -28,10 +28,11 @@ from tscompress.budget.sensitivity import Sensitivity
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
-from tscompress.cli.console import duration, training_progress
+from tscompress.cli.console import duration, progress_bars, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
 from tscompress.plan.plan import Plan
+from tscompress.progress import TimeLeft
 from tscompress.training.pretrain_recipe import Stage
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_state import RecoveryProgress
@@ -1250,3 +1251,28 @@ def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
     outcome = command(*arguments, "--resume")
     assert outcome.code == 0, outcome.err
     assert f"step {done + 3}/{done + 3}" in outcome.out
+
+
+def test_time_left_follows_the_pace() -> None:
+    now = [0.0]
+    left = TimeLeft(clock=lambda: now[0])
+    assert left.after(3, 10) is None  # done before
+    now[0] = 20.0
+    assert left.after(5, 10) == pytest.approx(50)
+    assert left.after(10, 10) == 0
+    assert left.after(1, 4) is None  # other steps
+
+
+def test_long_work_tells_the_time_left_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress_bars() as advance:
+        for done in range(3):
+            advance("sensitivity", done, 4)
+    assert capsys.readouterr().err == ""  # it was quick
+    with progress_bars(quiet_seconds=0) as advance:
+        for done in range(5):
+            advance("sensitivity", done, 4)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"sensitivity: {n} of 4" for n in (1, 2, 3)]
+    assert all(line.endswith("left") for line in lines)

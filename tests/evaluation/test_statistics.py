@@ -14,7 +14,14 @@ from rich.console import Console
 
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.comparison import Ratio, compare, effective_series, series_frame, verdict
+from tscompress.evaluation.comparison import (
+    Ratio,
+    compare,
+    effective_series,
+    few_series,
+    series_frame,
+    verdict,
+)
 from tscompress.evaluation.derived import mean_of_runs, scaled_quantile_losses
 from tscompress.evaluation.intervals import percentile_interval, resampled_log_ratios
 from tscompress.evaluation.metrics import seasonal_errors, series_contributions
@@ -188,8 +195,12 @@ def test_one_series_has_no_interval() -> None:
 def test_few_large_series_are_told() -> None:
     values = np.concatenate([np.full(100, 0.01), [5.0, 5.0]])
     found = compare([result("a", {"d": values}), result("b", {"d": values})])
-    assert any(note.startswith("WQL depends on few series") for note in found.notes)
-    assert any(note.endswith("in d (2)") for note in found.notes)
+    (note,) = (note for note in found.notes if note.startswith("WQL"))
+    assert "d on about 2 of its 102" in note  # of what
+    assert "--windows" in note  # what to do
+    effective, scored = few_series(result("a", {"d": values}))["WQL"]["d"]
+    assert (round(effective), scored) == (2, 102)
+    assert few_series(result("a", {"d": np.ones(30)})) == {"MASE": {}, "WQL": {}}
     series = result("a", {"d": np.ones(30)}).rows[0].series
     assert series is not None
     assert effective_series(series, "WQL") == pytest.approx(30)

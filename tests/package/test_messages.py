@@ -19,8 +19,13 @@ from tscompress.errors import (
     UsageError,
     shortened,
 )
+from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
+from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.io.files import check_output
+from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import parse_budget
+from tscompress.reports.terms import spelled_out
+from tscompress.reports.verdict import make_verdict
 from tscompress.workflows.recipe import load_recipe
 
 
@@ -90,6 +95,77 @@ def test_golden_messages(
         act()
     assert str(caught.value) == message
     assert caught.value.exit_code == code
+
+
+def ratios(wql: tuple[float, float], mase: tuple[float, float]) -> Comparison:
+    """Of a model whose intervals end here."""
+    found = {
+        name: Ratio(ratio=sum(ends) / 2, low=ends[0], high=ends[1])
+        for name, ends in (("WQL", wql), ("MASE", mase))
+    }
+    model = ModelComparison(model="small", verdicts=(), datasets=(), **found)
+    return Comparison(
+        reference="m", models=(model,), confidence=0.95, margin=0.005, resamples=2000, seed=0
+    )
+
+
+def scores_of(count: int) -> EvaluationResult:
+    """Of equal series."""
+    same = (1.0,) * count
+    columns = SeriesContributions(
+        quantile_loss=same, absolute_label=same, scaled_error=same, scaled_steps=(1,) * count
+    )
+    row = DatasetScore(
+        dataset="sales", model="m", MASE=1, WQL=1, series_count=count, seconds=1, series=columns
+    )
+    return EvaluationResult(suite="sales.csv", model="m", rows=(row,))
+
+
+@pytest.mark.parametrize(
+    ("wql", "mase", "count", "sentence"),
+    [
+        (
+            (0.996, 1.004),
+            (0.998, 1.002),
+            20,
+            "No measurable loss on your 20 series; no layer was changed; speed and skills were not "
+            "measured.",
+        ),
+        (
+            (1.011, 1.03),
+            (0.98, 0.99),
+            20,
+            "Worse on your 20 series: weighted quantile loss (WQL) is 1.1 to 3 % worse and mean "
+            "absolute scaled error (MASE) is 1 to 2 % better; no layer was changed; speed and "
+            "skills were not measured.",
+        ),
+        (
+            (0.97, 1.031),
+            (0.99, 1.02),
+            20,
+            "No measurable loss on your 20 series, though a loss of up to 3.1 % cannot be ruled "
+            "out; no layer was changed; speed and skills were not measured.",
+        ),
+        (
+            (0.96, 0.98),
+            (0.998, 1.002),
+            8,
+            "Better on your 8 series: weighted quantile loss (WQL) is 2 to 4 % better, too few to "
+            "be sure; no layer was changed; speed and skills were not measured.",
+        ),
+    ],
+    ids=["no loss", "worse", "unsure", "few"],
+)
+def test_golden_verdicts(
+    wql: tuple[float, float], mase: tuple[float, float], count: int, sentence: str
+) -> None:
+    found = make_verdict(
+        Plan(family="chronos-bolt", method="fold"),
+        comparison=ratios(wql, mase),
+        original=scores_of(count),
+        own_series=True,
+    )
+    assert spelled_out([found.sentence]) == [sentence]
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "owner/" + "x" * 5000])

@@ -197,6 +197,20 @@ def test_findings_name_epsilons_without_savings(bolt_profile: RankProfile) -> No
     ]
 
 
+def test_findings_say_what_folding_could_do(bolt: LoadedModel, bolt_profile: RankProfile) -> None:
+    full = " ".join(bolt_profile.findings())
+    assert "heads are of full rank" in full
+    assert "--ff-ratio" in full
+    assert "tscompress sensitivity" in full
+    _plant_low_rank_attention(bolt, 2)
+    low = " ".join(profile(bolt, epsilons=[0.1], calibration=QUICK).findings())
+    assert f"heads of {D_KV}" in low
+    assert "(--rank 2)" in low
+    assert "--fit 0.1" in low
+    assert f"of the {D_MODEL} dimensions" in low
+    assert "--width" in low
+
+
 def test_ranks_that_may_be_rounding_are_named(checkpoints: dict[str, Path]) -> None:
     said = {}
     for dtype in ("float32", "bfloat16"):

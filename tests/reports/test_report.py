@@ -24,14 +24,15 @@ from tscompress.benchmark.results import BenchResult, ModelBench
 from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, LongFormat
+from tscompress.data.suites import find_suite, load_suite
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation.comparison import Ratio
-from tscompress.evaluation.typical_series import ForecastExample, typical_example
+from tscompress.evaluation.typical_series import ForecastExample, typical_examples
 from tscompress.hub.card_scores import read_scores
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
-from tscompress.reports.content import make_report
+from tscompress.reports.content import make_report, texts
 from tscompress.reports.forecast_charts import forecast_chart
 from tscompress.reports.page import render_page
 from tscompress.reports.points import Point, front, table_points
@@ -151,7 +152,12 @@ def page(walked: Run) -> Page:
 def test_everything_that_was_measured_is_on_the_page(walked: Run, page: Page) -> None:
     result, recipe = walked
     report = make_report(result, recipe)
-    assert report.headline in page.prose
+    verdict, meanings = texts(report)
+    assert verdict in page.prose
+    assert meanings in page.prose
+    assert page.prose.index(verdict) < page.prose.index("At a glance")
+    for name in ("weighted quantile loss", "mean absolute scaled error"):
+        assert page.prose.count(name) == 1
     assert set(page.values("id")) >= FIGURES
     assert not report.missing
     assert "Not in this report" not in page.prose
@@ -542,7 +548,7 @@ def test_a_table_of_models_in_the_figure(walked: Run, directory: Path, tmp_path:
     assert "half the layers: by loss</text>" not in text
     page = Page(text)
     assert "half the layers: by loss" in page.prose
-    assert "1 of them lose more than 10 %" in page.prose
+    assert "1 of them loses more than 10 %" in page.prose
 
 
 @pytest.mark.parametrize(
@@ -602,20 +608,74 @@ def dataset_of(errors: list[float]) -> tuple[EvaluationDataset, np.ndarray]:
 
 def test_the_example_is_the_series_of_median_error() -> None:
     dataset, quantiles = dataset_of([5.0, 1.0, 9.0, 2.0, 3.0])
-    found = typical_example(quantiles, quantiles + 1, dataset)
+    (found,) = typical_examples(quantiles, quantiles + 1, dataset)
     assert found.series == 4
     assert found.label == (3.0, 3.0)
     assert found.original == ((0.0, 0.0),) * 3
     assert found.compressed == ((1.0, 1.0),) * 3
     with pytest.raises(UsageError, match="planted"):
-        typical_example(quantiles[:1], quantiles, dataset)
+        typical_examples(quantiles[:1], quantiles, dataset)
+
+
+def test_examples_are_at_even_steps_of_error() -> None:
+    dataset, quantiles = dataset_of([5.0, 1.0, 9.0, 2.0, 3.0, 7.0])
+    found = typical_examples(quantiles, quantiles, dataset, 3)
+    assert [one.label[0] for one in found] == [1.0, 3.0, 7.0]
+    every = typical_examples(quantiles, quantiles, dataset, 20)
+    assert [one.label[0] for one in every] == [1.0, 2.0, 3.0, 5.0, 7.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("frequency", "begin", "first", "last", "ticks_"),
+    [
+        ("D", "2024-02-20", "2024-02-26", "2024-03-02", {"Mar"}),
+        ("B", "2024-02-22", "2024-03-01", "2024-03-08", {"Mar"}),  # no weekends
+        ("M", "2024-01-31", "2024-07", "2024-12", {"Jul"}),
+        ("Y", "2001-12-31", "2007", "2012", {"2008"}),
+        ("h", "2024-02-20 20:00", "2024-02-21 02:00", "2024-02-21 07:00", {"Feb-21"}),
+    ],
+)
+def test_dates_and_names_of_own_series(
+    tmp_path: Path, frequency: str, begin: str, first: str, last: str, ticks_: set[str]
+) -> None:
+    steps = {"M": "ME", "Y": "YE"}.get(frequency, frequency)
+    days = pd.date_range(begin, periods=12, freq=steps)
+    rows = [(name, day, index + size) for size, name in ((9, "Porto"), (1, "Faro"))
+            for index, day in enumerate(days)]  # fmt: skip
+    pd.DataFrame(rows, columns=["id", "date", "sales"]).to_csv(tmp_path / "s.csv", index=False)
+    suite = find_suite(str(tmp_path / "s.csv"), LongFormat(horizon=6))
+    (dataset,) = load_suite(suite)
+    quantiles = np.zeros((2, len(QUANTILE_LEVELS), 6))
+    (example,) = typical_examples(quantiles, quantiles, dataset)
+    assert example.name == "Faro"
+    assert len(example.times) == len(example.context) + 6
+    assert (example.times[-6], example.times[-1]) == (first, last)
+    chart = forecast_chart(example, "Faro")
+    assert chart.x_label == f"forecast from {first}"
+    assert "Faro" in chart.label
+    texts_ = {mark.text for mark in chart.marks if mark.css == "tick middle"}
+    assert ticks_ <= texts_
+    tips = [m.attributes["data-tip"] for m in chart.marks if m.css == "hit"]
+    assert tips[0].startswith(f"{first} (step 1): ")
+
+
+def test_series_without_dates_count_steps(tmp_path: Path) -> None:
+    pd.DataFrame({"sales": range(12)}).to_csv(tmp_path / "s.csv", index=False)
+    suite = find_suite(str(tmp_path / "s.csv"), LongFormat(horizon=1, frequency="D"))
+    (dataset,) = load_suite(suite)
+    quantiles = np.zeros((1, len(QUANTILE_LEVELS), 1))
+    (example,) = typical_examples(quantiles, quantiles, dataset)
+    assert example.times == ()
+    chart = forecast_chart(example, "s")
+    assert chart.x_label == "steps from the forecast"
+    assert chart.label.endswith("over 1 step")
 
 
 def test_an_example_of_flat_series_is_the_first() -> None:
     starts = (pd.Period("2000", freq="Y"),) * 2
     dataset = EvaluationDataset("flat", 2, (np.ones(6), np.ones(6)), starts)
     quantiles = np.ones((2, len(QUANTILE_LEVELS), 2))
-    assert typical_example(quantiles, quantiles, dataset).series == 0
+    assert [one.series for one in typical_examples(quantiles, quantiles, dataset, 3)] == [0]
 
 
 def test_missing_values_leave_a_gap() -> None:

@@ -27,7 +27,7 @@ from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
-from tscompress.reports.content import headline
+from tscompress.reports.content import verdict_of
 from tscompress.reports.write import (
     report_files,
     report_tables,
@@ -101,7 +101,8 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
     assert all(model.peak_memory_bytes for model in result.bench.models)
 
     text = page.read_text()
-    assert headline(result) in text
+    assert "of the parameters" in verdict_of(result, recipe).sentence
+    assert verdict_of(result, recipe).clauses[0].split(" on ")[0] in text
     for figure in re.findall(r"!\[.*?\]\((.*?)\)", text):
         assert (page.parent / figure).stat().st_size > 1000
     assert "{{" not in text
@@ -109,7 +110,7 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
     numbers = json.loads((page.parent / "report.json").read_text())
     assert numbers["relative"]["WQL"] > 0
     assert numbers["attention_parameter_ratio"] == result.plan.attention_parameter_ratio
-    assert report_tables(result)
+    assert report_tables(result, recipe)
 
 
 def test_the_page_says_how_to_make_it_again(checkpoints: dict[str, Path], tmp_path: Path) -> None:

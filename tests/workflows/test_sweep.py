@@ -39,7 +39,7 @@ from tscompress.workflows import sweep_points
 from tscompress.workflows.measure_point import Measured
 from tscompress.workflows.sweep import sweep
 from tscompress.workflows.sweep_points import Grid, SweepRecipe, load_sweep_recipe, points_of
-from tscompress.workflows.sweep_results import SweepResult, sweep_table
+from tscompress.workflows.sweep_results import COSTS, SweepResult, sweep_figure, sweep_table
 
 
 def settings(model: Path | str, output: Path | str, **changes: Any) -> dict[str, Any]:
@@ -401,6 +401,20 @@ def test_other_outputs_are_left_alone(checkpoints: dict[str, Path], tmp_path: Pa
         with pytest.raises(OutputExistsError, match="exists already"):
             sweep(recipe(checkpoints["chronos-bolt"], tmp_path), force=force)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_figure_names_the_points_on_a_front() -> None:
+    columns: dict[str, Any] = {
+        "number": [0, 1, 2], "label": ["original", "fold, d_kv 8", "fold, d_kv 1"],
+        "method": ["original", "fold", "fold"], "recovered": [False] * 3,
+        "latency_ms": [2.0, 1.0, 1.5], "bytes_on_disk": [4, 2, 3], "peak_memory_bytes": [4, 2, 3],
+        "WQL_ratio": [1.0, 1.01, 1.5], "MASE_ratio": [1.0, 1.01, 1.5],
+    }  # fmt: skip
+    fronts = [f"front_{cost}_{metric}" for cost in COSTS for metric in ("WQL", "MASE")]
+    frame = pd.DataFrame(columns | {name: [True, True, False] for name in fronts})
+    texts = [text.get_text() for one in sweep_figure(frame, "m").legends for text in one.texts]
+    assert "1  fold, d_kv 8" in texts
+    assert not any("d_kv 1" in text for text in texts)
 
 
 # --- stops and failures ---------------------------------------------------------------------------

@@ -247,6 +247,7 @@ class _Pass:
     def run(self) -> Sensitivity:
         self.done = sum(len(part.sizes) for part in self.result.parts)
         self.total = self.done + sum(len(part.sizes) for part in self.open.values())
+        self.on_progress(self.done, self.total)
         self.model = self.loaded.model
         plan = fold_plan(self.model, self.loaded.architecture)
         self.heads = {head.name: head for head in plan.heads}

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tscompress.errors import OutputError, UsageError
 from tscompress.io.files import user_path
-from tscompress.progress import OnProgress
+from tscompress.progress import OnProgress, TimeLeft
 
 if TYPE_CHECKING:
     from tscompress.data.reading.summary import SeriesSummary
@@ -166,9 +167,15 @@ def integers(text: str, option: str) -> list[int]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[OnProgress]:
-    """Bars on stderr, one per stage; yields ``advance(stage, done, total)``."""
+def progress_bars(quiet_seconds: float = 30.0) -> Iterator[OnProgress]:
+    """Bars on stderr, one per stage; yields ``advance(stage, done, total)``.
+
+    If stderr is not a terminal, work that takes long is told in lines, ``quiet_seconds`` apart.
+    """
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _ProgressLines(quiet_seconds)
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -176,7 +183,6 @@ def progress_bars() -> Iterator[OnProgress]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     ) as bars:
         tasks: dict[str, Any] = {}
 
@@ -186,6 +192,24 @@ def progress_bars() -> Iterator[OnProgress]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield advance
+
+
+class _ProgressLines:
+    """A line now and then: the stage, steps done, and about how much time is left."""
+
+    def __init__(self, quiet_seconds: float) -> None:
+        self._quiet_seconds = quiet_seconds
+        self._told = time.monotonic()
+        self._stages: dict[str, TimeLeft] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        seconds = self._stages.setdefault(stage, TimeLeft()).after(done, total)
+        quiet = time.monotonic() - self._told < self._quiet_seconds
+        if seconds is None or quiet or done == total:
+            return
+        self._told = time.monotonic()
+        with suppress(OSError):  # the work continues although the pipe is closed
+            typer.echo(f"{stage}: {done} of {total}, about {duration(seconds)} left", err=True)
 
 
 @contextmanager

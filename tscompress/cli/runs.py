@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tscompress.cli.console import path, progress_bars, say, say_note, say_series, show
+from tscompress.cli.console import duration, path, progress_bars, say, say_note, say_series, show
 from tscompress.cli.options import (
     AsJson,
     Device,
@@ -18,6 +18,7 @@ from tscompress.cli.options import (
     keeping_recovery,
 )
 from tscompress.errors import TscompressError
+from tscompress.progress import TimeLeft
 
 
 def run(
@@ -62,7 +63,9 @@ def run(
     ):
         written = write_report_files(result, chosen)
     say_note(result.note)
-    show(as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result))
+    show(
+        as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result, chosen)
+    )
     if not as_json:
         say(f"report: {written.with_suffix('.html')} (to read in a terminal: {written.name})")
 
@@ -85,7 +88,7 @@ def sweep(
     from tscompress.compression.calibration import OWN_SOURCES
     from tscompress.data.series import read_series
     from tscompress.workflows.measure_point import Measured
-    from tscompress.workflows.sweep import FIGURE_FILE
+    from tscompress.workflows.sweep import FIGURE_FILE, POINTS
     from tscompress.workflows.sweep import sweep as measure
     from tscompress.workflows.sweep_points import load_sweep_recipe
     from tscompress.workflows.sweep_results import sweep_table
@@ -100,11 +103,21 @@ def sweep(
     if chosen.calibration.source not in OWN_SOURCES:
         say_series(read_series(chosen.calibration.source, chosen.series).summary)
 
+    left = TimeLeft()
+
     def tell(measured: Measured | None, text: str, done: int, total: int) -> None:
         state = "failed: " if measured is None else ""
-        typer.echo(f"{done}/{total}  {state}{text}", err=True)
+        seconds = left.after(done, total)
+        rest = f"  (about {duration(seconds)} left)" if seconds and done < total else ""
+        typer.echo(f"{done}/{total}  {state}{text}{rest}", err=True)
 
     with progress_bars() as advance:
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage == POINTS:
+                left.after(done, total)  # starts the clock
+            advance(stage, done, total)
+
         result = measure(
             chosen,
             processes=processes,
@@ -112,7 +125,7 @@ def sweep(
             force=force,
             inputs=(recipe,),
             on_point=tell,
-            on_progress=advance,
+            on_progress=progress,
         )
     content = {
         "output": str(result.directory),

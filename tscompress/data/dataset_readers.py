@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,19 @@ def _of_file(config: FileConfig, max_series: int | None) -> EvaluationDataset:
         windows=config.num_rolls,
         names=tuple(one.name for one in chosen for _ in rolls),
         summary=summarize(read, short),
+        step=kept[0].step,
+        begins=tuple(begin for begin in _begins(chosen) for _ in rolls),
     )
+
+
+def _begins(series: Sequence[RegularSeries]) -> list[pd.Timestamp]:
+    """Times of the first values; empty if one has none."""
+    times = [
+        one.start.start_time if one.begin is None and one.start is not None else one.begin
+        for one in series
+    ]
+    known = [time for time in times if time is not None]
+    return known if len(known) == len(times) else []
 
 
 def _long_enough(read: SeriesFile, needed: int) -> tuple[list[RegularSeries], list[str]]:

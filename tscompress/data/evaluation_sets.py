@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.reading.summary import SeriesSummary
+from tscompress.data.reading.time_grid import Step
 from tscompress.errors import DataError
 
 SeriesArray = npt.NDArray[np.float64]
@@ -85,6 +86,11 @@ class EvaluationDataset:
         Of each of ``series`` in its file; empty where they have none.
     summary
         What was read from the file; None if it is not from one.
+    step
+        Distance of two values; None where that is not known.
+    begins
+        Time of the first value of each of ``series``; empty where they have no times. Unlike
+        ``starts``, which some series get only for their frequency.
     """
 
     name: str
@@ -95,6 +101,8 @@ class EvaluationDataset:
     windows: int = 1
     names: tuple[str, ...] = ()
     summary: SeriesSummary | None = None
+    step: Step | None = None
+    begins: tuple[pd.Timestamp, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -129,6 +137,13 @@ class EvaluationDataset:
     def series_name(self, index: int) -> str | None:
         """The name of a series in its file; None where it has none."""
         return self.names[index] or None if self.names else None
+
+    def times(self, index: int, last: int) -> tuple[str, ...]:
+        """ISO times of the ``last`` values of a series; empty where it has none."""
+        if self.step is None or not self.begins:
+            return ()
+        length = len(self.series[index])
+        return tuple(self.step.times(self.begins[index], range(length - last, length)))
 
     def entries(self) -> list[dict[str, Any]]:
         """The series as a gluonts dataset."""

@@ -25,6 +25,8 @@ from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContr
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
 _FEW_SERIES = 15
+#: What to read where a sum over series is carried by few of them.
+_BESIDE = {"WQL": ", and read MASE, which scales each series, beside it", "MASE": ""}
 
 
 class Ratio(BaseModel):
@@ -307,18 +309,14 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
     single = [row.dataset for row in results[0].rows if row.series_count == 1]
     if single:
         notes.append(f"no interval from a single series: {', '.join(single)}")
-    for metric in METRICS:
-        few = [
-            f"{row.dataset} ({effective_series(row.series, metric):.0f})"
-            for row in results[0].rows
-            if row.series is not None
-            and row.series_count > 1
-            and effective_series(row.series, metric) < _FEW_SERIES
-        ]
+    for metric, few in few_series(results[0]).items():
         if few:
+            rests = "; ".join(
+                f"that of {dataset} on {_carried(*counts)}" for dataset, counts in few.items()
+            )
             notes.append(
-                f"{metric} depends on few series, so its intervals are too narrow, in "
-                f"{', '.join(few)}"
+                f"{metric} rests on few series, so its intervals are too narrow: {rests}. Score "
+                f"more series, or more windows of each (--windows){_BESIDE[metric]}"
             )
     drawn = {result.sampling for result in results if result.sampling is not None}
     if len(drawn) > 1:
@@ -327,6 +325,33 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
             "than necessary"
         )
     return notes
+
+
+def _carried(effective: float, count: int) -> str:
+    """``about 6 of its 20 series``."""
+    return (
+        f"its {count:,}" if round(effective) >= count else f"about {effective:.0f} of its {count:,}"
+    )
+
+
+def few_series(result: EvaluationResult) -> dict[str, dict[str, tuple[float, int]]]:
+    """Metric to the datasets whose score rests on few series.
+
+    Returns
+    -------
+    dict
+        Of each such dataset the effective number of series and the number scored.
+    """
+    return {
+        metric: {
+            row.dataset: (effective, row.series_count)
+            for row in result.rows
+            if row.series is not None
+            and row.series_count > 1
+            and (effective := effective_series(row.series, metric)) < _FEW_SERIES
+        }
+        for metric in METRICS
+    }
 
 
 def effective_series(columns: SeriesContributions, metric: str) -> float:

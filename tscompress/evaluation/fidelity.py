@@ -82,6 +82,8 @@ class WorstSeries(BaseModel):
     """Index in the dataset."""
     name: str | None = None
     """Its id in the user's file; None where it has none."""
+    times: tuple[str, ...] = ()
+    """Of ``context`` and ``label``, ISO 8601; empty where the file has none."""
     severity: float
     """Sort key: ratio of the losses per step in units of the series' seasonal error, after adding
     the dataset's median loss to both. So a series that the original forecasts almost exactly is not
@@ -284,6 +286,7 @@ def _worst_series(
             dataset=dataset.name,
             series=index,
             name=dataset.series_name(index),
+            times=dataset.times(index, min(tail + dataset.horizon, len(dataset.series[index]))),
             severity=float(severity[index]),
             ratio=_ratio(after[index], before[index]),
             original_loss=float(before[index]),

@@ -28,6 +28,12 @@ with warnings.catch_warnings():
 
 SEASONAL_NAIVE = "seasonal-naive"
 METRICS = ("MASE", "WQL")
+#: Metric to its name, spelled out where a text first uses it.
+METRIC_NAMES = {
+    "WQL": "weighted quantile loss",
+    "MASE": "mean absolute scaled error",
+    "SQL": "scaled quantile loss",
+}
 SCORES_FILE = "scores.json"
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)

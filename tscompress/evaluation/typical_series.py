@@ -1,6 +1,6 @@
-"""Forecasts of two models for one typical series of each dataset, for figures.
+"""Forecasts of two models for typical series of each dataset, for figures.
 
-The series of each dataset with the original's median error, so that none is hand-picked.
+Series are taken by the original's error, so that none is hand-picked.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from tscompress.evaluation.metrics import Band, Quantiles, band, series_contribu
 
 #: Missing values are None: JSON has no NaN.
 Known = tuple[float | None, ...]
+#: Series that are drawn; of many datasets one each.
+EXAMPLES = 6
 
 
 class ForecastExample(BaseModel):
@@ -29,6 +31,8 @@ class ForecastExample(BaseModel):
     """Index in the dataset."""
     name: str | None = None
     """Its id in the user's file; None where it has none."""
+    times: tuple[str, ...] = ()
+    """Of ``context`` and ``label``, ISO 8601; empty where the file has none."""
     context: Known
     """The last steps before the forecast."""
     label: Known
@@ -43,16 +47,18 @@ class ForecastExample(BaseModel):
         return self
 
 
-def typical_example(
-    original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset
-) -> ForecastExample:
-    """The series of a dataset with the original's median scaled error.
+def typical_examples(
+    original: Quantiles, compressed: Quantiles, dataset: EvaluationDataset, count: int = 1
+) -> list[ForecastExample]:
+    """Series of a dataset at even steps of the original's scaled error, the least first.
 
     Parameters
     ----------
     original, compressed
         ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
         :func:`tscompress.evaluation.metrics.quantile_array`.
+    count
+        At most so many; one is that of median error.
 
     Raises
     ------
@@ -62,28 +68,37 @@ def typical_example(
         A forecast is not finite.
     """
     check_quantiles(original, compressed, dataset)
-    index = _median_series(original, dataset)
+    order = _by_error(original, dataset)
     tail = max(4 * dataset.horizon, 3 * dataset.seasonality)
-    return ForecastExample(
-        dataset=dataset.name,
-        series=index,
-        name=dataset.series_name(index),
-        context=known(dataset.contexts[index][-tail:]),
-        label=known(dataset.labels[index]),
-        original=band(original[index]),
-        compressed=band(compressed[index]),
-    )
+    count = min(count, len(order))
+    # The middles of ``count`` equal parts: neither the best nor the worst series.
+    places = [((2 * part + 1) * len(order) - 1) // (2 * count) for part in range(count)]
+    return [
+        ForecastExample(
+            dataset=dataset.name,
+            series=index,
+            name=dataset.series_name(index),
+            times=dataset.times(index, min(tail + dataset.horizon, len(dataset.series[index]))),
+            context=known(dataset.contexts[index][-tail:]),
+            label=known(dataset.labels[index]),
+            original=band(original[index]),
+            compressed=band(compressed[index]),
+        )
+        for index in (int(order[place]) for place in places)
+    ]
 
 
-def _median_series(original: Quantiles, dataset: EvaluationDataset) -> int:
-    """Median among the series with a seasonal error; the first series if none has one."""
+def _by_error(original: Quantiles, dataset: EvaluationDataset) -> npt.NDArray[np.int64]:
+    """Series with a seasonal error, the least error first; the first series if none has one."""
     columns = series_contributions(original, dataset, name="the original")
     errors, steps = columns.parts("MASE")
     counted = np.flatnonzero(steps > 0)
     if not counted.size:
-        return 0
-    order = counted[np.argsort(errors[counted] / steps[counted], kind="stable")]
-    return int(order[(len(order) - 1) // 2])
+        return np.zeros(1, dtype=np.int64)
+    order: npt.NDArray[np.int64] = counted[
+        np.argsort(errors[counted] / steps[counted], kind="stable")
+    ]
+    return order
 
 
 def known(values: npt.NDArray[np.floating[Any]]) -> Known:

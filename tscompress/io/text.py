@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def interval_text(low: float | None, high: float | None, digits: int) -> str:
@@ -15,3 +16,17 @@ def interval_text(low: float | None, high: float | None, digits: int) -> str:
 def ratio_text(ratio: float, low: float | None, high: float | None, digits: int) -> str:
     """``1.002 (0.998–1.005)``, or the ratio alone where the interval is not known."""
     return f"{ratio:.{digits}f} {interval_text(low, high, digits)}".rstrip()
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``; a noun such as series stays as it is."""
+    plural = noun if count == 1 or noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {plural}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """``a, b and c``; of more than ``most`` the others by number."""
+    shown, more = list(names[:most]), len(names) - most
+    if more > 0:
+        shown.append(f"{more} more")
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import write_text_atomically
 from tscompress.linalg import epsilon_rank
 
@@ -235,9 +237,10 @@ class RankProfile(_Record):
             *_saving_findings(self),
             *_weight_findings(self),
             *_input_findings(self),
+            *_folding_findings(self),
             *_rounding_findings(self),
-            "Ranks show which share a truncated SVD keeps, not the loss of forecast quality: "
-            "evaluate forecasts before and after.",
+            "Ranks show what is kept, not what a cut costs: tscompress sensitivity measures that "
+            "for each part, tscompress evaluate for the whole.",
         ]
 
 
@@ -337,6 +340,41 @@ def _input_findings(profile: RankProfile) -> list[str]:
             f"than they are wide ({fewest.name}: {fewest.positions} of {widths[fewest.name]}), "
             "which bounds their rank; use more series."
         )
+    return lines
+
+
+def _folding_findings(profile: RankProfile) -> list[str]:
+    """What folding could do with the ranks, as options of ``compress``."""
+    if profile.family not in FORECAST_FAMILIES:
+        return []
+    at = profile.middle
+    epsilon = f"ε = {profile.epsilons[at]:g}"
+    lines = []
+    heads = [head for weight in profile.weights for head in weight.heads]
+    if heads:
+        full = max(head.full_rank for head in heads)
+        # Rotary positions turn pairs of dimensions.
+        size = 2 * math.ceil(fmean(head.ranks[at] for head in heads) / 2)
+        lines.append(
+            f"Folding could make heads of {full} as small as their mean ε-rank, {size} (--rank "
+            f"{size}), or smaller where ranks are (--fit {profile.epsilons[at]:g})."
+            if size < full
+            else f"At {epsilon} heads are of full rank: folding to smaller ones (--rank) would cut "
+            "into what they use."
+        )
+    streams = [entry for entry in profile.inputs if entry.part != "encoder_output"]
+    if streams:
+        full = max(entry.spectrum.full_rank for entry in streams)
+        most = max(entry.spectrum.ranks[at] for entry in streams)
+        could = f"it could be narrowed to about these (--width {most})"
+        none = "that is all: a smaller --width would cut into it"
+        lines.append(
+            f"At {epsilon} the layers read up to {most} of the {full} dimensions of the residual "
+            f"stream: {could if most < full else none}."
+        )
+    lines.append(
+        "Ranks do not tell how many feed-forward units folding could leave out (--ff-ratio)."
+    )
     return lines
 
 

@@ -1,3 +1,5 @@
-"""``report.html`` and ``report.md``: the content of a report (``content``, ``points``), its charts
-(``svg``, ``strips``, and ``*_charts`` by subject), and the page (``page``, ``write``).
+"""``report.html`` and ``report.md``.
+
+Content (``content``, ``verdict``, ``terms``, ``points``), charts (``svg``, ``strips``, and
+``*_charts`` by subject), and the page (``page``, ``write``).
 """

@@ -13,10 +13,13 @@ from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
+from tscompress.io.text import counted
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeComparison
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.reports.points import TABLE_SUFFIX, Point, table_points
+from tscompress.reports.terms import MEANINGS, spelled_out
+from tscompress.reports.verdict import Verdict, make_verdict
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import load_run, read_provenance
@@ -90,7 +93,7 @@ class Report:
 
     result: RunResult
     recipe: Recipe
-    headline: str
+    verdict: Verdict
     comparison: Comparison | None
     naive: dict[str, Any] | None
     provenance: dict[str, Any] | None
@@ -129,7 +132,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
     return Report(
         result=result,
         recipe=recipe,
-        headline=headline(result),
+        verdict=_verdict(result, recipe, comparison),
         comparison=comparison,
         naive=naive,
         provenance=read_provenance(result.checkpoint),
@@ -149,29 +152,31 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
 # --------------------------------------------------------------------------------------------------
 
 
-def headline(result: RunResult) -> str:
-    """One sentence on kept quality, cost and savings."""
-    kept = f"Attention keeps {result.plan.attention_parameter_ratio:.1%} of its parameters"
-    before, after = result.plan.parameters("feed_forward")
-    if after < before:
-        kept += f", feed-forwards {after / before:.1%}"
-    parts = [kept]
-    if result.compressed is not None and result.original is not None:
-        ratios = relative(result.compressed, result.original)
-        parts.append(
-            f"WQL is {ratios['WQL']:.3f} and MASE {ratios['MASE']:.3f} times the original's"
-        )
-    skill = _probe(result)
-    if skill is not None and skill.kept is not None:
-        parts.append(f"it keeps {skill.kept.value:.0%} of the skill at what the original can do")
-    if result.bench is not None:
-        name = result.bench.models[-1].name
-        cost = result.bench.ratios(name)
-        parts.append(
-            f"a forecast takes {cost['latency_ms']:.2f} of the time with "
-            f"{cost['parameters']:.2f} of all parameters"
-        )
-    return "; ".join(parts) + "."
+def verdict_of(result: RunResult, recipe: Recipe) -> Verdict:
+    """What a run found, in plain words."""
+    comparison = None
+    if result.original is not None and result.compressed is not None:
+        comparison = compare([result.original, result.compressed])
+    return _verdict(result, recipe, comparison)
+
+
+def texts(report: Report) -> tuple[str, str]:
+    """The verdict, and what the metrics of the page mean; each is spelled out once."""
+    meanings = "" if report.comparison is None else " ".join(MEANINGS)
+    verdict, meanings = spelled_out([report.verdict.sentence, meanings])
+    return verdict, meanings
+
+
+def _verdict(result: RunResult, recipe: Recipe, comparison: Comparison | None) -> Verdict:
+    evaluation = recipe.evaluation
+    return make_verdict(
+        result.plan,
+        comparison=comparison,
+        original=result.original,
+        own_series=evaluation is not None and evaluation.long_format is not None,
+        bench=result.bench,
+        probe=_probe(result),
+    )
 
 
 def _probe(result: RunResult) -> ProbeComparison | None:
@@ -278,11 +283,11 @@ def _cost_note(bench: BenchResult | None) -> str:
     interval = bench.latency_ratio_interval(bench.models[-1].name)
     spread = "" if interval is None else f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
     work = bench.workload
+    where = f"{bench.device_name}, {counted(bench.threads, 'thread')}, torch {bench.torch_version}"
     return (
-        f"Both models took turns in one process on {work.device} ({bench.device_name}, "
-        f"{bench.threads} threads, torch {bench.torch_version}), batch {work.batch_size}, context "
-        f"{work.context_length}, horizon {work.horizon}, {work.repeats} rounds; the latency "
-        f"ratio{spread} is of medians."
+        f"Both models took turns in one process on {work.device} ({where}), batch "
+        f"{work.batch_size}, context {work.context_length}, horizon {work.horizon}, "
+        f"{counted(work.repeats, 'round')}; the latency ratio{spread} is of medians."
     )
 
 

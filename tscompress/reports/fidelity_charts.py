@@ -87,7 +87,8 @@ def _finished(
     )
     chart.axes(whole=unit == "step")
     chart.level(1.0)
-    for values in lines.values():
+    several = len(lines) > 1
+    for values in lines.values() if several else ():
         chart.line(xs[: len(values)], values, "thin")
     chart.line(xs, mean, "compressed solid")
     chart.dots(xs, mean, "compressed")
@@ -96,7 +97,8 @@ def _finished(
         members = [f"{name}: {number(v[index])}" for name, v in lines.items() if index < len(v)]
         tips.append("\n".join([f"{unit} {x:g}: {number(mean[index])}", *members[:12]]))
     chart.hits(xs, tips)
-    chart.legend = [("compressed solid", "all datasets"), ("thin", "each dataset")]
+    if several:
+        chart.legend = [("compressed solid", "all datasets"), ("thin", "each dataset")]
     return chart
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from tscompress.evaluation.fidelity import WorstSeries
 from tscompress.evaluation.typical_series import ForecastExample
+from tscompress.io.text import counted
 from tscompress.probing.results import TaskScore
-from tscompress.reports.svg import BOTTOM, TOP, Chart, Value, limits_of, number
+from tscompress.reports.svg import BOTTOM, TOP, Chart, Value, limits_of, number, time_ticks
 
 _LEAST_CONTEXT = 12
 
@@ -21,6 +22,7 @@ def forecast_chart(
     before = [float(step) for step in range(1 - len(context), 1)]
     steps = [float(step) for step in range(1, horizon + 1)]
     models = {"original": series.original, "compressed": series.compressed}
+    times = series.times[-len(context) - horizon :]
     values = [
         *context,
         *series.label,
@@ -28,29 +30,38 @@ def forecast_chart(
     ]
     chart = Chart(
         label=f"{series.dataset}, series {series.name or series.series}: the end of the series, "
-        f"what happened, and the forecasts of both models over {horizon} steps",
+        f"what happened, and the forecasts of both models over {counted(horizon, 'step')}"
+        + (f", {times[-horizon]} to {times[-1]}" if times else ""),
         x_range=(before[0] if before else 0.5, steps[-1] + 0.5),
         y_range=limits_of(values),
-        x_label="steps from the forecast",
+        x_label=f"forecast from {times[-horizon]}" if times else "steps from the forecast",
         title=title,
         height=190,
     )
-    chart.axes(whole=True)
+    every = [*before, *steps]
+    chart.axes(whole=True, x_ticks=time_ticks(times, every) if len(times) > 1 else None)
     origin = chart.x(0.5)
     chart.add("line", "origin", x1=origin, x2=origin, y1=TOP, y2=chart.height - BOTTOM)
     for name, (low, _, high) in models.items():
         chart.band(steps, low, high, name)
-    chart.line([*before, *steps], [*context, *series.label], "truth")
+    chart.line(every, [*context, *series.label], "truth")
     for name, (_, median, _) in models.items():
         chart.line(steps, median, name)
-    chart.hits(steps, [_forecast_tip(series.label, models, step) for step in range(horizon)])
+    named = [f"step {step + 1}" for step in range(horizon)]
+    if times:
+        named = [f"{time} ({name})" for time, name in zip(times[-horizon:], named, strict=True)]
+    tips = [_forecast_tip(name, series.label, models, step) for step, name in enumerate(named)]
+    chart.hits(steps, tips)
     return chart
 
 
 def _forecast_tip(
-    label: Sequence[Value], models: Mapping[str, Sequence[Sequence[float]]], step: int
+    name: str,
+    label: Sequence[Value],
+    models: Mapping[str, Sequence[Sequence[float]]],
+    step: int,
 ) -> str:
-    lines = [f"step {step + 1}: {number(label[step])}"]
+    lines = [f"{name}: {number(label[step])}"]
     for name, (low, median, high) in models.items():
         band = f"{number(low[step])} to {number(high[step])}"
         lines.append(f"{name}: {number(median[step])} ({band})")

@@ -11,9 +11,10 @@ from tscompress._version import __version__
 from tscompress.evaluation.fidelity import WorstSeries
 from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
+from tscompress.io.text import counted
 from tscompress.linalg import even_picks
 from tscompress.probing.tables import covers, percent
-from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows
+from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows, texts
 from tscompress.reports.fidelity_charts import (
     calibration_chart,
     drift_chart,
@@ -52,7 +53,12 @@ def render_page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"covers": covers, "percent": percent}
+    environment.filters |= {
+        "counted": counted,
+        "unbroken": _unbroken,
+        "covers": covers,
+        "percent": percent,
+    }
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
     shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
     sections = [
@@ -60,13 +66,21 @@ def render_page(report: Report) -> str:
         for id_, title in _SECTIONS.items()
         if id_ in ("glance", "reproduce") or shown.get(id_, parts.get(id_))
     ]
+    verdict, meanings = texts(report)
     return environment.get_template("report.html.j2").render(
         report=report,
+        verdict=verdict,
+        meanings=meanings,
         version=__version__,
         sections=sections,
         provenance=list(_facts(report.provenance or {})),
         **parts,
     )
+
+
+def _unbroken(text: str) -> str:
+    """No line ends between a number and its per cent sign."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _quality(report: Report) -> dict[str, Any]:
@@ -107,13 +121,15 @@ def _skill(report: Report) -> dict[str, Any]:
 def _forecasts(report: Report) -> dict[str, Any]:
     """Forecasts drawn, and how they differ."""
     examples = report.result.examples
+    several = len({one.dataset for one in examples}) > 1
     picked = [examples[i] for i in even_picks(len(examples), MAX_EXAMPLES).tolist()]
     found: dict[str, Any] = {
-        "examples": [forecast_chart(one, _title(one)) for one in picked],
+        "examples": [forecast_chart(one, _title(one, several)) for one in picked],
         "fidelity": [],
         "fidelity_rows": [],
         "groups": [],
         "worst": [],
+        "several": several,
     }
     fidelity = report.result.fidelity
     if fidelity is None:
@@ -123,13 +139,14 @@ def _forecasts(report: Report) -> dict[str, Any]:
         "fidelity": [draw(fidelity) for draw in (calibration_chart, shift_chart, drift_chart)],
         "fidelity_rows": [fidelity_row(part) for part in fidelity.datasets],
         "groups": [("frequency", fidelity.frequencies), ("context of", fidelity.contexts)],
-        "worst": [forecast_chart(one, _title(one)) for one in fidelity.worst],
+        "worst": [forecast_chart(one, _title(one, several)) for one in fidelity.worst],
     }
 
 
-def _title(series: ForecastExample | WorstSeries) -> str:
-    """As :meth:`WorstSeries.panel` has it."""
-    title = f"{series.dataset} {series.name or series.series}"
+def _title(series: ForecastExample | WorstSeries, several: bool) -> str:
+    """The series' id, with its dataset where there are ``several`` or it has none."""
+    name = series.name or f"series {series.series}"
+    title = f"{series.dataset}, {name}" if several or not series.name else name
     if isinstance(series, WorstSeries) and series.ratio is not None:
         title += f", loss × {series.ratio:.2f}"
     return title

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tscompress.evaluation.comparison import Ratio
 from tscompress.reports.content import cost_label
 from tscompress.reports.points import Point, front
-from tscompress.reports.svg import Chart, Value, limits_of, short_name
+from tscompress.reports.svg import BOTTOM, Chart, Value, limits_of
 
 #: Of names in figures, about.
 _LETTER_WIDTH, _LINE_HEIGHT = 6.0, 12.0
-#: Where a name may stand from its point, the first free place is taken.
-_BELOW, _ABOVE = (16.0, -8.0, 30.0, -22.0), (-8.0, 16.0, -22.0, 30.0)
+#: Of names beside a point, which may be anywhere in the panel.
+_LINE_LETTERS = 20
+_DOT = 6.0
+#: How far a name may stand from its point, the first free place is taken.
+_BELOW = (16.0, 30.0, 44.0)
 #: With more models than this, only those that nothing beats have their names drawn.
 _MAX_NAMED = 6
 #: A model that is worse by more is only in the table: it would flatten the others in the chart.
@@ -45,7 +50,7 @@ def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
         _add_point(chart, point, metric, cost)
     best = front(shown, metric, cost)
     named = [p for p in shown if p.kind != "other" or len(shown) <= _MAX_NAMED or p.name in best]
-    _add_names(chart, named, metric, cost)
+    _add_names(chart, named, shown, metric, cost)
     return chart
 
 
@@ -73,23 +78,44 @@ def _add_point(chart: Chart, point: Point, metric: str, cost: str) -> None:
     chart.add("circle", f"point {point.kind}", cx=x, cy=y, r=5.5, data_tip=tip)
 
 
-def _add_names(chart: Chart, points: Sequence[Point], metric: str, cost: str) -> None:
-    """Names beside their points; one that would lie on another before it is left out."""
-    taken: list[tuple[float, float, float]] = []  # left, right and baseline
-    for point in points:
-        ratio = point.quality[metric].ratio
-        name = short_name(point.name)
-        width = _LETTER_WIDTH * len(name)
+def _add_names(
+    chart: Chart, points: Sequence[Point], named: Sequence[Point], metric: str, cost: str
+) -> None:
+    """Names of some points beside them, where they lie neither on a point nor on another name."""
+
+    def place(point: Point) -> tuple[float, float]:
+        return chart.x(point.costs[cost]), chart.y(point.quality[metric].ratio)
+
+    taken = [_Box(x - _DOT, x + _DOT, y - _DOT, y + _DOT) for x, y in map(place, points)]
+    for point in named:
+        x, y = place(point)
+        lines = textwrap.wrap(point.name, _LINE_LETTERS, max_lines=3, placeholder=" …") or [""]
         right = point.costs[cost] > 0.5 * chart.x_range[1]
-        x = chart.x(point.costs[cost]) + (-9 if right else 9)
-        left = x - width if right else x
+        start = x + (-9 if right else 9)
+        width = _LETTER_WIDTH * max(map(len, lines))
+        left = start - width if right else start
+        down = _LINE_HEIGHT * (len(lines) - 1)  # from the first line to the last
+        below = [y + beside for beside in _BELOW]
+        above = [y - beside - down + _LINE_HEIGHT / 2 for beside in _BELOW]
         # Away from the line at 1, which would strike the name through.
-        for beside in _BELOW if ratio < 1 else _ABOVE:
-            y = chart.y(ratio) + beside
-            if all(
-                left > end or left + width < start or abs(y - line) > _LINE_HEIGHT
-                for start, end, line in taken
-            ):
-                taken.append((left, left + width, y))
-                chart.add("text", f"name {'end' if right else 'start'}", name, x=x, y=y)
+        order = below + above if point.quality[metric].ratio < 1 else above + below
+        for first in order:
+            box = _Box(left, left + width, first - _LINE_HEIGHT, first + down + 2)
+            inside = box.top >= 0 and box.bottom <= chart.height - BOTTOM
+            if inside and not any(map(box.overlaps, taken)):
+                taken.append(box)
+                for index, line in enumerate(lines):
+                    at_y = first + _LINE_HEIGHT * index
+                    chart.add("text", f"name {'end' if right else 'start'}", line, x=start, y=at_y)
                 break
+
+
+class _Box(NamedTuple):
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def overlaps(self, other: _Box) -> bool:
+        beside = self.right <= other.left or other.right <= self.left
+        return not (beside or self.bottom <= other.top or other.bottom <= self.top)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from matplotlib import dates
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 36
 COLORS = 6
-_MAX_NAME = 30
 
 #: The locator of ticks takes limits that are smaller for zero.
 _ZERO = 1e-280
@@ -68,14 +69,16 @@ class Chart:
         }
         self.marks.append(Mark(tag, css, placed, text))
 
-    def axes(self, *, whole: bool = False) -> None:
-        """Grid, ticks and labels; ``whole`` numbers on x only."""
+    def axes(
+        self, *, whole: bool = False, x_ticks: Sequence[tuple[float, str]] | None = None
+    ) -> None:
+        """Grid, ticks and labels; ``whole`` numbers on x only, or those that are given."""
         bottom = self.height - BOTTOM
         for tick, text in ticks(self.y_range, 4):
             at = self.y(tick)
             self.add("line", "grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at)
             self.add("text", "tick end", text, x=LEFT - 5.0, y=at + 3.5)
-        for tick, text in ticks(self.x_range, 6, whole=whole):
+        for tick, text in ticks(self.x_range, 6, whole=whole) if x_ticks is None else x_ticks:
             self.add("text", "tick middle", text, x=self.x(tick), y=bottom + 14.0)
         self.add("line", "axis", x1=LEFT, x2=WIDTH - RIGHT, y1=bottom, y2=bottom)
         middle = (LEFT + WIDTH - RIGHT) / 2
@@ -150,6 +153,25 @@ def ticks(
     return list(zip(inside, chosen, strict=True))
 
 
+def time_ticks(times: Sequence[str], xs: Sequence[float]) -> list[tuple[float, str]]:
+    """Round dates within ISO ``times``, placed along ``xs``, and how they are written.
+
+    Parameters
+    ----------
+    times, xs
+        ``[N]`` each, ascending.
+    """
+    untyped: Any = dates
+    numbers = untyped.date2num(
+        np.array([time.replace(" ", "T") for time in times], dtype="datetime64[s]")
+    )
+    locator = untyped.AutoDateLocator(minticks=3, maxticks=6)
+    found = locator.tick_values(*untyped.num2date(numbers[[0, -1]]))
+    inside = [float(tick) for tick in found if numbers[0] <= tick <= numbers[-1]]
+    texts = untyped.ConciseDateFormatter(locator).format_ticks(inside)
+    return list(zip(np.interp(inside, numbers, xs).tolist(), texts, strict=True))
+
+
 def limits_of(values: Iterable[Value], *, pad: float = 0.06) -> tuple[float, float]:
     """Least to greatest, and a little more; never empty."""
     known = [value for value in values if value is not None and math.isfinite(value)]
@@ -169,11 +191,6 @@ def _runs(xs: Sequence[float], ys: Sequence[Value]) -> Iterable[list[tuple[float
         elif part:
             yield part if len(part) > 1 else part * 2
             part = []
-
-
-def short_name(name: str) -> str:
-    """A name that fits a chart; longer ones end with an ellipsis."""
-    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
 def number(value: Value) -> str:

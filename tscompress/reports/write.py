@@ -24,9 +24,10 @@ from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
 from tscompress.probing.tables import percent, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
-from tscompress.reports.content import Report, headline, make_report, plan_label
+from tscompress.reports.content import Report, make_report, plan_label, texts, verdict_of
 from tscompress.reports.page import render_page
 from tscompress.reports.strips import skill_strip
+from tscompress.reports.terms import spelled_out
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import (
@@ -131,8 +132,11 @@ def write_markdown(report: Report) -> Path:
     )
     environment.filters |= {"plain": _plain, "ratio": _ratio, "percent": percent}
     probes = report.result.probes
+    verdict, meanings = texts(report)
     text = environment.get_template("report.md.j2").render(
         report=report,
+        verdict=verdict,
+        meanings=meanings,
         skill=None if probes is None else skill_strip(*probes),
         figures=[figure.relative_to(directory) for figure in drawn if figure.is_file()],
         page=PAGE_FILE,
@@ -174,7 +178,7 @@ def _comparison_row(report: Report) -> ComparisonRow | None:
     )
 
 
-def report_tables(result: RunResult) -> list[Any]:
+def report_tables(result: RunResult, recipe: Recipe) -> list[Any]:
     """Rich tables and lines of everything that was measured, for a terminal."""
     shown: list[Any] = []
     if result.profile is not None:
@@ -187,4 +191,5 @@ def report_tables(result: RunResult) -> list[Any]:
         shown.append("\n".join(compressed.against(original).lines()))
     if result.bench is not None:
         shown.append(bench_table(result.bench))
-    return [*shown, result.plan.summary(), headline(result)]
+    verdict = verdict_of(result, recipe)
+    return [*shown, result.plan.summary(), *spelled_out([verdict.sentence]), *verdict.advice]

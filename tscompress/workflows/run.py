@@ -23,7 +23,7 @@ from tscompress.data.synthetic import FloatArray
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
-from tscompress.evaluation.typical_series import ForecastExample, typical_example
+from tscompress.evaluation.typical_series import EXAMPLES, ForecastExample, typical_examples
 from tscompress.io.files import check_file, check_output, user_path
 from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plan.plan import Plan
@@ -251,9 +251,10 @@ def _evaluate_(
 ) -> None:
     """Set scores of both models and of seasonal naive in ``result``, and their fidelity."""
     examples: list[ForecastExample] = []
+    count = max(1, EXAMPLES // len(config.selected().datasets))
 
     def keep_example(dense: Quantiles, folded: Quantiles, dataset: EvaluationDataset) -> None:
-        examples.append(typical_example(dense, folded, dataset))
+        examples.extend(typical_examples(dense, folded, dataset, count))
 
     scores = evaluate_models(
         config,

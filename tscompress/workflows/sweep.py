@@ -67,6 +67,8 @@ from tscompress.workflows.sweep_results import SweepResult, results_frame, sweep
 RECIPE_FILE, TABLE_FILE, FIGURE_FILE, LATENCY_FILE = (
     "sweep.yaml", "sweep.csv", "sweep.png", "latency.json",
 )  # fmt: skip
+#: The stage of progress that counts points.
+POINTS = "points"
 _BENCH = TypeAdapter(BenchResult)
 
 
@@ -127,7 +129,7 @@ def sweep(
     named = {point.identity(model_hash, scored_on): point for point in points}
     complete = all(finished(output, identity) is not None for identity in named)
     write_text_atomically(output / RECIPE_FILE, _recipe_text(recipe))
-    failures = _measure_missing(named, output, processes, device, on_point)
+    failures = _measure_missing(named, output, processes, device, on_point, on_progress)
     done = [found for identity in named if (found := finished(output, identity)) is not None]
     if not done:
         label, reason = next(iter(failures.items()))
@@ -195,6 +197,7 @@ def _measure_missing(
     processes: int,
     device: str,
     on_point: Callable[[Measured | None, str, int, int], None],
+    on_progress: OnProgress,
 ) -> dict[str, str]:
     """Measure missing points; returns labels of failed points and the reasons."""
     missing = {
@@ -207,6 +210,7 @@ def _measure_missing(
         if processes == 1
         else _in_processes(missing, output, device, min(processes, max(1, len(missing))))
     )
+    on_progress(POINTS, done, len(named))
     for point, work in tasks:
         done += 1
         try:
@@ -214,6 +218,7 @@ def _measure_missing(
         except TscompressError as error:
             failures[point.label] = str(error)
             on_point(None, f"{point.label}: {error}", done, len(named))
+        on_progress(POINTS, done, len(named))
     return failures
 
 

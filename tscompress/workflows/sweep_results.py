@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich import box
 from rich.table import Table
 
@@ -144,7 +147,9 @@ def _fronts(row: Mapping[Any, Any], metric: str) -> str:
 def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
     """A panel for each metric and cost: points, numbered as in the table, and the fronts."""
     costs = _shown_costs(frame)
-    figure = new_figure(1.8 + 2.9 * len(costs), 5.4, f"{model}: quality against cost")
+    named = int(frame[[n for n in frame.columns if n.startswith("front_")]].any(axis=1).sum())
+    height = 5.4 + 0.16 * math.ceil(named / 2)
+    figure = new_figure(1.8 + 2.9 * len(costs), height, f"{model}: quality against cost")
     panels = figure.subplots(len(METRICS), len(costs), squeeze=False, sharey="row", sharex="col")
     for row, metric in zip(panels, METRICS, strict=True):
         for axes, (cost, name) in zip(row, costs.items(), strict=True):
@@ -157,7 +162,26 @@ def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
             )
             _draw_panel(axes, frame, cost, metric)
     legend_beside(figure, panels[0][0])
+    _name_points(figure, frame)
     return figure
+
+
+def _name_points(figure: Figure, frame: pd.DataFrame) -> None:
+    """What the numbers in the panels stand for."""
+    fronts = frame[[name for name in frame.columns if name.startswith("front_")]]
+    named = frame[fronts.any(axis=1) & (frame.index > 0)]
+    if named.empty:
+        return
+    figure.legend(
+        [Line2D([], [], linestyle="none") for _ in named.index],
+        [f"{number}  {label}" for number, label in zip(named.number, named.label, strict=True)],
+        loc="outside lower left",
+        ncols=2,
+        handlelength=0,
+        handletextpad=0,
+        frameon=False,
+        fontsize=TICK_SIZE,
+    )
 
 
 def _draw_panel(axes: Any, frame: pd.DataFrame, cost: str, metric: str) -> None:

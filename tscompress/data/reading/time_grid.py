@@ -125,6 +125,28 @@ class Step:
         on_grid = not rest.any() and (np.diff(steps) > 0).all()
         return steps if on_grid else None
 
+    def times(self, begin: pd.Timestamp, steps: Sequence[int]) -> list[str]:
+        """ISO 8601 times so many steps after the first one, as fine as a step is.
+
+        Months as ``2024-03``, years as ``2024``, whole days without a time of day.
+
+        Parameters
+        ----------
+        begin
+            Time of step 0, without a time zone.
+        """
+        if self.unit == "months":
+            form = "%Y" if self.count % 12 == 0 else "%Y-%m"
+            first = begin.to_period("M")
+            return [(first + self.count * step).strftime(form) for step in steps]
+        if self.unit == "business days":
+            day = np.datetime64(begin, "D")
+            return [str(np.busday_offset(day, step)) for step in steps]
+        whole = self.count % _DAY == 0 and begin == begin.normalize()
+        unit = "D" if whole else "m" if self.count % (60 * 10**9) == 0 else "s"
+        at = np.datetime64(begin, "ns") + np.array(steps) * np.timedelta64(self.count, "ns")
+        return [str(time).replace("T", " ") for time in at.astype(f"datetime64[{unit}]")]
+
     @property
     def frequency(self) -> str:
         """As pandas names it for periods; business days count as days: it has none of those."""
