@@ -15,3 +15,12 @@ def interval_text(low: float | None, high: float | None, digits: int) -> str:
 def ratio_text(ratio: float, low: float | None, high: float | None, digits: int) -> str:
     """``1.002 (0.998–1.005)``, or the ratio alone where the interval is not known."""
     return f"{ratio:.{digits}f} {interval_text(low, high, digits)}".rstrip()
+
+
+def counted(count: int) -> str:
+    """``950``, ``73.4k``, ``8.65M``, ``1.20B``: three digits."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            value = count / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
+    return str(count)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tscompress.io.files import write_text_atomically
+from tscompress.io.text import counted
 from tscompress.linalg import epsilon_rank
 
 PROFILE_FILE, RANKS_FILE = "profile.json", "ranks.csv"
@@ -207,6 +208,20 @@ class RankProfile(_Record):
     inputs: tuple[InputProfile, ...]
     savings: tuple[Saving, ...]
     power_laws: tuple[PowerLawFit, ...]
+
+    def __repr__(self) -> str:
+        epsilon = self.epsilons[self.middle]
+        savings = [
+            f"attention {saving.parameter_ratio:.0%} at ε = {epsilon:g}"
+            for saving in self.savings
+            if saving.part == "attention" and saving.epsilon == epsilon
+        ]
+        facts = [repr(self.model), self.family, f"{counted(self.parameters)} parameters", *savings]
+        inputs = [] if self.inputs else ["weights only"]
+        return f"RankProfile({', '.join([*facts, *inputs])})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @property
     def middle(self) -> int:
