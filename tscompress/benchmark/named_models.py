@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from chronos import BaseChronosPipeline
 
@@ -17,7 +17,7 @@ from tscompress.io.arguments import check_type
 from tscompress.layers.shared_cross_attention import share_cross_attention
 
 #: A model, several, or several with names.
-Benched = AnyModel | Mapping[str, AnyModel] | Iterable[AnyModel | tuple[str, AnyModel]]
+Benched: TypeAlias = AnyModel | Mapping[str, AnyModel] | Iterable[AnyModel | tuple[str, AnyModel]]
 
 
 def named_models(models: Benched, against: AnyModel | None) -> list[tuple[str | None, AnyModel]]:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from chronos import BaseChronosPipeline
@@ -31,7 +31,7 @@ from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_type, described
 
 #: What :func:`loaded_of` takes, and any predictor around a pipeline.
-AnyModel = str | Path | LoadedModel | BaseChronosPipeline
+AnyModel: TypeAlias = str | Path | LoadedModel | BaseChronosPipeline
 
 _EXPECTED = (
     "a directory, a Hub id, a loaded model, a Chronos pipeline, or a predictor around a pipeline"
@@ -138,10 +138,10 @@ def _in_memory(model: Any, argument: str) -> LoadedModel:
     return _of_holder(model, argument)
 
 
-def _refuse_options(loaded: LoadedModel, model: object, argument: str, **options: object) -> None:
+def _refuse_options(loaded: LoadedModel, model: object, argument: str, **options: Any) -> None:
     """Refuse options of loading for a model in memory, unless it has these."""
     parameter = next(loaded.model.parameters())
-    has = {
+    has: dict[str, set[str | None]] = {
         "revision": {loaded.revision},
         "device": {str(parameter.device), parameter.device.type},
         "dtype": {"stored", str(parameter.dtype), str(parameter.dtype).removeprefix("torch.")},
@@ -255,7 +255,6 @@ def _refuse_transforms(model: Any) -> None:
     around = [name for name in _TRANSFORMS if getattr(model, name, None) is not None]
     if around:
         raise UsageError(
-            f"AutoGluon applies a {' and a '.join(around)} around {getattr(model, 'name', 'it')!r}, "
-            "without which its pipeline forecasts something else; fit it without, or give the "
-            "pipeline."
+            f"AutoGluon applies a {' and a '.join(around)} around {str(model.name)!r}, without "
+            "which its pipeline forecasts something else; fit it without, or give the pipeline."
         )

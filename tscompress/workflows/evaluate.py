@@ -224,7 +224,7 @@ def compare(
         )
     if len(items) < 2:
         raise UsageError(f"{len(items)} result given; a comparison needs at least two.")
-    found = []
+    found: list[Any] = []
     for one, file, is_model in zip(items, files, models, strict=True):
         if is_model:
             found.append(evaluate(one, **evaluation))
