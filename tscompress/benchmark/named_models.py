@@ -32,7 +32,8 @@ def named_models(models: Benched, against: AnyModel | None) -> list[tuple[str | 
     if isinstance(models, Mapping):
         pairs = list(models.items())
     elif isinstance(models, list | tuple) or hasattr(models, "__next__"):
-        pairs = [one if _is_named(one) else (None, one) for one in models]
+        several: Any = models
+        pairs = [one if _is_named(one) else (None, one) for one in several]
     else:
         pairs = [(None, models)]
     if against is not None:
