@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tscompress.data.reading.format import GivenSeries
     from tscompress.data.series import read_series
     from tscompress.errors import TscompressError
-    from tscompress.evaluation.comparison import Comparison, compare
-    from tscompress.evaluation.evaluate import evaluate
+    from tscompress.evaluation.comparison import Comparison
     from tscompress.evaluation.fidelity import Fidelity
     from tscompress.evaluation.results import EvaluationResult, relative
     from tscompress.hub.card import write_card
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from tscompress.training.pretraining import pretrain
     from tscompress.training.recovery_config import RecoveryConfig
     from tscompress.training.recovery_state import RecoveryResult
+    from tscompress.workflows.evaluate import compare, evaluate
     from tscompress.workflows.recipe import Recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
     from tscompress.workflows.save import CompressedModel, save
@@ -68,7 +68,7 @@ _HOME = {
     "read_series": "data.series",
     "TscompressError": "errors",
     "EvaluationResult": "evaluation.results",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "workflows.evaluate",
     "relative": "evaluation.results",
     "Fidelity": "evaluation.fidelity",
     "FoldConfig": "compression.fold_config",
@@ -107,7 +107,7 @@ _HOME = {
     "share_cross_attention": "layers.shared_cross_attention",
     "sensitivities": "budget.plan_within_budget",
     "Comparison": "evaluation.comparison",
-    "compare": "evaluation.comparison",
+    "compare": "workflows.evaluate",
 }
 
 __all__ = [

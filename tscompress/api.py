@@ -10,11 +10,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from tscompress.checkpoints.given import refuse_pipeline
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
-from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.calibration import CalibrationConfig, check_calibration
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
+from tscompress.io.arguments import check_type
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
@@ -89,7 +91,8 @@ def compress(
     Parameters
     ----------
     model
-        As for :func:`tscompress.load`, or a loaded model, which is changed in place.
+        As for :func:`tscompress.load`, or a loaded model, which is changed in place. No pipeline:
+        the result records the files that it was made from.
     method
         ``fold``: smaller heads and fewer hidden units, a stock checkpoint if all layers have the
         same sizes. ``svd`` (Yu et al., 2025, sec. 5) or ``activation-svd`` (whitened by calibration
@@ -148,6 +151,11 @@ def compress(
     TscompressError
         One of its subclasses; see :mod:`tscompress.errors`.
     """
+    refuse_pipeline("compress", model, "model")
+    check_calibration(calibration, series)
+    check_type("plan", plan, (Plan, type(None)), "a Plan, such as Plan.load(FILE)")
+    check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
+    check_type("recover", recover, (RecoveryConfig, type(None)), "a RecoveryConfig")
     options = {
         "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
         "layers": layers, "schedule": schedule, "budget": budget, "exclude": exclude,
@@ -189,7 +197,8 @@ def recover(
     Parameters
     ----------
     student
-        Output of ``compress``, on disk or in memory. A model in memory is changed in place.
+        Output of ``compress``, on disk or in memory, no pipeline. A model in memory is changed in
+        place.
     teacher
         The original, as for :func:`tscompress.load`.
     config
@@ -215,6 +224,9 @@ def recover(
     TscompressError
         One of its subclasses; see :func:`tscompress.training.recovery.recover_`.
     """
+    refuse_pipeline("recover", student, "student")
+    refuse_pipeline("recover", teacher, "teacher")
+    check_type("config", config, (RecoveryConfig, type(None)), "a RecoveryConfig")
     ours, theirs = (
         model if isinstance(model, LoadedModel) else load(model, device=device)
         for model in (student, teacher)

@@ -23,6 +23,7 @@ FRONT_PAGE = ROOT / "README.md"
 #: Of folders of the package that have a page.
 FOLDERS = (
     "checkpoints", "compression", "data", "evaluation", "families", "hub", "probing", "training",
+    "workflows",
 )  # fmt: skip
 PAGES = [
     FRONT_PAGE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,12 @@ from typing import Any
 import torch
 from chronos import BaseChronosPipeline
 
+from tscompress.benchmark.named_models import (
+    Benched,
+    loaded_pipelines,
+    named_models,
+    workload_of,
+)
 from tscompress.benchmark.process_memory import memory_of
 from tscompress.benchmark.results import BenchResult, ModelBench, Run
 from tscompress.benchmark.sizes import (
@@ -27,19 +33,28 @@ from tscompress.benchmark.sizes import (
     parameter_count,
 )
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
+from tscompress.checkpoints.given import AnyModel
 from tscompress.errors import UsageError
+from tscompress.io.arguments import renamed
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 
 
+@renamed("pipelines", "models")
 def bench(
-    pipelines: Mapping[str, BaseChronosPipeline] | Iterable[tuple[str, BaseChronosPipeline]],
-    workload: Workload,
+    models: Benched,
+    workload: Workload | None = None,
     *,
+    against: AnyModel | None = None,
     directories: Mapping[str, Path | None] | None = None,
     measure_macs: bool = True,
     measure_memory: bool = False,
+    share_cross_attention: bool = False,
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
     on_run: Callable[[Run], None] = lambda run: None,
     clock: Callable[[], float] = time.perf_counter,
+    **sizes: Any,
 ) -> BenchResult:
     """Measure the models under one workload; the first is the baseline of all ratios.
 
@@ -48,16 +63,26 @@ def bench(
 
     Parameters
     ----------
-    pipelines
-        Name and pipeline of each model, already on ``workload.device``.
+    models
+        A model, a list of them, or models by name. Each is a directory, a Hub id, a loaded model, a
+        Chronos pipeline or a predictor around one; see :mod:`tscompress.checkpoints.given`.
     workload
-        The call that is measured.
+        The call that is measured; None: that of ``sizes``, fields of :class:`Workload` such as
+        ``batch_size=8, repeats=5``, on the device of the models.
+    against
+        A further model, the baseline.
     directories
         Checkpoint directory by name; needed for ``bytes_on_disk`` and for peak memory on the CPU.
+        By default those of models that were loaded, and not changed since.
     measure_macs
         Count multiply-accumulates; takes about one more run of each model.
     measure_memory
         Measure peak memory: on the CPU in a fresh process for each directory, on CUDA here.
+    share_cross_attention
+        Also measure each model with :func:`tscompress.share_cross_attention`; Chronos-T5 only.
+    revision, device, dtype
+        Of directories and Hub ids, as for :func:`tscompress.load`; by default float32 on the
+        workload's device. ``revision`` is not ``against``'s.
     on_run
         Called after each timed run.
     clock
@@ -66,17 +91,20 @@ def bench(
     Raises
     ------
     UsageError
-        CUDA is not available, names are unknown or given twice, or the workload does not fit a
-        pipeline.
+        CUDA is not available, names are unknown or given twice, the workload does not fit a model,
+        or an argument is of a wrong type.
     ModelNotFoundError
         A directory holds no weights.
     """
-    named = _by_name(pipelines)
+    given = named_models(models, against)
+    workload = workload_of(workload, sizes, device, given)
+    options = {"revision": revision, "device": device or workload.device, "dtype": dtype}
+    named, paths = loaded_pipelines(given, share=share_cross_attention, **options)
     for name, pipeline in named.items():
         check_fits(pipeline, repr(name), workload)
-    paths = dict(directories or {})
-    if unknown := sorted(paths.keys() - named.keys()):
+    if unknown := sorted((directories or {}).keys() - named.keys()):
         raise UsageError(f"directories of unknown models {unknown}; models: {list(named)}.")
+    paths |= directories or {}
     disk = {name: bytes_on_disk(path) for name, path in paths.items() if path is not None}
     with _device_of(named, workload):
         with settings(workload):
@@ -108,18 +136,6 @@ def bench(
             device_name=_device_name(workload),
             torch_version=torch.__version__,
         )
-
-
-def _by_name(
-    pipelines: Mapping[str, BaseChronosPipeline] | Iterable[tuple[str, BaseChronosPipeline]],
-) -> dict[str, BaseChronosPipeline]:
-    pairs = list(pipelines.items() if isinstance(pipelines, Mapping) else pipelines)
-    named = dict(pairs)
-    if not pairs:
-        raise UsageError("no model to measure; give at least one name and pipeline.")
-    if len(named) < len(pairs):
-        raise UsageError(f"names are not unique: {[name for name, _ in pairs]}; rename one.")
-    return named
 
 
 def _device_of(

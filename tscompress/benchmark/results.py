@@ -11,6 +11,7 @@ import numpy as np
 from tscompress.benchmark.process_memory import MemoryUse
 from tscompress.benchmark.workload import Workload
 from tscompress.errors import UsageError
+from tscompress.io.text import rounded_count
 
 _MEBI = 2**20
 
@@ -109,6 +110,16 @@ class BenchResult:
     threads: int
     device_name: str
     torch_version: str
+
+    def __repr__(self) -> str:
+        first = self.models[0]
+        found = [
+            f"{model.name!r} {model.latency_ms:.3g} ms"
+            + ("" if model is first else f" (× {model.latency_ms / first.latency_ms:.2f})")
+            + f", {rounded_count(model.parameters)} parameters"
+            for model in self.models
+        ]
+        return f"BenchResult({'; '.join(found)})"
 
     def ratios(self, name: str) -> dict[str, float]:
         """``name`` / first model, for every measure that both have and that has a ratio.

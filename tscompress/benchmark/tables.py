@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tscompress.benchmark.results import MEASURES, BenchResult
-from tscompress.io.text import ratio_text
+from tscompress.io.text import counted, ratio_text
 
 
 def bench_table(result: BenchResult) -> Table:
@@ -21,7 +21,7 @@ def bench_table(result: BenchResult) -> Table:
     table = Table(
         title=f"{workload.batch_size} series × {workload.context_length} steps, "
         f"horizon {workload.horizon}, {workload.device}, "
-        f"{_counted(result.threads, 'thread')}, {_counted(workload.repeats, 'round')}"
+        f"{counted(result.threads, 'thread')}, {counted(workload.repeats, 'round')}"
     )
     first, *others = result.models
     table.add_column("per predict call")
@@ -38,10 +38,6 @@ def bench_table(result: BenchResult) -> Table:
             cells.append(_ratio(result, model.name, measure.name))
         table.add_row(measure.label, *cells)
     return table
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _figure(value: float | None, unit_size: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -99,12 +100,15 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
 
 @contextmanager
 def settings(workload: Workload) -> Iterator[None]:
-    """Set the workload's threads and seed; restore threads and random state on leaving."""
+    """Set the workload's threads; restore threads, random state and warnings on leaving."""
     threads = torch.get_num_threads()
     devices = [torch.cuda.current_device()] if workload.device == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         try:
             torch.set_num_threads(workload.threads or threads)
-            yield
+            with warnings.catch_warnings():
+                # Models warn about horizons beyond theirs; here the workload defines the horizon.
+                warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+                yield
         finally:
             torch.set_num_threads(threads)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -24,15 +23,21 @@ from tscompress.budget.search import (
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
 from tscompress.budget.window_loss import WindowLoss, split_windows
-from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers, fold_planned_
-from tscompress.compression.calibration import CalibrationConfig, calibration_batches
+from tscompress.compression.calibration import (
+    CalibrationConfig,
+    calibration_batches,
+    check_calibration,
+)
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import sliced_config
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
 from tscompress.families.registry import build_empty, describe
+from tscompress.io.arguments import check_type
 from tscompress.linalg import even_picks
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule
@@ -140,12 +145,15 @@ class _Trials:
 
 
 def sensitivities(
-    model: str | Path | LoadedModel,
+    model: AnyModel,
     *,
     series: Sequence[FloatArray] | str | Path | None = None,
     calibration: CalibrationConfig | None = None,
     fold: FoldConfig | None = None,
     depth: bool = False,
+    name: str | None = None,
+    revision: str | None = None,
+    device: str | None = None,
     on_progress: OnProgress = silent,
 ) -> Sensitivity:
     """Measure how much the forecast loss rises when one part of a model is made smaller.
@@ -155,11 +163,15 @@ def sensitivities(
     Parameters
     ----------
     model
-        As for :func:`tscompress.load`, or a loaded model in float32, which is left unchanged.
+        A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one; see
+        :mod:`tscompress.checkpoints.given`. Of one in memory that is not in float32 a copy is
+        measured.
     series, calibration, fold
         As for :func:`tscompress.compress`.
     depth
         Also measure dropping whole layers.
+    name, revision, device
+        As for :func:`tscompress.probe`.
 
     Returns
     -------
@@ -172,7 +184,10 @@ def sensitivities(
         One of its subclasses; see
         :func:`tscompress.budget.measure_sensitivity.measure_sensitivity`.
     """
-    loaded = model if isinstance(model, LoadedModel) else load(model, dtype=torch.float32)
+    check_calibration(calibration, series)
+    check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
+    loaded = in_float32(loaded_of(model, name=name, revision=revision, device=device))
+    loaded.forecaster  # noqa: B018  raises for families that do not forecast
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
     fold = fold or FoldConfig()
     return _measured(loaded, *split_windows(batches), fold, on_progress, depth=depth, width=True)

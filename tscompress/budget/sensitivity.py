@@ -86,6 +86,17 @@ class Sensitivity(BaseModel):
     parts: tuple[Part, ...]
     settings: dict[str, Any] = Field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        measured = [(loss, part) for part in self.parts for loss in part.losses[-1:]]
+        facts = [self.family, f"loss {self.base_loss:.4g}", f"{len(self.parts)} parts"]
+        if measured:
+            loss, part = max(measured, key=lambda pair: pair[0])
+            facts.append(f"most {loss:+.3g} with {part.kind} of {part.name} at {part.sizes[-1]}")
+        return f"Sensitivity({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
     def cost(self, name: str, kind: PartKind, size: int) -> float:
         """Predicted rise of the loss with this part alone at ``size``, at least 0.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ from tscompress.families.registry import (
     wrap_pipeline,
 )
 from tscompress.families.t5_stack import tie_weights_
+from tscompress.io.arguments import check_type
+from tscompress.io.quiet import quiet_transformers
+from tscompress.io.text import rounded_count
 from tscompress.io.untrusted import StoredTensor, single_line
 from tscompress.plan.architecture import Architecture
 from tscompress.plan.plan import Plan
@@ -68,7 +72,7 @@ DTYPES = {
 }
 
 
-@dataclass
+@dataclass(repr=False)
 class LoadedModel:
     """A model in memory and where it came from.
 
@@ -82,6 +86,8 @@ class LoadedModel:
         The checkpoint's ``config.json``; of a factored checkpoint, the original's.
     source
         The argument of :func:`load`. ``name`` is for people, ``source`` for provenance.
+    directory
+        Of the checkpoint; None for a pipeline in memory.
     revision
         The commit that a Hub id resolved to.
     plan
@@ -95,11 +101,23 @@ class LoadedModel:
     family: str
     name: str
     source: str
-    directory: Path
+    directory: Path | None
     stored_dtype: torch.dtype
     config: Mapping[str, Any] = field(repr=False)
     revision: str | None = None
     plan: Plan | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._facts())})"
+
+    def _facts(self) -> list[str]:
+        """Name, family, size, dtype and device, for people."""
+        parameters = list(self.model.parameters())
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+        devices = {str(parameter.device) for parameter in parameters}
+        count = rounded_count(sum(parameter.numel() for parameter in parameters))
+        what = [repr(self.name), self.family, f"{count} parameters"]
+        return [*what, " and ".join(sorted(dtypes)), " and ".join(sorted(devices))]
 
     @property
     def architecture(self) -> Architecture:
@@ -197,7 +215,8 @@ def load(
     device
         ``cpu``, ``cuda``, ``cuda:1``, ...
     dtype
-        ``float32``, ``bfloat16``, ``float16`` or a torch dtype; None keeps the stored one.
+        ``float32``, ``bfloat16``, ``float16`` or a torch dtype; None or ``stored`` keeps the stored
+        one.
 
     Raises
     ------
@@ -210,7 +229,10 @@ def load(
     UsageError
         ``device`` or ``dtype`` is not available.
     """
-    device = _check_device(device)
+    kinds = (str, os.PathLike, Checkpoint)
+    check_type("model", model, kinds, "a path, a Hub id, or a result of find")
+    check_type("device", device, (str, torch.device), "cpu, cuda, cuda:1, ...")
+    device = _check_device(str(device))
     target_dtype = _resolve_dtype(dtype)
     found = model if isinstance(model, Checkpoint) else find(model, revision=revision)
     parts = found.source, found.directory, found.config, found.stored, target_dtype
@@ -250,11 +272,11 @@ def _check_device(device: str) -> str:
 
 
 def _resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None:
+    if dtype is None or dtype == "stored":
         return None
     found = DTYPES.get(str(dtype).removeprefix("torch."))
     if found is None:
-        raise UsageError(f"dtype {str(dtype)!r} is not one of {', '.join(DTYPES)}.")
+        raise UsageError(f"dtype {str(dtype)!r} is not one of {', '.join(DTYPES)}, stored.")
     return found
 
 
@@ -288,7 +310,7 @@ def _load_stock(
     # A .bin file beside the weights is never an alternative.
     options = {_DTYPE_ARGUMENT: dtype or kept_dtype, "use_safetensors": True}
     pipeline = None
-    with _misfits(source):
+    with _misfits(source), quiet_transformers():
         if forecasts:
             pipeline = BaseChronosPipeline.from_pretrained(directory, **options)
             model = pipeline.inner_model

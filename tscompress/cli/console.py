@@ -52,8 +52,12 @@ def replace_unencodable() -> None:
 
 
 def quiet_libraries() -> None:
-    """Silence the logs and progress bars of libraries; a command shows its own progress."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """Silence the logs and progress bars of libraries; a command shows its own progress.
+
+    On a terminal downloads keep theirs, and :mod:`tscompress.io.quiet` silences loading.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("chronos").setLevel(logging.ERROR)

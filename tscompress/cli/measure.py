@@ -79,13 +79,14 @@ def profile(
     form = given_series(context, series is not None)
     given = None if series is None else read_series(series, form)
     say_series(None if given is None else given.summary)
-    loaded = load_model(model, device, "float32", revision)
     with progress_bars() as advance:
         result = measure(
-            loaded,
+            model,
             epsilons=tuple(epsilon or DEFAULT_EPSILONS),
             series=given,
             calibration=None if weights_only else CalibrationConfig(),
+            revision=revision,
+            device=device,
             on_progress=advance,
         )
     if output is not None:
@@ -141,10 +142,15 @@ def sensitivity(
     calibration = CalibrationConfig(
         num_series=calibration_series, source=MIXED if series is None else str(series)
     )
-    loaded = load_model(model, device, "float32", revision)
     with progress_bars() as advance:
         found = sensitivities(
-            loaded, series=given, calibration=calibration, depth=depth, on_progress=advance
+            model,
+            series=given,
+            calibration=calibration,
+            depth=depth,
+            revision=revision,
+            device=device,
+            on_progress=advance,
         )
     if output is not None:
         write_output(output, found.to_json(), force=force, inputs=(model, series))
@@ -251,7 +257,6 @@ def bench(
     from tscompress.benchmark.bench import bench as bench_models
     from tscompress.benchmark.tables import bench_table
     from tscompress.benchmark.workload import make_workload
-    from tscompress.layers.shared_cross_attention import share_cross_attention
 
     workload = make_workload(
         {
@@ -265,24 +270,15 @@ def bench(
             "device": device.partition(":")[0],
         }
     )
-    # The original comes first: ratios are to it.
-    names = [model] if against is None else [against, model]
-    loaded = [load_model(name, device, dtype) for name in names]
-    labels = [one.name for one in loaded]
-    if len(labels) == 2:
-        labels[1] = distinct(labels[1], labels[0])
-    pipelines = {label: one.forecaster for label, one in zip(labels, loaded, strict=True)}
-    directories = {label: one.directory for label, one in zip(labels, loaded, strict=True)}
-    if share:
-        for label in labels:
-            pipelines[f"{label}, shared"] = share_cross_attention(pipelines[label])
-            directories[f"{label}, shared"] = directories[label]
     with progress_bars() as advance:
         result = bench_models(
-            pipelines,
+            model,
             workload,
-            directories=directories,
+            against=against,
             measure_memory=memory,
+            share_cross_attention=share,
+            device=device,
+            dtype=dtype,
             on_run=lambda run: advance("bench", run.round + 1, repeats),
         )
     show(as_json, result.to_dict(), bench_table(result))

@@ -23,6 +23,7 @@ from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray,
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.families.registry import adapter_of
+from tscompress.io.arguments import check_type
 
 SYNTHETIC = "synthetic"
 MIXED = "mixed"
@@ -74,6 +75,19 @@ class _Drawn(NamedTuple):
 
     window: FloatArray
     series: int = -1
+
+
+def check_calibration(config: object, series: object) -> None:
+    """Refuse calibration options of a wrong type.
+
+    Raises
+    ------
+    UsageError
+    """
+    check_type("calibration", config, (CalibrationConfig, type(None)), "a CalibrationConfig")
+    check_type(
+        "series", series, (Iterable, Path, type(None)), "a list of series, or a file of them"
+    )
 
 
 def calibration_batches(

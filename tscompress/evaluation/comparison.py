@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
 from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
+from tscompress.io.text import ratio_text
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
@@ -78,6 +79,25 @@ class Comparison(BaseModel):
     seed: int
     notes: tuple[str, ...] = ()
     """Caveats for the intervals."""
+
+    def __repr__(self) -> str:
+        ratios = [
+            f"{one.model!r} "
+            + ", ".join(
+                f"{metric} × {ratio_text(part.ratio, part.low, part.high, 3)}"
+                for metric in METRICS
+                if (part := getattr(one, metric))
+            )
+            for one in self.models
+        ]
+        return f"Comparison(with {self.reference!r}: {'; '.join(ratios)})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        """The table of a notebook."""
+        return str(self.frame().to_html(index=False))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

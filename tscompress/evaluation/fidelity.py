@@ -145,6 +145,16 @@ class Fidelity(Result):
     """Geometric means over the datasets that have such series."""
     worst: tuple[WorstSeries, ...]
 
+    def __repr__(self) -> str:
+        drift = [value for value in self.drift if math.isfinite(value)]
+        found = (
+            f", loss ratio {drift[0]:.3f} at step 1, {drift[-1]:.3f} at the last" if drift else ""
+        )
+        return f"Fidelity({len(self.datasets)} datasets{found})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; :meth:`from_dict` reads it back, without each dataset's worst."""
         text = self.model_dump_json(exclude={"datasets": {"__all__": {"worst"}}})  # null for NaN

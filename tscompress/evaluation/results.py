@@ -133,6 +133,26 @@ class EvaluationResult(Result):
     sampling: Sampling | None = None
     """None for models that do not sample, and in results of earlier versions."""
 
+    def __repr__(self) -> str:
+        scores = [
+            f"{metric} {geometric_mean(values):.4g}"
+            for metric in METRICS
+            if (values := [getattr(row, metric) for row in self.rows])
+            and all(math.isfinite(value) and value > 0 for value in values)
+        ]
+        count = len(self.rows)
+        series = sum(row.series_count for row in self.rows)
+        size = f"{count} dataset{'s' * (count != 1)}, {series:,} series"
+        mean = [f"geometric mean of {', '.join(scores)}"] if scores and count > 1 else scores
+        return f"EvaluationResult({', '.join([repr(self.model), repr(self.suite), size, *mean])})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        """The table of a notebook."""
+        return str(self.frame().to_html(index=False))
+
     def frame(self) -> pd.DataFrame:
         """The columns ``dataset, model, MASE, WQL`` of the published tables, sorted by dataset."""
         columns = ["dataset", "model", *METRICS]

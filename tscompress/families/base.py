@@ -25,6 +25,7 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
+from tscompress.errors import UsageError
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
@@ -376,6 +377,24 @@ class ForecastFamily(Family):
             The installed transformers does not load the model as it was saved.
         """
         return config
+
+    def config_in_memory(self, pipeline: BaseChronosPipeline) -> dict[str, Any]:
+        """What ``config.json`` of the pipeline's model would hold.
+
+        Raises
+        ------
+        UsageError
+            The pipeline is around another model, such as one with adapters of peft.
+        """
+        model: Any = pipeline.inner_model
+        if not isinstance(model, self.stock_class):
+            raise UsageError(
+                f"the {type(pipeline).__name__} is around a {type(model).__name__}, not a "
+                f"{self.stock_class.__name__}; merge adapters into the model, or save it and give "
+                "the directory."
+            )
+        content: dict[str, Any] = model.config.to_dict()
+        return content
 
     # Running
 

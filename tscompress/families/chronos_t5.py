@@ -87,6 +87,10 @@ class ChronosT5(ForecastFamily):
         # transformers 5 saves another value, which transformers 4 would follow.
         return {**config, **UNTIED}
 
+    def config_in_memory(self, pipeline: BaseChronosPipeline) -> dict[str, Any]:
+        content = super().config_in_memory(pipeline)
+        return content | (UNTIED if has_own_head(pipeline.inner_model.config) else {})
+
     def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> EmbeddingTable:
         special = int(config.get("chronos_config", {}).get("n_special_tokens", 0))
         rows: Tensor = model.get_input_embeddings().weight  # type: ignore[operator]

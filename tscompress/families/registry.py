@@ -84,9 +84,12 @@ def adapter_of_pipeline(pipeline: BaseChronosPipeline) -> ForecastFamily:
     for family in FORECAST_FAMILIES.values():
         if isinstance(pipeline, family.pipeline_class):
             return family
-    known = ", ".join(family.pipeline_class.__name__ for family in FORECAST_FAMILIES.values())
+    known = [family.pipeline_class.__name__ for family in FORECAST_FAMILIES.values()]
+    name = type(pipeline).__name__
+    whose = f" of {type(pipeline).__module__}" if name in known else ""
     raise UnsupportedModelError(
-        f"a {type(pipeline).__name__} is not supported; supported pipelines: {known}."
+        f"a {name}{whose} is not supported; supported pipelines of chronos-forecasting: "
+        f"{', '.join(known)}."
     )
 
 

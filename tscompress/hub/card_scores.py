@@ -57,6 +57,11 @@ class CardScores:
     model: str | None = None
     against: str | None = None
 
+    def __repr__(self) -> str:
+        ratios = [f"{metric} × {value:.3f}" for metric, value in self.ratios.items()]
+        facts = [repr(self.model), f"{len(self.rows)} datasets", *ratios]
+        return f"CardScores({', '.join(facts)})"
+
     @classmethod
     def of(cls, result: EvaluationResult, original: EvaluationResult | None = None) -> CardScores:
         """Scores as :func:`tscompress.evaluate` gives them, next to those of the original.

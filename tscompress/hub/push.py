@@ -26,6 +26,7 @@ from tscompress.hub.contents import (
 )
 from tscompress.hub.origin import read_checkpoint_record
 from tscompress.hub.upload import Upload
+from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.network import (
     is_branch_name,
@@ -65,6 +66,11 @@ class PushResult:
     url: str | None = None
     pull_request: str | None = None
 
+    def __repr__(self) -> str:
+        done = self.pull_request or self.url or "dry run"
+        size = sum(self.files.values()) / 1e6
+        return f"PushResult({self.repo_id!r}, {len(self.files)} files, {size:.1f} MB, {done})"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
@@ -93,7 +99,8 @@ def push(
     Parameters
     ----------
     directory
-        Output of ``compress``, ``recover`` or ``run``, or the model that ``pretrain`` trained.
+        Output of ``compress``, ``recover`` or ``run``, or the model that ``pretrain`` trained. A
+        model in memory is refused: save it first.
     repo_id
         ``owner/name``, or a name below the token's owner.
     private
@@ -124,6 +131,8 @@ def push(
     HubError
         The Hub refused, or could not be reached.
     """
+    check_type("directory", directory, (str, Path), "the directory that tscompress.save wrote")
+    check_type("repo_id", repo_id, (str,), "owner/name")
     directory = user_path(directory)
     message = message or f"Push {directory.resolve().name}, made by tscompress"
     refuse_secrets({"the commit message": message, "the branch": branch or "", "the id": repo_id})

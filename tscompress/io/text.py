@@ -30,3 +30,12 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     if more > 0:
         shown.append(f"{more} more")
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def rounded_count(count: int) -> str:
+    """``950``, ``73.4k``, ``8.65M``, ``1.20B``: three digits."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            value = count / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
+    return str(count)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tscompress.errors import PlanError
 from tscompress.io.files import write_text_atomically
+from tscompress.io.text import rounded_count
 from tscompress.io.untrusted import UnreadableFileError, first_problem
 from tscompress.io.untrusted import read_json as read_json_file
 from tscompress.plan.layer_plans import (
@@ -175,6 +176,14 @@ class Plan(BaseModel):
             if old != new:
                 lines.append(f"{name}: {old} -> {new}")
         return lines
+
+    def __repr__(self) -> str:
+        before, after = self.parameters()
+        size = f"{rounded_count(before)} -> {rounded_count(after)} parameters of planned layers"
+        return f"Plan({self.family}, {self._sizes_summary()[0]}, {size})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def summary(self) -> str:
         """Sizes, and reasons for layers that stay dense, in a few lines."""

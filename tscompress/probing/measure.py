@@ -11,7 +11,7 @@ import torch
 from chronos import BaseChronosPipeline
 from pydantic import BaseModel, ConfigDict, Field
 
-from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
@@ -20,6 +20,7 @@ from tscompress.evaluation.forecasting import predict
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
 from tscompress.evaluation.typical_series import known
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.arguments import check_counts, check_list, check_type
 from tscompress.probing.processes import Array
 from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
 from tscompress.probing.tasks import (
@@ -60,7 +61,7 @@ class ProbeConfig(BaseModel):
 
 
 def probe(
-    model: str | Path | LoadedModel | BaseChronosPipeline,
+    model: AnyModel,
     tasks: Sequence[str] | Sequence[ProbeTask] | None = None,
     *,
     tasks_file: str | Path | None = None,
@@ -70,7 +71,8 @@ def probe(
     seed: int = 0,
     name: str | None = None,
     revision: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
     on_task: OnTask = lambda score, done, total: None,
 ) -> ProbeResult:
     """Skill of a model at tasks whose best possible forecast is known.
@@ -80,7 +82,8 @@ def probe(
     Parameters
     ----------
     model
-        As for :func:`tscompress.load`, a model already loaded, or a Chronos pipeline.
+        A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one; see
+        :mod:`tscompress.checkpoints.given`.
     tasks
         Names, groups or shell patterns, such as ``"seasons"`` or ``"period-7*"``; or tasks of your
         own. None: all of them, or those of ``tasks_file``.
@@ -95,6 +98,8 @@ def probe(
         Of the series and of the sample paths of Chronos-T5.
     name
         Name of the model in the result.
+    revision, device, dtype
+        Of a directory or a Hub id, as for :func:`tscompress.load`; by default float32 on the CPU.
     on_task
         Called with each score, tasks done and tasks in all.
 
@@ -108,16 +113,19 @@ def probe(
     Raises
     ------
     UsageError
-        A task is unknown, a file of tasks is invalid, or the model forecasts too few steps.
+        A task is unknown, a file of tasks is invalid, the model forecasts too few steps, or an
+        argument is of a wrong type.
     UnsupportedModelError
         The model does not forecast.
     DataError
         A forecast is not finite.
     """
+    check_counts(num_series=num_series, num_samples=num_samples, seed=seed)
     chosen = _chosen(tasks, tasks_file, num_series)
-    if seed < 0:
+    if seed is None or seed < 0:
         raise UsageError(f"seed is {seed}; it must not be negative.")
-    pipeline, name = _forecaster(model, name, revision, device)
+    loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
+    pipeline, name = loaded.forecaster, loaded.name
     draws = adapter_of_pipeline(pipeline).draws_samples
     if draws and num_series is None:
         chosen = tuple(_halved(task) for task in chosen)
@@ -143,6 +151,8 @@ def _chosen(
         raise UsageError(f"tasks is {tasks!r}; give a list of names.")
     if num_series is not None and num_series < 1:
         raise UsageError(f"num_series is {num_series}; it must be at least 1.")
+    check_list("tasks", tasks, (str, ProbeTask), "names, or of tasks")
+    check_type("tasks_file", tasks_file, (str, Path, type(None)), "the path of a YAML file")
     own = () if tasks_file is None else load_tasks(tasks_file)
     if tasks is None:
         chosen = choose_tasks(None, own)
@@ -162,19 +172,6 @@ def _halved(task: ProbeTask) -> ProbeTask:
     if TASKS.get(task.name) != task:
         return task
     return task.model_copy(update={"num_series": task.num_series // 2})
-
-
-def _forecaster(
-    model: str | Path | LoadedModel | BaseChronosPipeline,
-    name: str | None,
-    revision: str | None,
-    device: str,
-) -> tuple[BaseChronosPipeline, str]:
-    if isinstance(model, BaseChronosPipeline):
-        return model, name or type(model).__name__
-    if not isinstance(model, LoadedModel):
-        model = load(model, revision=revision, device=device, dtype=torch.float32)
-    return model.forecaster, name or model.name
 
 
 def _forecast(

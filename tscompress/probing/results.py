@@ -165,6 +165,16 @@ class ProbeResult(Result):
     """Sample paths of a Chronos-T5; None for the others."""
     tasks: tuple[TaskScore, ...]
 
+    def __repr__(self) -> str:
+        groups = self.groups().items() if self.tasks else ()
+        means = [f"{group} {found.value:.2f}" for group, found in groups]
+        overall = [f"skill {self.overall().value:.2f}"] if self.tasks else []
+        facts = [repr(self.model), f"{len(self.tasks)} tasks", *overall, *means[:6]]
+        return f"ProbeResult({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
     def skills(self) -> dict[str, float]:
         """ProbeTask to skill."""
         return {score.name: score.skill.value for score in self.tasks}
@@ -312,6 +322,14 @@ class ProbeComparison(BaseModel):
     """Share of the original's mean skill at the tasks that it can do; each group counts once."""
     groups: tuple[GroupChange, ...]
     tasks: tuple[TaskChange, ...]
+
+    def __repr__(self) -> str:
+        kept = "nothing to keep" if self.kept is None else f"skill kept {_percent(self.kept)}"
+        lost = f"{len(self._changed('lost'))} of {len(self.tasks)} tasks lost"
+        return f"ProbeComparison({self.compressed!r} against {self.original!r}, {kept}, {lost})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
@@ -25,12 +27,14 @@ from tscompress.compression.calibration import (
     SYNTHETIC,
     CalibrationConfig,
     calibration_batches,
+    check_calibration,
 )
 from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.families.base import EmbeddingTable
 from tscompress.families.registry import FAMILIES, FORECAST_FAMILIES
+from tscompress.io.arguments import check_list, renamed
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import angle_matrix, break_even_rank, even_picks, fit_power_law
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
@@ -60,31 +64,42 @@ SIGNALS_PER_GROUP = 128
 PATCHES_PER_SIGNAL = 16
 
 
+@renamed("loaded", "model")
 def profile(
-    loaded: LoadedModel,
+    model: AnyModel,
     *,
     epsilons: Sequence[float] = DEFAULT_EPSILONS,
-    series: Sequence[FloatArray] | None = None,
+    series: Sequence[FloatArray] | str | Path | None = None,
     calibration: CalibrationConfig | None = DEFAULT_CALIBRATION,
+    name: str | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
     on_progress: OnProgress = silent,
 ) -> RankProfile:
     """Measure the ranks of a model; the model is not changed.
 
     Parameters
     ----------
+    model
+        A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one; see
+        :mod:`tscompress.checkpoints.given`. A path may be of a family that does not forecast.
     epsilons
         Tolerances of the ε-rank, each in [1e-6, 1).
     series
-        Series, each 1-D, to embed and to run the model on instead of ``calibration.source``.
+        Series, each 1-D, or a file of them, to embed and to run the model on instead of
+        ``calibration.source``.
     calibration
         How the model is run to see the inputs of its layers; None leaves them out.
+    name, revision, device, dtype
+        As for :func:`tscompress.probe`.
     on_progress
         Called with ``embedding``, ``weights`` or ``inputs``, steps done, and steps in all.
 
     Raises
     ------
     UsageError
-        An ε is not in [1e-6, 1).
+        An ε is not in [1e-6, 1), or an argument is of a wrong type.
     FactorizationError
         A spectrum could not be computed; names the matrix.
     DataError, LeakError
@@ -92,6 +107,10 @@ def profile(
         :func:`tscompress.compression.calibration.calibration_batches`.
     """
     tolerances = _check_epsilons(epsilons)
+    check_calibration(calibration, series)
+    loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
+    if isinstance(series, str | Path):
+        series = read_series(series)
     corpus = None if calibration is None else _corpus_name(calibration, series)
     if series is None and calibration is not None and calibration.source not in OWN_SOURCES:
         series = read_series(calibration.source)
@@ -125,8 +144,9 @@ def profile(
 
 
 def _check_epsilons(epsilons: Sequence[float]) -> tuple[float, ...]:
+    check_list("epsilons", epsilons, (int, float, np.number), "numbers such as 0.1")
     wrong = [epsilon for epsilon in epsilons if not SMALLEST_EPSILON <= epsilon < 1]
-    if wrong or not epsilons:
+    if wrong or not len(epsilons):
         shown = ", ".join(map(str, wrong)) or "nothing"
         raise UsageError(f"epsilons must lie in [{SMALLEST_EPSILON:g}, 1); got {shown}. Try 0.1.")
     return tuple(sorted(set(map(float, epsilons)), reverse=True))

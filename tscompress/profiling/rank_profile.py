@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import write_text_atomically
+from tscompress.io.text import rounded_count
 from tscompress.linalg import epsilon_rank
 
 PROFILE_FILE, RANKS_FILE = "profile.json", "ranks.csv"
@@ -209,6 +210,21 @@ class RankProfile(_Record):
     inputs: tuple[InputProfile, ...]
     savings: tuple[Saving, ...]
     power_laws: tuple[PowerLawFit, ...]
+
+    def __repr__(self) -> str:
+        epsilon = self.epsilons[self.middle]
+        savings = [
+            f"attention {saving.parameter_ratio:.0%} at ε = {epsilon:g}"
+            for saving in self.savings
+            if saving.part == "attention" and saving.epsilon == epsilon
+        ]
+        size = f"{rounded_count(self.parameters)} parameters"
+        facts = [repr(self.model), self.family, size, *savings]
+        inputs = [] if self.inputs else ["weights only"]
+        return f"RankProfile({', '.join([*facts, *inputs])})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @property
     def middle(self) -> int:

@@ -79,6 +79,13 @@ class RecoveryResult:
     config: RecoveryConfig
     history: list[RecoveryProgress] = field(repr=False)
 
+    def __repr__(self) -> str:
+        end = "" if self.finished else ", stopped"
+        return (
+            f"RecoveryResult(from {self.teacher!r}, {self.steps} steps in {self.seconds:.0f} s, "
+            f"held-out loss {self.before:.4g} -> {self.after:.4g} at step {self.best_step}{end})"
+        )
+
     @property
     def note(self) -> str | None:
         """That no step was better than the student as it came, where none was; in one line."""

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.evaluation_sets import EvaluationDataset
-from tscompress.data.suites import find_suite, load_suite
+from tscompress.data.suites import find_suite
 from tscompress.evaluation.comparison import Comparison, compare
-from tscompress.evaluation.evaluate import evaluate
 from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
 from tscompress.evaluation.gift_eval import CONFIG_FILE, RESULTS_FILE
 from tscompress.evaluation.metrics import Quantiles
@@ -27,7 +26,6 @@ from tscompress.io.files import (
     check_file,
     check_output,
     new_directory,
-    user_path,
     write_output,
     write_text_atomically,
 )
@@ -35,8 +33,8 @@ from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import results_json
 from tscompress.plotting import forecast_figure, save_figure
 from tscompress.progress import OnProgress, silent
+from tscompress.workflows.evaluate import evaluate
 from tscompress.workflows.recipe import EvaluationConfig
-from tscompress.workflows.seen_steps import check_unseen
 
 _TABLE_FILE, _AGAINST_FILE, _TOTALS_FILE, _WORST_FILE = (
     "scores.csv", "scores-against.csv", "agg-rel-scores.csv", "worst.png",
@@ -92,7 +90,7 @@ def evaluate_models(
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     cache: ScoreCache | None = None,
-    on_note: Callable[[str | None], None] = lambda note: None,
+    on_note: Callable[[str], None] = lambda note: None,
     on_forecasts: OnForecasts | None = None,
     on_pair: OnPair | None = None,
     on_progress: OnProgress = silent,
@@ -125,15 +123,15 @@ def evaluate_models(
         if one == SEASONAL_NAIVE:
             return score(one, one, config, on_progress, cache=cache, on_forecasts=keep)
         loaded = one()  # type: ignore[operator]
-        on_note(_check_unseen(loaded, config))
         return score(
-            loaded.forecaster,
+            loaded,
             loaded.name,
             config,
             on_progress,
             seeds=seeds,
             num_samples=num_samples,
             cache=cache,
+            on_note=on_note,
             on_forecasts=keep,
         )
 
@@ -142,14 +140,6 @@ def evaluate_models(
     known = (one for one in (result, other) if one is not None and one.model == SEASONAL_NAIVE)
     naive = next(known, None) or scored("seasonal-naive")
     return EvaluatedModels(result, naive, other, None if pairs is None else pairs.summary())
-
-
-def _check_unseen(loaded: LoadedModel, config: EvaluationConfig) -> str | None:
-    """Of a file of series; what named suites score is never calibrated on."""
-    if config.long_format is None:
-        return None
-    (dataset,) = load_suite(find_suite(config.suite, config.long_format), config.max_series)
-    return check_unseen(loaded, dataset, user_path(config.suite))
 
 
 def _all_of(*hooks: OnForecasts | None) -> OnForecasts | None:
@@ -238,11 +228,12 @@ def score(
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     cache: ScoreCache | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
     on_forecasts: OnForecasts | None = None,
 ) -> EvaluationResult:
-    """Evaluate a pipeline or ``"seasonal-naive"`` by ``config``.
+    """Evaluate a model or ``"seasonal-naive"`` by ``config``.
 
-    The other parameters are those of :func:`tscompress.evaluation.evaluate.evaluate`.
+    The other parameters are those of :func:`tscompress.evaluate`.
     """
     done = 0
 
@@ -265,6 +256,7 @@ def score(
         num_samples=num_samples,
         root=config.root,
         cache=cache,
+        on_note=on_note,
         on_dataset=count,
         on_forecasts=on_forecasts,
     )

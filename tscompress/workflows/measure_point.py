@@ -92,6 +92,7 @@ def _measured(
 ) -> Measured:
     recipe = point.recipe
     assert recipe.scored_on is not None
+    assert loaded.directory is not None  # it was loaded from one
     memory = None
     if recipe.bench is not None and next(loaded.model.parameters()).device.type == "cpu":
         use = process_memory(loaded.directory, torch.float32, recipe.bench)

@@ -82,6 +82,14 @@ class RunResult:
     bench: BenchResult | None = None
     note: str | None = None
 
+    def __repr__(self) -> str:
+        names = (
+            "profile", "original", "compressed", "baseline", "fidelity", "examples", "probes",
+            "bench",
+        )  # fmt: skip
+        measured = ", ".join(name for name in names if getattr(self, name))
+        return f"RunResult({str(self.checkpoint)!r}, {self.plan!r}, with {measured or 'no scores'})"
+
 
 def run(
     recipe: Recipe,

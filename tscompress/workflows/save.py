@@ -24,6 +24,7 @@ from tscompress.compression.calibration import run_teacher_forced
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.seasonality import season_note
 from tscompress.errors import PlanError, VerificationError
+from tscompress.io.arguments import check_type
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
 from tscompress.io.untrusted import UnreadableFileError, read_json
@@ -36,13 +37,20 @@ RECIPE_FILE = "recipe.yaml"
 RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
 
 
-@dataclass
+@dataclass(repr=False)
 class CompressedModel(LoadedModel):
     """A compressed model with the record of its compression."""
 
     recipe: Recipe | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
     recovery: RecoveryResult | None = None
+
+    def _facts(self) -> list[str]:
+        facts = super()._facts()
+        if self.plan is None:
+            return facts
+        lines = self.plan.summary().splitlines()[:1]
+        return [*facts, *lines, *(["recovered"] if self.recovery is not None else [])]
 
     @property
     def note(self) -> str | None:
@@ -86,6 +94,10 @@ def save(
     VerificationError
         What was written does not load back bit-equal.
     """
+    check_type(
+        "compressed", compressed, (CompressedModel,), "what compress, recover or run returned"
+    )
+    check_type("output", output, (str, Path), "the path of a directory")
     plan = check_smaller(compressed.plan)
     output = user_path(output)
     return_memory()  # of the float32 weights, before the result is loaded beside itself
@@ -126,6 +138,7 @@ def _write_model(
         return
     dtype = compressed.stored_dtype
     write_folded(compressed.model, plan, compressed.config, dtype, directory, max_shard_size)
+    assert compressed.directory is not None  # compress refuses pipelines
     generation = compressed.directory / GENERATION_FILE
     if generation.is_file():
         shutil.copyfile(generation, directory / GENERATION_FILE)
@@ -177,6 +190,7 @@ def _output(loaded: LoadedModel, probe: ForecastBatch) -> torch.Tensor:
 
 
 def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
+    assert compressed.directory is not None
     source = {
         "model": compressed.source,
         "revision": compressed.revision,
@@ -204,6 +218,8 @@ def as_compressed(loaded: LoadedModel) -> CompressedModel:
     """
     if isinstance(loaded, CompressedModel):
         return loaded
+    if loaded.directory is None:
+        raise PlanError(f"{loaded.name!r} is a pipeline in memory, without a plan; save it first.")
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
     known["plan"] = loaded.plan or Plan.load(loaded.directory / PLAN_FILE)
     path = loaded.directory / RECIPE_FILE

@@ -14,7 +14,7 @@ from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, LeakError
 from tscompress.io.files import user_path
 from tscompress.workflows.recipe import Recipe, load_recipe
-from tscompress.workflows.save import RECIPE_FILE
+from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 
 
 def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) -> str | None:
@@ -32,10 +32,10 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) ->
     ------
     LeakError
     """
-    recipe = loaded.directory / RECIPE_FILE
-    if not recipe.is_file():
+    recipe = recipe_of_model(loaded)
+    if recipe is None:
         return None
-    for source, form in _sources(load_recipe(recipe)):
+    for source, form in _sources(recipe):
         if not user_path(source).exists():
             return (
                 f"{source!r}, to which {loaded.name} was fitted, is not there: whether it holds "
@@ -50,6 +50,14 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) ->
                 f"{needed}, or score other series."
             )
     return None
+
+
+def recipe_of_model(loaded: LoadedModel) -> Recipe | None:
+    """Of a model compressed in memory its own recipe, of others the one beside their weights."""
+    if isinstance(loaded, CompressedModel):
+        return loaded.recipe
+    path = None if loaded.directory is None else loaded.directory / RECIPE_FILE
+    return None if path is None or not path.is_file() else load_recipe(path)
 
 
 def _sources(recipe: Recipe) -> list[tuple[str, GivenSeries]]:

@@ -1,0 +1,61 @@
+"""Silence of libraries while a model is read: no bars and no advice meant for their own users."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_lock = threading.Lock()
+_inside = 0
+#: What the last to leave calls.
+_restore: Callable[[], None] | None = None
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Within, transformers shows no bars, and logs errors alone unless more than warnings was set.
+
+    Bars of downloads are huggingface_hub's and belong outside. Everything is as before afterwards,
+    also where several threads are within.
+    """
+    global _inside, _restore
+    with _lock:
+        if not _inside:
+            _restore = _silence()
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _restore is not None:
+                _restore()
+
+
+def _silence() -> Callable[[], None]:
+    """Silence transformers; returns what undoes it."""
+    from transformers.utils import logging as theirs
+
+    hub: Any = importlib.import_module("huggingface_hub.utils.tqdm")
+    bars, level = theirs.is_progress_bar_enabled(), theirs.get_verbosity()
+    groups = dict(hub.progress_bar_states)
+    theirs.disable_progress_bar()  # and with them huggingface_hub's
+    if level == logging.WARNING:
+        theirs.set_verbosity_error()
+
+    def undo() -> None:
+        if bars:
+            with warnings.catch_warnings():  # a variable of the environment keeps the hub's away
+                warnings.simplefilter("ignore")
+                theirs.enable_progress_bar()
+        hub.progress_bar_states.clear()
+        hub.progress_bar_states.update(groups)
+        if level == logging.WARNING:
+            theirs.set_verbosity(level)
+
+    return undo

@@ -1,0 +1,251 @@
+"""``evaluate`` and ``compare``: scores of any model on any suite, and ratios of scores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from chronos import BaseChronosPipeline
+
+from tscompress.checkpoints.given import AnyModel, loaded_of
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat
+from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.suites import Suite, find_suite, load_suite
+from tscompress.errors import UsageError
+from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.evaluation.comparison import Comparison
+from tscompress.evaluation.comparison import compare as compare_results
+from tscompress.evaluation.evaluate import evaluate as evaluate_pipeline
+from tscompress.evaluation.metrics import Quantiles
+from tscompress.evaluation.results import (
+    SCORES_FILE,
+    SEASONAL_NAIVE,
+    DatasetScore,
+    EvaluationResult,
+    load_results,
+)
+from tscompress.evaluation.score_cache import ScoreCache
+from tscompress.io.arguments import (
+    check_counts,
+    check_list,
+    check_number,
+    check_type,
+    refuse_unknown,
+)
+from tscompress.workflows.recipe import validate
+from tscompress.workflows.seen_steps import check_unseen
+
+#: How a file of series is written.
+_COLUMNS = tuple(SeriesFormat.model_fields)
+
+
+def evaluate(
+    model: AnyModel | Literal["seasonal-naive"],
+    suite: str | Path | Suite = "offline",
+    *,
+    name: str | None = None,
+    max_series: int | None = None,
+    datasets: Iterable[str] | None = None,
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    seed: int = 0,
+    seeds: Sequence[int] | None = None,
+    num_samples: int | None = None,
+    root: str | Path | None = None,
+    horizon: int | None = None,
+    windows: int | None = None,
+    seasonality: int | None = None,
+    cache: ScoreCache | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    on_note: Callable[[str], None] = lambda note: warnings.warn(note, stacklevel=3),
+    on_dataset: Callable[[DatasetScore], None] | None = None,
+    on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
+    **columns: Any,
+) -> EvaluationResult:
+    """Score a model on a suite.
+
+    Parameters
+    ----------
+    model
+        A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one, see
+        :mod:`tscompress.checkpoints.given`; or ``"seasonal-naive"``.
+    suite, max_series, datasets, root
+        The series; see :func:`tscompress.data.suites.load_suite`.
+    name
+        Column ``model`` of the result; None: the model's own.
+    batch_size, seed, num_samples
+        See :func:`tscompress.evaluation.forecasting.forecast`. Two models are comparable if all
+        three are the same; seasonal naive does not depend on them.
+    seeds
+        Instead of ``seed``: forecast with each and average the contributions of each series, which
+        reduces the noise of a Chronos-T5's scores. Other models do not sample and forecast once.
+    horizon, windows, seasonality, **columns
+        Of a file of series: steps to forecast, windows to forecast up to its end (1), steps in a
+        season (by the frequency), and the fields of :class:`tscompress.GivenSeries` that say how
+        it is written, such as ``id_column="store"``.
+    cache
+        Read the scores of datasets that it has, and write the others as they are computed, so that
+        a stopped run resumes. With ``on_forecasts`` it is not read.
+    revision, device, dtype
+        Of a directory or a Hub id, as for :func:`tscompress.load`; by default float32 on the CPU.
+    on_note
+        Called with what should be known of the model before it is scored; by default a warning.
+    on_dataset
+        Called with the score of each dataset when it is known.
+    on_forecasts
+        Called with each dataset and the quantiles of the first seed.
+
+    Raises
+    ------
+    UsageError
+        An option is not allowed or of a wrong type, or ``model`` is none of these.
+    ModelLoadError
+        The model cannot be loaded.
+    LeakError
+        The model was fitted to the steps of a file that are scored.
+    DataError, OfflineError
+        A dataset cannot be read, or a forecast is not finite.
+    """
+    check_counts(max_series=max_series, seed=seed, num_samples=num_samples, horizon=horizon,
+                 windows=windows, seasonality=seasonality)  # fmt: skip
+    check_list("seeds", seeds, (int,), "integers")
+    refuse_unknown("evaluate", columns, _COLUMNS)
+    form = {"horizon": horizon, "windows": windows, "seasonality": seasonality, **columns}
+    found = _suite(suite, {key: value for key, value in form.items() if value is not None})
+    if isinstance(datasets, str):
+        raise UsageError(f"datasets is {datasets!r}; give a list of names.")
+    scored: BaseChronosPipeline | Literal["seasonal-naive"] = SEASONAL_NAIVE
+    label = name or SEASONAL_NAIVE
+    if not (isinstance(model, str) and model == SEASONAL_NAIVE):
+        load_suite(found, max_series, datasets)  # refused before a model is loaded
+        loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
+        scored, label = loaded.forecaster, loaded.name
+        note = _check_unseen(loaded, found, max_series)
+        if note is not None:
+            on_note(note)
+    return evaluate_pipeline(
+        scored,
+        found,
+        name=label,
+        max_series=max_series,
+        datasets=datasets,
+        batch_size=batch_size,
+        seed=seed,
+        seeds=seeds,
+        num_samples=num_samples,
+        root=root,
+        cache=cache,
+        on_dataset=on_dataset,
+        on_forecasts=on_forecasts,
+    )
+
+
+def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
+    check_type("suite", suite, (str, Path, Suite), "a name, or the path of a file")
+    long_format = None
+    if "horizon" in form:
+        long_format = validate(LongFormat, form, source="the options")
+    elif form:
+        raise UsageError(
+            f"{', '.join(sorted(form))} are about a file of series; give its horizon, too."
+        )
+    return find_suite(suite, long_format)
+
+
+def _check_unseen(loaded: LoadedModel, suite: Suite, max_series: int | None) -> str | None:
+    """Of a file of series; what named suites score is never calibrated on."""
+    (config, *more) = suite.datasets
+    if more or not isinstance(config, FileConfig):
+        return None
+    (dataset,) = load_suite(suite, max_series)
+    return check_unseen(loaded, dataset, config.path)
+
+
+def compare(
+    results: Sequence[EvaluationResult | AnyModel] | EvaluationResult | AnyModel,
+    *,
+    margin: float = 0.005,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    **evaluation: Any,
+) -> Comparison:
+    """Ratios of scores to those of the first, with intervals and verdicts.
+
+    Parameters
+    ----------
+    results
+        The reference, usually the original, and one or more others. Each is an evaluation result,
+        a file or directory of ``tscompress evaluate --output``, or a model, as for
+        :func:`evaluate`, which is then scored. One such file may hold both.
+    margin
+        The acceptable rise of a score, as a share: 0.005 is half a per cent.
+    confidence
+        Of the two-sided intervals.
+    resamples, seed
+        Of the bootstrap.
+    evaluation
+        Options of :func:`evaluate` for the models among ``results``, such as ``suite="offline"``,
+        ``max_series=50``, ``seeds=(0, 1)``.
+
+    Raises
+    ------
+    UsageError
+        Fewer than two results, results on different series, or an option out of range or of a
+        wrong type.
+    DataError
+        A score or a contribution is not finite, or a score is zero.
+    TscompressError
+        A model cannot be scored; see :func:`evaluate`.
+    """
+    check_counts(resamples=resamples, seed=seed)
+    check_number("margin", margin)
+    check_number("confidence", confidence)
+    refuse_unknown("compare", evaluation, (*_FOR_MODELS, *_COLUMNS))
+    items = list(results) if isinstance(results, list | tuple) else [results]
+    files = [_result_file(one) for one in items]
+    if len(items) == 1 and files[0] is not None:
+        return compare_results(
+            list(reversed(load_results(files[0]))),
+            margin=margin, confidence=confidence, resamples=resamples, seed=seed,
+        )  # fmt: skip
+    models = [
+        file is None and not isinstance(one, EvaluationResult)
+        for one, file in zip(items, files, strict=True)
+    ]
+    if evaluation and not any(models):
+        raise UsageError(
+            f"{', '.join(sorted(evaluation))} are for models, and these are results already."
+        )
+    if len(items) < 2:
+        raise UsageError(f"{len(items)} result given; a comparison needs at least two.")
+    found: list[Any] = []
+    for one, file, is_model in zip(items, files, models, strict=True):
+        if is_model:
+            found.append(evaluate(one, **evaluation))
+        else:
+            found.append(one if file is None else load_results(file)[0])
+    return compare_results(
+        found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
+    )
+
+
+_FOR_MODELS = (
+    "suite", "max_series", "datasets", "batch_size", "seeds", "num_samples", "root", "horizon",
+    "windows", "seasonality", "cache", "device", "dtype",
+)  # fmt: skip
+
+
+def _result_file(one: object) -> Path | None:
+    """The file of an evaluation; None: it is a result, or a model."""
+    if not isinstance(one, str | Path):
+        return None
+    path = Path(one).expanduser()
+    if (path / SCORES_FILE).is_file():
+        return path
+    return path if path.is_file() or path.suffix == ".json" else None
