@@ -150,8 +150,7 @@ def observed_series(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed]
     if layout.kind == "lists":
         return _of_lists(frame, layout)
     if layout.form.decimal is None:
-        columns = (frame[name] for name in layout.targets)
-        decimal = find_decimal(columns, layout.form.separator)
+        decimal = find_decimal(frame[list(layout.targets)], layout.form.separator)
         form = layout.form.model_copy(update={"decimal": decimal})
         layout = layout._replace(form=form)
     if layout.kind == "rows":
@@ -210,8 +209,10 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
 def _holds_lists(column: pd.Series[Any]) -> bool:
     if column.dtype != object:
         return False
-    known = column.dropna()
-    return bool(len(known)) and isinstance(known.iloc[0], list | np.ndarray)
+    first = column.iat[0]
+    if first is None or first is np.nan:
+        first = next(iter(column.dropna()), None)
+    return isinstance(first, list | np.ndarray)
 
 
 def _steps_in_header(names: Sequence[Any]) -> tuple[Any, ...]:
@@ -257,8 +258,10 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
     bounds = np.flatnonzero(~same) + 1
     stamps = [None] * len(names) if times is None else np.split(times, bounds)
     found = []
-    for target in layout.targets:
-        values = target_values(frame[target], form.decimal or ".")[order]
+    table = target_values(frame[list(layout.targets)], form.decimal or ".")[
+        order
+    ]  # [rows, targets]
+    for target, values in zip(layout.targets, table.T, strict=True):
         for name, part, stamp in zip(names, np.split(values, bounds), stamps, strict=True):
             several = len(layout.targets) > 1
             full = "/".join(filter(None, (name, str(target)))) if several else name
@@ -344,8 +347,7 @@ def _of_rows(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Serie
         times = times[order]
         if (times[1:] == times[:-1]).any():
             raise ValueError("several columns are of the same time")
-    columns = [target_values(frame[name], form.decimal or ".") for name in steps]
-    table = np.stack(columns, axis=1)[:, order]  # [rows, T]
+    table = target_values(frame[list(steps)], form.decimal or ".")[:, order]  # [rows, T]
     return [Observed(name, row, times) for name, row in zip(names, table, strict=True)], form
 
 
@@ -423,21 +425,34 @@ def _cell(
     """Names and values of the series of one cell: a list of numbers, or of such lists."""
     if not isinstance(cell, list | np.ndarray):
         raise ValueError(f"{place} has no list {str(target)!r}")
-    nested = [isinstance(part, list | np.ndarray) for part in cell]
-    if any(nested) and not all(nested):
+    kinds = set() if _is_flat(cell) else set(map(type, cell))
+    nested = kinds & {list, np.ndarray}
+    if nested and nested != kinds:
         raise ValueError(f"{place} mixes numbers and lists in {str(target)!r}")
-    if not any(nested):
+    if not nested:
         yield name, _numbers(cell, place)
         return
     for number, part in enumerate(cell):
         yield f"{name}/{number}", _numbers(part, place)
 
 
+def _is_flat(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype != object
+
+
 def _numbers(values: Any, place: str) -> npt.NDArray[np.float64]:
+    """A list of numbers as float64, ``[T]``; None is NaN."""
+    text = not _is_flat(values) and str in set(map(type, values))
     try:
-        return target_values(pd.Series(values, dtype=np.float64), ".")
+        if text:
+            return target_values(pd.DataFrame({"": pd.Series(values, dtype=object)}), ".")[:, 0]
+        numbers = np.array(values, dtype=np.float64)
     except (ValueError, TypeError, ArithmeticError):
-        raise ValueError(f"{place} holds what is no finite number: {shown(list(values))}") from None
+        numbers = np.full(1, np.inf)
+    usable = np.abs(numbers) < np.finfo(np.float32).max
+    if numbers.ndim != 1 or not (usable | np.isnan(numbers)).all():
+        raise ValueError(f"{place} holds what is no finite number: {shown(list(values))}")
+    return numbers
 
 
 def _in_order(one: Observed, row: int) -> Observed:
