@@ -61,7 +61,7 @@ def test_blocks_of_columns_change_nothing(
     expected[1, 0], expected[:, 3] = np.nan, range(4)
     assert find_decimal(table, None) == decimal
     np.testing.assert_array_equal(target_values(table, decimal), expected)
-    with pytest.raises(ValueError, match="'e'.* row 3"):
+    with pytest.raises(ValueError, match=r"'e'.* row 3"):
         target_values(table.assign(e=["1", "2", "x", "y"]), decimal)
 
 
@@ -79,7 +79,7 @@ def test_columns_of_one_table_have_one_decimal_sign() -> None:
     assert find_decimal(table[["b"]], ";") == "."
 
 
-def test_rows_that_are_series_make_no_object_for_each_value(
+def test_rows_that_are_series_make_no_objects_for_each_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table of the width of M5: cells become numbers in blocks, not column by column."""
@@ -93,4 +93,4 @@ def test_rows_that_are_series_make_no_object_for_each_value(
     )
     read = read_file(tmp_path / "m5.csv", SeriesFormat(frequency="D"))
     assert len(read.series) == 20
-    assert len(made) < 500
+    assert len(made) < 2 * 1913  # read_csv itself makes one a column
