@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import OWN_SOURCES
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.reading.format import GivenSeries
@@ -13,14 +12,20 @@ from tscompress.data.reading.read import read_file
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, LeakError
 from tscompress.io.files import user_path
-from tscompress.workflows.recipe import Recipe, load_recipe
+from tscompress.workflows.fitted_to import (
+    FittedSource,
+    calibration_sources,
+    recorded_sources,
+    recovery_sources,
+)
+from tscompress.workflows.recipe import load_recipe
 from tscompress.workflows.save import RECIPE_FILE
 
 
 def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) -> str | None:
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
-    What it was fitted to is read again, as the recipe beside its weights says; the history before
+    What it was fitted to is read again, as the records beside its weights say; the history before
     the steps that are scored may be among it.
 
     Returns
@@ -32,35 +37,34 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) ->
     ------
     LeakError
     """
-    recipe = loaded.directory / RECIPE_FILE
-    if not recipe.is_file():
-        return None
-    for source, form in _sources(load_recipe(recipe)):
-        if not user_path(source).exists():
-            return (
-                f"{source!r}, to which {loaded.name} was fitted, is not there: whether it holds "
-                "the steps that are scored is not known"
+    note = None
+    for fitted in _sources(loaded):
+        if not user_path(fitted.source).exists():
+            note = (
+                f"{fitted.source!r}, to which {loaded.name} was fitted, is not there: whether it "
+                "holds the steps that are scored is not known"
             )
-        seen = _seen(source, form, dataset, path)
+            continue
+        seen = _seen(fitted.source, fitted.series, dataset, path)
         if seen:
             needed = dataset.horizon * dataset.windows
             raise LeakError(
-                f"{loaded.name!r} was fitted to steps of {source!r} that are scored, of "
+                f"{loaded.name!r} was fitted to steps of {fitted.source!r} that are scored, of "
                 f"{seen:,} series; scores would mean nothing. Compress it with --hold-out "
                 f"{needed}, or score other series."
             )
-    return None
+    return note
 
 
-def _sources(recipe: Recipe) -> list[tuple[str, GivenSeries]]:
-    """Files and directories of series that a model was fitted to, and how they are written."""
-    found = []
-    if recipe.method != "svd" and recipe.calibration.source not in OWN_SOURCES:
-        found.append((recipe.calibration.source, recipe.series))
-    if recipe.recover is not None:
-        form = recipe.recover.series_format or recipe.series
-        found += [(source, form) for source in recipe.recover.series]
-    return found
+def _sources(loaded: LoadedModel) -> list[FittedSource]:
+    """What the recipe and the provenance beside a model name, each once."""
+    path = loaded.directory / RECIPE_FILE
+    found = [*recorded_sources(loaded.directory)]
+    if path.is_file():
+        recipe = load_recipe(path)
+        found += calibration_sources(recipe)
+        found += recovery_sources(recipe.recover, recipe.series)
+    return list(dict.fromkeys(found))
 
 
 def _seen(source: str, form: GivenSeries, dataset: EvaluationDataset, path: Path) -> int:
