@@ -7,6 +7,7 @@ numbers may also be ids, prices or row numbers.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -273,16 +274,23 @@ def _numbered(frame: pd.DataFrame, ids: Sequence[Any]) -> tuple[npt.NDArray[np.i
     """For each row the number of its series, and the names of the series, by first row."""
     if not ids:
         return np.zeros(len(frame), dtype=np.int64), [""]
-    columns = []
+    columns, numbers = [], np.zeros(len(frame), dtype=np.int64)
     for name in ids:
         texts = frame[name].astype(object)
         missing = int((texts.isna() | (texts == "")).sum())
         if missing:
             raise ValueError(f"{missing} rows have no id in column {str(name)!r}")
-        columns.append(texts.astype(str))
-    joined = columns[0].str.cat(columns[1:], sep="/") if len(columns) > 1 else columns[0]
-    numbers, unique = pd.factorize(joined)
-    return numbers.astype(np.int64), [str(name) for name in unique]
+        columns.append(texts.astype(str).to_numpy(object))
+        codes, unique = pd.factorize(columns[-1])
+        numbers, _ = pd.factorize(numbers * len(unique) + codes)
+    _, rows = np.unique(numbers, return_index=True)
+    names = ["/".join(parts) for parts in zip(*(texts[rows] for texts in columns), strict=True)]
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ValueError(
+            f"several series are named {twice!r} once their ids are joined; rename one"
+        )
+    return numbers.astype(np.int64), names
 
 
 def _check_distinct(
@@ -408,7 +416,9 @@ def _times_of_rows(
     if _holds_lists(column):
         if column.isna().any():
             raise ValueError(f"{int(column.isna().sum())} rows have no times")
-        flat = pd.Series(np.concatenate([np.asarray(cell) for cell in column]))
+        flat = pd.Series(np.concatenate([np.asarray(cell) for cell in column if len(cell)] or [[]]))
+        if flat.empty:
+            return [np.zeros(0, dtype="datetime64[ns]")] * count, starts, form
         times, date_format = parse_times(flat.rename(str(layout.time)), form.date_format)
         stamps = list(np.split(times, np.cumsum([len(cell) for cell in column])[:-1]))
     else:
