@@ -201,6 +201,14 @@ def test_every_dependency_is_bounded_and_installed_within_its_bounds() -> None:
         assert requirement.specifier.contains(version), f"{line}: {version} is installed"
 
 
+def test_no_typer_without_options_of_optional_lists() -> None:
+    """0.12.3 refuses `list[float] | None`, of which every command of several values has one."""
+    lines = project()["project"]["dependencies"]
+    (typer,) = (one for one in map(Requirement, lines) if one.name == "typer")
+    assert not typer.specifier.contains("0.12.3")
+    assert typer.specifier.contains("0.12.4")
+
+
 def test_classifiers_match_requires_python(metadata: Any) -> None:
     named = [line.rpartition(" ")[2] for line in metadata.get_all("Classifier")
              if re.search(r":: 3\.\d+$", line)]  # fmt: skip

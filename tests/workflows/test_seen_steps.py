@@ -12,11 +12,16 @@ import pytest
 
 import tscompress
 from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.reading.format import GivenSeries
+from tscompress.data.series import read_series
 from tscompress.errors import LeakError
+from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.compress import compress_checkpoint
 from tscompress.workflows.evaluate_models import evaluate_models
-from tscompress.workflows.recipe import EvaluationConfig, Recipe, validate
+from tscompress.workflows.fitted_to import recorded_sources
+from tscompress.workflows.recipe import EvaluationConfig, Recipe, load_recipe, validate
 
 SCORED = 8
 
@@ -105,3 +110,66 @@ def test_a_source_that_is_gone_is_noted(
     recipe.write_text(recipe.read_text().replace(str(sales), str(tmp_path / "gone.csv")))
     evaluate_models(config(sales), lambda: load(output), on_note=notes.append)
     assert "gone.csv" in notes[0]
+
+
+def recipe_content(model: Path, output: Path, source: str) -> dict[str, object]:
+    return {
+        "model": str(model),
+        "output": str(output),
+        "schedule": "rank=4",
+        "series": COLUMNS,
+        "calibration": {"source": source, "num_series": 4, "context_length": 48},
+    }
+
+
+@pytest.mark.parametrize("source", ["mixed", "other.csv"])
+def test_a_file_beside_a_recipe_is_recorded(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path, source: str
+) -> None:
+    """`compress --recipe R --series F`: what the recipe names was not calibrated on."""
+    output = tmp_path / "small"
+    content = recipe_content(checkpoints["chronos-bolt"], output, source)
+    compress_checkpoint(validate(Recipe, content, source="test"), series=sales)
+    assert load_recipe(output / "recipe.yaml").calibration.source == str(sales)
+    record = json.loads((output / "provenance.json").read_text())
+    assert record["calibration"]["source"] == str(sales)
+    assert [one["source"] for one in record["fitted_to"]] == [str(sales)]
+    with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+        evaluate_models(config(sales), lambda: load(output))
+
+
+def test_a_file_beside_a_plan_is_recorded(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path
+) -> None:
+    """`compress --plan P --series F` leaves no recipe."""
+    output = tmp_path / "small"
+    content = recipe_content(checkpoints["chronos-bolt"], output, "mixed")
+    recipe = validate(Recipe, content, source="test")
+    plan = compress_checkpoint(recipe, dry_run=True).plan
+    compress_checkpoint(recipe, plan=plan, series=sales)
+    assert not (output / "recipe.yaml").exists()
+    with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+        evaluate_models(config(sales), lambda: load(output))
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_series_of_a_recovery_in_memory_are_recorded(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path, as_path: bool
+) -> None:
+    model = checkpoints["chronos-bolt"]
+    form = GivenSeries.model_validate(COLUMNS)
+    small = tscompress.compress(model, rank=4, calibration=CalibrationConfig(num_series=4))
+    tscompress.save(small, tmp_path / "small")
+    settings = RecoveryConfig(steps=1, series_format=form)
+    series = sales if as_path else read_series(sales, form)
+    done = tscompress.recover(tmp_path / "small", model, settings, series=series)
+    tscompress.save(done, tmp_path / "recovered")
+    assert evaluate_models(config(sales), lambda: load(tmp_path / "small"))
+    with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+        evaluate_models(config(sales), lambda: load(tmp_path / "recovered"))
+
+
+def test_damaged_records_name_nothing(tmp_path: Path) -> None:
+    for text in ("{", "[]", '{"fitted_to": 3}', '{"fitted_to": [{"source": 3}]}', "{}"):
+        (tmp_path / "provenance.json").write_text(text)
+        assert recorded_sources(tmp_path) == ()

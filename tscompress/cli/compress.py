@@ -18,25 +18,20 @@ from tscompress.cli.console import (
     show,
 )
 from tscompress.cli.options import (
-    SERIES_OPTIONS,
     AsJson,
     CalibrationSeries,
-    DateFormat,
-    DecimalSign,
     Device,
-    Encoding,
     Force,
-    Frequency,
-    HoldOut,
-    IdColumn,
     Model,
     Revision,
-    Separator,
-    SeriesFile,
-    TargetColumn,
-    TimeColumn,
-    given_series,
     keeping_recovery,
+)
+from tscompress.cli.series_options import (
+    NOTHING_SAID,
+    SERIES_OPTIONS,
+    SeriesFile,
+    SeriesOptions,
+    with_series_options,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +40,7 @@ if TYPE_CHECKING:
     from tscompress.workflows.recipe import Recipe
 
 
+@with_series_options()
 def compress(
     context: typer.Context,
     model: Model,
@@ -125,15 +121,7 @@ def compress(
         bool, typer.Option("--feed-forward", help="With svd: also factor the feed-forwards.")
     ] = False,
     series: SeriesFile = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    target_column: TargetColumn = None,
-    frequency: Frequency = None,
-    date_format: DateFormat = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    encoding: Encoding = None,
-    hold_out: HoldOut = None,
+    files: SeriesOptions = NOTHING_SAID,
     calibration_series: CalibrationSeries = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest weight file; larger models have several and an index.")
@@ -165,7 +153,7 @@ def compress(
     else:
         given = {name: context.params[name] for name in sizes}
         given["layers"] = None if layers is None else integers(layers, "--layers")
-        form = given_series(context, series is not None)
+        form = files.form(reads=series is not None)
         chosen = _recipe_of(given, edited, model, output, series, form, calibration_series)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})

@@ -10,24 +10,21 @@ import typer
 
 from tscompress.cli.console import integers, path, progress_bars, refuse, say_note, say_series, show
 from tscompress.cli.options import (
-    COLUMN_OPTIONS,
     AsJson,
     BatchSize,
-    DateFormat,
-    DecimalSign,
     Device,
     Dtype,
-    Encoding,
     Force,
-    Frequency,
-    IdColumn,
     Margin,
     Revision,
     Samples,
-    Separator,
-    TargetColumn,
-    TimeColumn,
     load_model,
+)
+from tscompress.cli.series_options import (
+    COLUMN_OPTIONS,
+    NOTHING_SAID,
+    SeriesOptions,
+    with_series_options,
 )
 from tscompress.errors import UsageError
 
@@ -35,15 +32,15 @@ if TYPE_CHECKING:
     from tscompress.workflows.evaluate_models import EvaluatedModels, Scored
     from tscompress.workflows.recipe import EvaluationConfig
 
-_LONG_FORMAT_OPTIONS = (
-    "windows", "seasonality", *COLUMN_OPTIONS,
-)  # fmt: skip
+_WINDOW_OPTIONS = ("windows", "seasonality")
+_LONG_FORMAT_OPTIONS = (*_WINDOW_OPTIONS, *COLUMN_OPTIONS)
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
     "fidelity", "gift_eval", "no_cache",
 )  # fmt: skip
 
 
+@with_series_options(hold_out=False)
 def evaluate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A MODEL, or seasonal-naive.")],
@@ -67,14 +64,7 @@ def evaluate(
     seasonality: Annotated[
         int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
     ] = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    target_column: TargetColumn = None,
-    frequency: Frequency = None,
-    date_format: DateFormat = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    encoding: Encoding = None,
+    files: SeriesOptions = NOTHING_SAID,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Only this dataset; repeatable.")
     ] = None,
@@ -141,7 +131,7 @@ def evaluate(
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
         refuse(context, "--seeds has every seed", ("seed",))
-    config = _evaluation_config(context)
+    config = _evaluation_config(context, files)
     _read_suite(config, processes.is_main)
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
@@ -186,7 +176,7 @@ def _read_suite(config: EvaluationConfig, says: bool) -> None:
             say_series(read.summary)
 
 
-def _evaluation_config(context: typer.Context) -> EvaluationConfig:
+def _evaluation_config(context: typer.Context, files: SeriesOptions) -> EvaluationConfig:
     """The evaluation config from the options of ``evaluate``."""
     from tscompress.data.evaluation_sets import LongFormat
     from tscompress.evaluation.batching import parse_batch_size
@@ -198,9 +188,9 @@ def _evaluation_config(context: typer.Context) -> EvaluationConfig:
         reason = "without --horizon there is no file of series"
         refuse(context, reason, _LONG_FORMAT_OPTIONS)
     else:
-        names = ("horizon", *_LONG_FORMAT_OPTIONS)
+        names = ("horizon", *_WINDOW_OPTIONS)
         said = {name: given[name] for name in names if given[name] is not None}
-        long_format = validate(LongFormat, said, source="the options")
+        long_format = validate(LongFormat, {**said, **files.said}, source="the options")
     return EvaluationConfig(
         suite=given["suite"],
         long_format=long_format,

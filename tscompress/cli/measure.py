@@ -14,44 +14,32 @@ from tscompress.cli.options import (
     Against,
     AsJson,
     BatchSize,
-    DateFormat,
-    DecimalSign,
     Device,
     Dtype,
-    Encoding,
     Epsilons,
     Force,
-    Frequency,
-    HoldOut,
-    IdColumn,
     Model,
     Revision,
     Samples,
-    Separator,
-    SeriesFile,
-    TargetColumn,
     Threads,
-    TimeColumn,
     distinct,
-    given_series,
     load_model,
 )
+from tscompress.cli.series_options import (
+    NOTHING_SAID,
+    SeriesFile,
+    SeriesOptions,
+    with_series_options,
+)
+from tscompress.families.calibration_sizes import BY_DEFAULT
 
 
+@with_series_options()
 def profile(
-    context: typer.Context,
     model: Model,
     epsilon: Epsilons = None,
     series: SeriesFile = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    target_column: TargetColumn = None,
-    frequency: Frequency = None,
-    date_format: DateFormat = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    encoding: Encoding = None,
-    hold_out: HoldOut = None,
+    files: SeriesOptions = NOTHING_SAID,
     output: Annotated[
         Path | None, typer.Option(help="Write profile.json, CSV and figures here.", parser=path)
     ] = None,
@@ -76,7 +64,7 @@ def profile(
     inputs, names = (model, series), (PROFILE_FILE, RANKS_FILE, *FIGURE_FILES)
     if output is not None:
         check_output(output, force=force, inputs=inputs, writes=names)
-    form = given_series(context, series is not None)
+    form = files.form(reads=series is not None)
     given = None if series is None else read_series(series, form)
     say_series(None if given is None else given.summary)
     with progress_bars() as advance:
@@ -97,22 +85,14 @@ def profile(
     show(as_json, result.to_dict(), *profile_table(result), findings)
 
 
+@with_series_options()
 def sensitivity(
-    context: typer.Context,
     model: Model,
     series: SeriesFile = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    target_column: TargetColumn = None,
-    frequency: Frequency = None,
-    date_format: DateFormat = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    encoding: Encoding = None,
-    hold_out: HoldOut = None,
+    files: SeriesOptions = NOTHING_SAID,
     calibration_series: Annotated[
         int | None,
-        typer.Option(help="Series to measure on; 256 or 1024 by default.", min=1, max=10**6),
+        typer.Option(help=f"Series to measure on; {BY_DEFAULT}.", min=1, max=10**6),
     ] = None,
     depth: Annotated[
         bool, typer.Option("--depth", help="Experimental: also measure dropping each layer.")
@@ -136,7 +116,7 @@ def sensitivity(
 
     if output is not None:
         check_file(output, force=force, inputs=(model, series))
-    form = given_series(context, series is not None)
+    form = files.form(reads=series is not None)
     given = None if series is None else read_series(series, form)
     say_series(None if given is None else given.summary)
     calibration = CalibrationConfig(

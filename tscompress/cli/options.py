@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tscompress.cli.console import path, refuse
+from tscompress.cli.console import path
+from tscompress.families.calibration_sizes import BY_DEFAULT
 
 if TYPE_CHECKING:
     from tscompress.checkpoints.load import LoadedModel
-    from tscompress.data.reading.format import GivenSeries
 
 Model = Annotated[str, typer.Argument(help="Hub id, directory, or reference/bolt, reference/t5.")]
 Against = Annotated[str | None, typer.Option(help="Compare with this model.")]
@@ -38,7 +38,7 @@ BatchSize = Annotated[
 ]
 CalibrationSeries = Annotated[
     int | None,
-    typer.Option(help="Series to calibrate on; 256 or 1024 by default.", min=1, max=10**6),
+    typer.Option(help=f"Series to calibrate on; {BY_DEFAULT}.", min=1, max=10**6),
 ]
 OutputInstead = Annotated[
     Path | None, typer.Option("--output", help="Instead of the recipe's.", parser=path)
@@ -46,71 +46,6 @@ OutputInstead = Annotated[
 MaxSeries = Annotated[
     int | None, typer.Option(help="Evaluate on the first N series of each dataset.", min=1)
 ]
-SeriesFile = Annotated[
-    Path | None, typer.Option(help="Series in CSV, Parquet, Arrow or JSON lines.", parser=path)
-]
-
-_FILES = "Files of series"
-IdColumn = Annotated[
-    str | None,
-    typer.Option(help="Tells series apart; several as in store,item.", rich_help_panel=_FILES),
-]
-TimeColumn = Annotated[str | None, typer.Option(help="Of dates.", rich_help_panel=_FILES)]
-TargetColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="Of values; or a shell pattern, such as '*' where each column is a series.",
-        rich_help_panel=_FILES,
-    ),
-]
-Frequency = Annotated[
-    str | None, typer.Option(help="Such as 30min; or from the times.", rich_help_panel=_FILES)
-]
-DateFormat = Annotated[
-    str | None,
-    typer.Option(help="Such as %d.%m.%Y; s, ms, us or ns since 1970.", rich_help_panel=_FILES),
-]
-Separator = Annotated[
-    str | None, typer.Option(help="One character, or tab.", rich_help_panel=_FILES)
-]
-DecimalSign = Annotated[
-    str | None, typer.Option("--decimal", help=". or ,", rich_help_panel=_FILES)
-]
-Encoding = Annotated[
-    str | None, typer.Option(help="UTF-8, or such as cp1252.", rich_help_panel=_FILES)
-]
-HoldOut = Annotated[
-    int | None,
-    typer.Option(
-        help="Leave so many steps at the end of each series for evaluate.",
-        min=0,
-        rich_help_panel=_FILES,
-    ),
-]
-#: How files of series are written, for every command that reads them.
-COLUMN_OPTIONS = (
-    "id_column", "time_column", "target_column", "frequency", "date_format", "separator", "decimal",
-    "encoding",
-)  # fmt: skip
-SERIES_OPTIONS = (*COLUMN_OPTIONS, "hold_out")
-
-
-def given_series(context: typer.Context, given: bool) -> GivenSeries:
-    """What the options say of the files of series.
-
-    Raises
-    ------
-    UsageError
-        An option is out of range, or there is no file that it is about.
-    """
-    from tscompress.data.reading.format import GivenSeries
-    from tscompress.workflows.recipe import validate
-
-    if not given:
-        refuse(context, "without --series there is no file of series", SERIES_OPTIONS)
-    said = {name: context.params.get(name) for name in SERIES_OPTIONS}
-    content = {name: value for name, value in said.items() if value is not None}
-    return validate(GivenSeries, content, source="the options")
 
 
 def load_model(model: str, device: str, dtype: str, revision: str | None = None) -> LoadedModel:

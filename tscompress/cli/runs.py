@@ -9,14 +9,7 @@ from typing import Annotated
 import typer
 
 from tscompress.cli.console import duration, path, progress_bars, say, say_note, say_series, show
-from tscompress.cli.options import (
-    AsJson,
-    Device,
-    Force,
-    MaxSeries,
-    OutputInstead,
-    keeping_recovery,
-)
+from tscompress.cli.options import AsJson, Device, Force, MaxSeries, OutputInstead, keeping_recovery
 from tscompress.errors import TscompressError
 from tscompress.progress import TimeLeft
 

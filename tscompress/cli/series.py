@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tscompress.cli.console import path, show
-from tscompress.cli.options import (
-    AsJson,
-    DateFormat,
-    DecimalSign,
-    Encoding,
-    Frequency,
-    HoldOut,
-    IdColumn,
-    Separator,
-    TargetColumn,
-    TimeColumn,
-    given_series,
-)
+from tscompress.cli.options import AsJson
+from tscompress.cli.series_options import NOTHING_SAID, SeriesOptions, with_series_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,6 +23,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40  # of a plot, in characters
 
 
+@with_series_options()
 def series(
     file: Annotated[
         Path,
@@ -41,16 +31,7 @@ def series(
             help="CSV, TSV (also .gz, .bz2, .xz, .zip), Parquet, Arrow or JSON lines.", parser=path
         ),
     ],
-    context: typer.Context,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    target_column: TargetColumn = None,
-    frequency: Frequency = None,
-    date_format: DateFormat = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    encoding: Encoding = None,
-    hold_out: HoldOut = None,
+    files: SeriesOptions = NOTHING_SAID,
     as_json: AsJson = False,
 ) -> None:
     """Show how a file of series is read: how many, how long, and each with a small plot.
@@ -61,7 +42,7 @@ def series(
     from tscompress.data.reading.read import read_file
     from tscompress.data.reading.summary import summarize
 
-    form = given_series(context, True)
+    form = files.form()
     read = read_file(file, form)
     summary = summarize(read, hold_out=form.hold_out)
     show(

@@ -19,27 +19,17 @@ from tscompress.cli.console import (
     show,
     training_progress,
 )
-from tscompress.cli.options import (
+from tscompress.cli.options import AsJson, Device, Force, StoppedAndSaved, Threads
+from tscompress.cli.series_options import (
+    NOTHING_SAID,
     SERIES_OPTIONS,
-    AsJson,
-    DateFormat,
-    DecimalSign,
-    Device,
-    Encoding,
-    Force,
-    Frequency,
-    HoldOut,
-    IdColumn,
-    Separator,
-    StoppedAndSaved,
-    TargetColumn,
-    Threads,
-    TimeColumn,
-    given_series,
+    SeriesOptions,
+    with_series_options,
 )
 from tscompress.errors import OutputError, UsageError
 
 
+@with_series_options()
 def recover(
     context: typer.Context,
     student: Annotated[str, typer.Argument(help="Output of compress.")],
@@ -61,15 +51,7 @@ def recover(
             "above 64 MB the rows of a series are consecutive."
         ),
     ] = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    target_column: TargetColumn = None,
-    frequency: Frequency = None,
-    date_format: DateFormat = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    encoding: Encoding = None,
-    hold_out: HoldOut = None,
+    files: SeriesOptions = NOTHING_SAID,
     synthetic_share: Annotated[
         float | None,
         typer.Option(help="With --series: share of each batch that is synthetic."),
@@ -123,7 +105,7 @@ def recover(
         for name in (*RecoveryConfig.model_fields, *RecoveryConfig.removed)
         if (value := context.params.get(name)) is not None and value is not False
     }
-    form = given_series(context, bool(series))
+    form = files.form(reads=bool(series))
     if form != GivenSeries():
         given["series_format"] = form.model_dump()
     if config is not None:

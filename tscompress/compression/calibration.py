@@ -22,6 +22,7 @@ from tscompress.data.series import LabelledSeries, given_series
 from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
+from tscompress.families.calibration_sizes import BY_DEFAULT
 from tscompress.families.registry import adapter_of
 from tscompress.io.arguments import check_type
 
@@ -52,8 +53,7 @@ class CalibrationConfig(BaseModel):
         default=None,
         ge=1,
         le=10**6,
-        description="series, or windows of long ones; null: 256 for Chronos-T5, 4096 for the "
-        "others, whose decoder has one position per series",
+        description=f"series, or windows of long ones; null: {BY_DEFAULT}",
     )
     context_length: int = Field(
         default=2048, ge=2, le=10**7, description="longest context; at most the model's"

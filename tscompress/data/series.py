@@ -31,6 +31,8 @@ class LabelledSeries(list[FloatArray]):
         Of each series in its file; empty where they have none.
     summary
         What was read from the file; None if they are not from one.
+    source, form
+        The file, and how it was read; ``source`` is None if they are not from one.
 
     Raises
     ------
@@ -44,11 +46,14 @@ class LabelledSeries(list[FloatArray]):
         frequencies: Iterable[str | None],
         names: Iterable[str] = (),
         summary: SeriesSummary | None = None,
+        source: str | None = None,
+        form: GivenSeries = DEFAULT_FORMAT,
     ) -> None:
         super().__init__(series)
         self.frequencies = tuple(frequencies)
         self.names = tuple(names)
         self.summary = summary
+        self.source, self.form = source, form
         if len(self.frequencies) != len(self):
             raise DataError(
                 f"{len(self.frequencies)} frequencies for {len(self)} series; give one a series, "
@@ -91,6 +96,8 @@ def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> Labelle
         [one.frequency for _, one in kept],
         [one.name for _, one in kept],
         summarize(read, hold_out=form.hold_out),
+        str(path),
+        form,
     )
 
 
@@ -112,7 +119,9 @@ def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
                 f"{len(series)} series have {len(series.frequencies)} frequencies: the list was "
                 "changed after it was made. Make a new LabelledSeries."
             )
-        return LabelledSeries(found, series.frequencies, series.names, series.summary)
+        return LabelledSeries(
+            found, series.frequencies, series.names, series.summary, series.source, series.form
+        )
     return list(found)
 
 

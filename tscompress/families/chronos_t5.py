@@ -22,6 +22,7 @@ from tscompress.families.base import (
     PredictCall,
     Windows,
 )
+from tscompress.families.calibration_sizes import OF_TOKENS
 from tscompress.families.t5_stack import UNTIED, describe_t5, has_own_head, shape_settings
 from tscompress.plan.architecture import Architecture
 
@@ -37,7 +38,7 @@ class ChronosT5(ForecastFamily):
     rotated_config = UNTIED
     # eval/notes has the measurements.
     defaults = FamilyDefaults(
-        calibration_windows=256,
+        calibration_windows=OF_TOKENS,
         calibration_length_power=0.0,
         # Every step is a token, and synthetic series have long contexts: windows of this length
         # suffice, with half the positions of longer ones.

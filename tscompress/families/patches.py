@@ -11,11 +11,12 @@ from chronos import BaseChronosPipeline
 from torch import Tensor, nn
 
 from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
+from tscompress.families.calibration_sizes import OF_PATCHES
 
 #: Measured on Chronos-Bolt (eval/notes); Chronos-2 has the same values, unmeasured.
 PATCH_DEFAULTS = FamilyDefaults(
-    # The decoder has one position per series, and long contexts dominate the time of a pass.
-    calibration_windows=4096,
+    calibration_windows=OF_PATCHES,
+    # Long contexts dominate the time of a pass.
     calibration_length_power=0.5,
     collection_steps=None,
     batch_shapes=(

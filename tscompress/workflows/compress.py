@@ -19,7 +19,7 @@ from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.activations import Moment, collect_moments
 from tscompress.compression.apply import fold_planned_, keep_layers_
-from tscompress.compression.calibration import OWN_SOURCES, calibration_batches, seasonal_share
+from tscompress.compression.calibration import calibration_batches, seasonal_share
 from tscompress.compression.factor import apply_plan_, make_plan
 from tscompress.compression.fold_plans import fold_plan_of
 from tscompress.data.batch import ForecastBatch
@@ -44,6 +44,12 @@ from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_files import RECOVERY_FILES
 from tscompress.training.recovery_state import CHECKPOINT, can_resume, differences_from
+from tscompress.workflows.fitted_to import (
+    calibration_sources,
+    given_source,
+    recovery_sources,
+    with_source,
+)
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import (
     Recipe,
@@ -183,11 +189,12 @@ def _compress_loaded_(
     calibrated = None if method == "svd" else calibration_series(recipe, series)
     batches = _batches(loaded, recipe, method, series if method == "svd" else calibrated)
     summary = summary_of(calibrated)
+    given = given_source(series, recipe.series)
     record: dict[str, Any] = {}
     if batches:
         record = recipe.calibration.model_dump()
-        if series is not None and recipe.calibration.source in OWN_SOURCES:
-            record["source"] = "given series"
+        if series is not None:
+            record["source"] = "given series" if given is None else given.source
         if summary is not None:
             record["read"] = summary.model_dump(mode="json", exclude_none=True)
         record["series"] = sum(len(batch.context) for batch in batches)
@@ -220,9 +227,15 @@ def _compress_loaded_(
             raise KeyboardInterrupt
     cast_parameters_(loaded.model, loaded.stored_dtype)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
-    # A plan made by hand has no recipe: plan.json alone records the compression.
+    recipe = with_source(recipe, given)
+    fitted = calibration_sources(recipe) if batches else []
     return CompressedModel(
-        **known, recipe=recipe if plan is None else None, calibration=record, recovery=recovery
+        **known,
+        # A plan made by hand has no recipe: plan.json alone records the compression.
+        recipe=recipe if plan is None else None,
+        calibration=record,
+        recovery=recovery,
+        fitted_to=(*fitted, *recovery_sources(recipe.recover, recipe.series)),
     )
 
 

@@ -26,6 +26,7 @@ from tscompress.workflows.compress import (
     finish_recovery,
     recovery_directory,
 )
+from tscompress.workflows.fitted_to import given_source, recovery_sources
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save
 
@@ -55,7 +56,11 @@ def recover_loaded_(
     finally:
         cast_parameters_(smaller.model, smaller.stored_dtype)
     recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
-    return replace(smaller, recipe=recipe, recovery=result)
+    form = result.config.series_format or DEFAULT_FORMAT
+    given = given_source(series, form)
+    fitted = [*smaller.fitted_to, *recovery_sources(result.config, form)]
+    fitted += [] if given is None else [given]
+    return replace(smaller, recipe=recipe, recovery=result, fitted_to=tuple(fitted))
 
 
 def recover_checkpoint(

@@ -31,6 +31,7 @@ from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plotting import loss_figure, save_figure
 from tscompress.training.recovery_state import RecoveryResult
+from tscompress.workflows.fitted_to import FITTED_TO, FittedSource, as_record, recorded_sources
 from tscompress.workflows.recipe import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"
@@ -44,6 +45,7 @@ class CompressedModel(LoadedModel):
     recipe: Recipe | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
     recovery: RecoveryResult | None = None
+    fitted_to: tuple[FittedSource, ...] = ()
 
     def _facts(self) -> list[str]:
         facts = super()._facts()
@@ -205,6 +207,7 @@ def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
         dtype=str(compressed.stored_dtype).removeprefix("torch."),
         calibration=compressed.calibration,
         recovery=None if compressed.recovery is None else compressed.recovery.record(),
+        **{FITTED_TO: as_record(compressed.fitted_to)},
     )
 
 
@@ -225,7 +228,12 @@ def as_compressed(loaded: LoadedModel) -> CompressedModel:
     path = loaded.directory / RECIPE_FILE
     recipe = load_recipe(path) if path.is_file() else None
     known["revision"] = loaded.revision if recipe is None else recipe.revision
-    return CompressedModel(**known, recipe=recipe, calibration=_calibration_of(loaded.directory))
+    return CompressedModel(
+        **known,
+        recipe=recipe,
+        calibration=_calibration_of(loaded.directory),
+        fitted_to=recorded_sources(loaded.directory),
+    )
 
 
 def _calibration_of(directory: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import OWN_SOURCES
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.reading.format import GivenSeries
@@ -13,6 +12,12 @@ from tscompress.data.reading.read import read_file
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, LeakError
 from tscompress.io.files import user_path
+from tscompress.workflows.fitted_to import (
+    FittedSource,
+    calibration_sources,
+    recorded_sources,
+    recovery_sources,
+)
 from tscompress.workflows.recipe import Recipe, load_recipe
 from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 
@@ -20,8 +25,8 @@ from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) -> str | None:
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
-    The series of the recipe beside its weights are read again; they may hold the history before the
-    scored steps.
+    What it was fitted to is read again, as the model or the records beside its weights say; the
+    history before the steps that are scored may be among it.
 
     Returns
     -------
@@ -32,43 +37,39 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) ->
     ------
     LeakError
     """
-    recipe = recipe_of_model(loaded)
-    if recipe is None:
-        return None
-    for source, form in _sources(recipe):
-        if not user_path(source).exists():
-            return (
-                f"{source!r}, to which {loaded.name} was fitted, is not there: whether it holds "
-                "the steps that are scored is not known"
+    note = None
+    for fitted in _sources(loaded):
+        if not user_path(fitted.source).exists():
+            note = (
+                f"{fitted.source!r}, to which {loaded.name} was fitted, is not there: whether it "
+                "holds the steps that are scored is not known"
             )
-        seen = _seen(source, form, dataset, path)
+            continue
+        seen = _seen(fitted.source, fitted.series, dataset, path)
         if seen:
             needed = dataset.horizon * dataset.windows
             raise LeakError(
-                f"{loaded.name!r} was fitted to steps of {source!r} that are scored, of "
+                f"{loaded.name!r} was fitted to steps of {fitted.source!r} that are scored, of "
                 f"{seen:,} series; scores would mean nothing. Compress it with --hold-out "
                 f"{needed}, or score other series."
             )
-    return None
+    return note
 
 
-def recipe_of_model(loaded: LoadedModel) -> Recipe | None:
-    """Of a model compressed in memory its own recipe, of others the one beside their weights."""
+def _sources(loaded: LoadedModel) -> list[FittedSource]:
+    """What a model's recipe and provenance name, each once."""
+    recipe: Recipe | None = None
+    found: list[FittedSource] = []
     if isinstance(loaded, CompressedModel):
-        return loaded.recipe
-    path = None if loaded.directory is None else loaded.directory / RECIPE_FILE
-    return None if path is None or not path.is_file() else load_recipe(path)
-
-
-def _sources(recipe: Recipe) -> list[tuple[str, GivenSeries]]:
-    """Files and directories of series that a model was fitted to, and how they are written."""
-    found = []
-    if recipe.method != "svd" and recipe.calibration.source not in OWN_SOURCES:
-        found.append((recipe.calibration.source, recipe.series))
-    if recipe.recover is not None:
-        form = recipe.recover.series_format or recipe.series
-        found += [(source, form) for source in recipe.recover.series]
-    return found
+        recipe, found = loaded.recipe, [*loaded.fitted_to]
+    elif loaded.directory is not None:
+        path = loaded.directory / RECIPE_FILE
+        recipe = load_recipe(path) if path.is_file() else None
+        found = [*recorded_sources(loaded.directory)]
+    if recipe is not None:
+        found += calibration_sources(recipe)
+        found += recovery_sources(recipe.recover, recipe.series)
+    return list(dict.fromkeys(found))
 
 
 def _seen(source: str, form: GivenSeries, dataset: EvaluationDataset, path: Path) -> int:

@@ -7,6 +7,7 @@ numbers may also be ids, prices or row numbers.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -150,8 +151,7 @@ def observed_series(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed]
     if layout.kind == "lists":
         return _of_lists(frame, layout)
     if layout.form.decimal is None:
-        columns = (frame[name] for name in layout.targets)
-        decimal = find_decimal(columns, layout.form.separator)
+        decimal = find_decimal(frame[list(layout.targets)], layout.form.separator)
         form = layout.form.model_copy(update={"decimal": decimal})
         layout = layout._replace(form=form)
     if layout.kind == "rows":
@@ -210,8 +210,10 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
 def _holds_lists(column: pd.Series[Any]) -> bool:
     if column.dtype != object:
         return False
-    known = column.dropna()
-    return bool(len(known)) and isinstance(known.iloc[0], list | np.ndarray)
+    first = column.iat[0]
+    if first is None or first is np.nan:
+        first = next(iter(column.dropna()), None)
+    return isinstance(first, list | np.ndarray)
 
 
 def _steps_in_header(names: Sequence[Any]) -> tuple[Any, ...]:
@@ -257,8 +259,10 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
     bounds = np.flatnonzero(~same) + 1
     stamps = [None] * len(names) if times is None else np.split(times, bounds)
     found = []
-    for target in layout.targets:
-        values = target_values(frame[target], form.decimal or ".")[order]
+    table = target_values(frame[list(layout.targets)], form.decimal or ".")[
+        order
+    ]  # [rows, targets]
+    for target, values in zip(layout.targets, table.T, strict=True):
         for name, part, stamp in zip(names, np.split(values, bounds), stamps, strict=True):
             several = len(layout.targets) > 1
             full = "/".join(filter(None, (name, str(target)))) if several else name
@@ -270,16 +274,23 @@ def _numbered(frame: pd.DataFrame, ids: Sequence[Any]) -> tuple[npt.NDArray[np.i
     """For each row the number of its series, and the names of the series, by first row."""
     if not ids:
         return np.zeros(len(frame), dtype=np.int64), [""]
-    columns = []
+    columns, numbers = [], np.zeros(len(frame), dtype=np.int64)
     for name in ids:
         texts = frame[name].astype(object)
         missing = int((texts.isna() | (texts == "")).sum())
         if missing:
             raise ValueError(f"{missing} rows have no id in column {str(name)!r}")
-        columns.append(texts.astype(str))
-    joined = columns[0].str.cat(columns[1:], sep="/") if len(columns) > 1 else columns[0]
-    numbers, unique = pd.factorize(joined)
-    return numbers.astype(np.int64), [str(name) for name in unique]
+        columns.append(texts.astype(str).to_numpy(object))
+        codes, unique = pd.factorize(columns[-1])
+        numbers, _ = pd.factorize(numbers * len(unique) + codes)
+    _, rows = np.unique(numbers, return_index=True)
+    names = ["/".join(parts) for parts in zip(*(texts[rows] for texts in columns), strict=True)]
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ValueError(
+            f"several series are named {twice!r} once their ids are joined; rename one"
+        )
+    return numbers.astype(np.int64), names
 
 
 def _check_distinct(
@@ -344,8 +355,7 @@ def _of_rows(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Serie
         times = times[order]
         if (times[1:] == times[:-1]).any():
             raise ValueError("several columns are of the same time")
-    columns = [target_values(frame[name], form.decimal or ".") for name in steps]
-    table = np.stack(columns, axis=1)[:, order]  # [rows, T]
+    table = target_values(frame[list(steps)], form.decimal or ".")[:, order]  # [rows, T]
     return [Observed(name, row, times) for name, row in zip(names, table, strict=True)], form
 
 
@@ -406,7 +416,9 @@ def _times_of_rows(
     if _holds_lists(column):
         if column.isna().any():
             raise ValueError(f"{int(column.isna().sum())} rows have no times")
-        flat = pd.Series(np.concatenate([np.asarray(cell) for cell in column]))
+        flat = pd.Series(np.concatenate([np.asarray(cell) for cell in column if len(cell)] or [[]]))
+        if flat.empty:
+            return [np.zeros(0, dtype="datetime64[ns]")] * count, starts, form
         times, date_format = parse_times(flat.rename(str(layout.time)), form.date_format)
         stamps = list(np.split(times, np.cumsum([len(cell) for cell in column])[:-1]))
     else:
@@ -423,21 +435,34 @@ def _cell(
     """Names and values of the series of one cell: a list of numbers, or of such lists."""
     if not isinstance(cell, list | np.ndarray):
         raise ValueError(f"{place} has no list {str(target)!r}")
-    nested = [isinstance(part, list | np.ndarray) for part in cell]
-    if any(nested) and not all(nested):
+    kinds = set() if _is_flat(cell) else set(map(type, cell))
+    nested = kinds & {list, np.ndarray}
+    if nested and nested != kinds:
         raise ValueError(f"{place} mixes numbers and lists in {str(target)!r}")
-    if not any(nested):
+    if not nested:
         yield name, _numbers(cell, place)
         return
     for number, part in enumerate(cell):
         yield f"{name}/{number}", _numbers(part, place)
 
 
+def _is_flat(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype != object
+
+
 def _numbers(values: Any, place: str) -> npt.NDArray[np.float64]:
+    """A list of numbers as float64, ``[T]``; None is NaN."""
+    text = not _is_flat(values) and str in set(map(type, values))
     try:
-        return target_values(pd.Series(values, dtype=np.float64), ".")
+        if text:
+            return target_values(pd.DataFrame({"": pd.Series(values, dtype=object)}), ".")[:, 0]
+        numbers = np.array(values, dtype=np.float64)
     except (ValueError, TypeError, ArithmeticError):
-        raise ValueError(f"{place} holds what is no finite number: {shown(list(values))}") from None
+        numbers = np.full(1, np.inf)
+    usable = np.abs(numbers) < np.finfo(np.float32).max
+    if numbers.ndim != 1 or not (usable | np.isnan(numbers)).all():
+        raise ValueError(f"{place} holds what is no finite number: {shown(list(values))}")
+    return numbers
 
 
 def _in_order(one: Observed, row: int) -> Observed:

@@ -178,15 +178,16 @@ def _whole_series(
     """
     if held is not None:
         frame = pd.concat([held, frame], ignore_index=True)
-    keys = frame[list(ids)].astype(str).agg("/".join, axis=1) if len(ids) > 1 else frame[ids[0]]
-    texts = keys.astype(str).to_numpy()
-    starts = np.flatnonzero(np.r_[True, texts[1:] != texts[:-1]])
-    for name in texts[starts[:-1]]:
+    columns = [frame[name].astype(str).to_numpy(object) for name in ids]
+    changed = np.any([texts[1:] != texts[:-1] for texts in columns], axis=0)
+    starts = np.flatnonzero(np.r_[True, changed])
+    *names, last = ("/".join(parts) for parts in zip(*(c[starts] for c in columns), strict=True))
+    for name in names:
         if hash(name) in ended:
             raise _apart(name, ids)
         ended.add(hash(name))
-    if hash(texts[-1]) in ended:
-        raise _apart(texts[-1], ids)
+    if hash(last) in ended:
+        raise _apart(last, ids)
     return frame.iloc[: starts[-1]], frame.iloc[starts[-1] :]
 
 

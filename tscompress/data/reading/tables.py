@@ -5,33 +5,35 @@ Cells of text files stay text: 007 is a name, and what a number is depends on th
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
-import io
 import itertools
 import json
 import lzma
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pandas as pd
-import psutil
 
+from tscompress.data.reading.arrow_files import (
+    ARROW,
+    VALUES_AT_ONCE,
+    arrow_parts,
+    read_arrow_table,
+)
 from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.packed import COMPRESSED, only_member, open_text
 from tscompress.errors import DataError
 from tscompress.io.untrusted import shown, single_line
 
 _TEXT = (".csv", ".tsv")
 _JSON = (".jsonl", ".json", ".ndjson")
-_ARROW = (".arrow", ".feather")
 #: Of uncompressed files; text may also be compressed.
-SUFFIXES = (*_TEXT, ".parquet", *_ARROW, *_JSON)
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_COMPRESSED = (*_OPENERS, ".zip")
+SUFFIXES = (*_TEXT, ".parquet", *ARROW, *_JSON)
 
 _SEPARATORS = ",;\t|"
 _SAMPLE = 20  # lines that the separator is found in
@@ -60,7 +62,7 @@ def naming_file(path: Path) -> Iterator[None]:
     # are ArithmeticErrors; a truncated archive is an EOFError.
     except (
         OSError, ValueError, KeyError, TypeError, IndexError, ArithmeticError, NotImplementedError,
-        RecursionError, EOFError, lzma.LZMAError, zipfile.BadZipFile, csv.Error,
+        RecursionError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, csv.Error,
     ) as error:  # fmt: skip
         raise DataError(f"{path.name!r} cannot be read: {single_line(error)}.") from None
 
@@ -72,46 +74,14 @@ def kind_of(path: str | Path) -> str:
     """
     path = Path(path)
     outer = path.suffix.lower()
-    if outer not in _COMPRESSED:
+    if outer not in COMPRESSED:
         return outer if outer in SUFFIXES else ""
     inner = Path(path.stem).suffix.lower()
     if outer == ".zip" and not inner:
-        with_member = path.is_file() and zipfile.is_zipfile(path)
-        inner = Path(_only_member(path)).suffix.lower() if with_member else ".csv"
+        inner = ".csv"
+        with suppress(OSError, zipfile.BadZipFile):  # it is refused when it is read
+            inner = Path(only_member(path)).suffix.lower() if path.is_file() else inner
     return inner if inner in (*_TEXT, *_JSON) else ""
-
-
-def _only_member(path: Path) -> str:
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-    return names[0] if len(names) == 1 else ""
-
-
-@contextmanager
-def open_text(path: Path, encoding: str) -> Iterator[TextIO]:
-    """A text file that may be compressed.
-
-    Raises
-    ------
-    ValueError
-        An archive holds more than one file.
-    """
-    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
-    suffix = path.suffix.lower()
-    if suffix != ".zip":
-        opener = _OPENERS.get(suffix, open)
-        with opener(path, "rt", encoding=encoding, newline="") as stream:
-            yield stream
-        return
-    member = _only_member(path)
-    if not member:
-        raise ValueError("it holds several files, or none; put one into each archive")
-    with (
-        zipfile.ZipFile(path) as archive,
-        archive.open(member) as raw,
-        io.TextIOWrapper(raw, encoding=encoding, newline="") as stream,
-    ):
-        yield stream
 
 
 def read_frame(path: Path, form: SeriesFormat) -> tuple[pd.DataFrame, SeriesFormat]:
@@ -124,34 +94,34 @@ def read_frame(path: Path, form: SeriesFormat) -> tuple[pd.DataFrame, SeriesForm
     """
     kind = kind_of(path)
     if kind in _TEXT:
-        form = form.model_copy(update={"separator": _separator(path, kind, form)})
-        with open_text(path, form.encoding) as stream:
+        form, _ = _with_separator(path, kind, form)
+        with open_text(path, form.encoding, whole=True) as stream:
             return _checked(pd.read_csv(stream, **_csv_options(form))), form
     if kind in _JSON:
-        with open_text(path, form.encoding) as stream:
+        with open_text(path, form.encoding, whole=True) as stream:
             return pd.DataFrame(list(_records(stream))), form
-    return _TABLES[kind](path), form
+    return read_arrow_table(path, kind), form
 
 
 def read_parts(path: Path, form: SeriesFormat) -> Iterator[tuple[pd.DataFrame, SeriesFormat]]:
     """The same in parts, of which the rows follow one another."""
     kind = kind_of(path)
     if kind in _TEXT:
-        form = form.model_copy(update={"separator": _separator(path, kind, form)})
+        form, columns = _with_separator(path, kind, form)
+        rows = max(1, min(ROWS_AT_ONCE, VALUES_AT_ONCE // columns))
         with (
-            open_text(path, form.encoding) as stream,
-            pd.read_csv(stream, chunksize=ROWS_AT_ONCE, **_csv_options(form)) as chunks,
+            open_text(path, form.encoding, whole=False) as stream,
+            pd.read_csv(stream, chunksize=rows, **_csv_options(form)) as chunks,
         ):
             for chunk in chunks:
                 yield _checked(chunk), form
     elif kind in _JSON:
-        with open_text(path, form.encoding) as stream:
+        with open_text(path, form.encoding, whole=False) as stream:
             records = _records(stream)
             while part := list(itertools.islice(records, LISTS_AT_ONCE)):
                 yield pd.DataFrame(part), form
     else:
-        batches = _parquet_batches if kind == ".parquet" else _arrow_batches
-        for frame in batches(path):
+        for frame in arrow_parts(path, kind, ROWS_AT_ONCE, LISTS_AT_ONCE):
             yield frame, form
 
 
@@ -174,6 +144,24 @@ def _checked(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def _with_separator(path: Path, kind: str, form: SeriesFormat) -> tuple[SeriesFormat, int]:
+    """The notation with the separator that was found, and how many columns the header names.
+
+    Raises
+    ------
+    ValueError
+        Two columns have the same name, which pandas would change; or as :func:`_separator`.
+    """
+    form = form.model_copy(update={"separator": _separator(path, kind, form)})
+    with open_text(path, form.encoding, whole=False) as stream:
+        header = pd.read_csv(stream, header=None, nrows=1, **_csv_options(form))
+    names = Counter(str(name).strip() for name in header.iloc[0])
+    twice = [name for name, count in names.items() if name and count > 1]
+    if twice:
+        raise ValueError(f"several columns are named {shown(twice[0])}")
+    return form, header.shape[1]
+
+
 def _separator(path: Path, kind: str, form: SeriesFormat) -> str:
     """The given one, or the one at which the header and the first row fall into as many cells.
 
@@ -186,7 +174,7 @@ def _separator(path: Path, kind: str, form: SeriesFormat) -> str:
         return form.separator
     if kind == ".tsv":
         return "\t"
-    with open_text(path, form.encoding) as stream:
+    with open_text(path, form.encoding, whole=False) as stream:
         lines = list(itertools.islice(stream, _SAMPLE))
     widths = {
         one: [len(cells) for cells in csv.reader(lines, delimiter=one)][:2] for one in _SEPARATORS
@@ -205,7 +193,7 @@ def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_distinct)
         if not isinstance(record, dict):
             raise ValueError(
                 f"line {number} is {shown(record)}; each line holds one object, such as "
@@ -214,104 +202,10 @@ def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         yield record
 
 
-# --------------------------------------------------------------------------------------------------
-# Parquet and Arrow
-# --------------------------------------------------------------------------------------------------
-
-
-def _read_parquet(path: Path) -> pd.DataFrame:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        check_rows(file.metadata.num_rows, file.metadata.num_columns)
-        return _frame(file.read())
-
-
-def _read_arrow(path: Path) -> pd.DataFrame:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        reader, batches = _arrow_reader(source)
-        found = list(batches)
-        check_rows(sum(batch.num_rows for batch in found), len(reader.schema))
-        return _frame(pa.Table.from_batches(found, reader.schema))
-
-
-def _frame(table: Any) -> pd.DataFrame:
-    frame: pd.DataFrame = whole(table).to_pandas()
-    return frame
-
-
-_TABLES: dict[str, Callable[[Path], pd.DataFrame]] = {
-    ".parquet": _read_parquet,
-    **dict.fromkeys(_ARROW, _read_arrow),
-}
-
-
-def _arrow_reader(source: Any) -> tuple[Any, Iterable[Any]]:
-    """Of the file format, or of the stream format, in which datasets keeps its files."""
-    import pyarrow as pa
-
-    try:
-        reader = pa.ipc.open_file(source)
-    except pa.ArrowInvalid:
-        source.seek(0)
-        reader = pa.ipc.open_stream(source)
-        return reader, reader
-    return reader, (reader.get_batch(index) for index in range(reader.num_record_batches))
-
-
-def _parquet_batches(path: Path) -> Iterator[pd.DataFrame]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        rows = _batch_rows(file.schema_arrow)
-        for batch in file.iter_batches(batch_size=rows):
-            yield whole(batch).to_pandas()
-
-
-def _arrow_batches(path: Path) -> Iterator[pd.DataFrame]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        reader, batches = _arrow_reader(source)
-        rows = _batch_rows(reader.schema)
-        for batch in batches:
-            check_rows(batch.num_rows, batch.num_columns)
-            whole(batch)
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows).to_pandas()
-
-
-def _batch_rows(schema: Any) -> int:
-    import pyarrow as pa
-
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    many = any(is_a(field.type) for field in schema for is_a in lists)
-    return LISTS_AT_ONCE if many else ROWS_AT_ONCE
-
-
-def check_rows(rows: int, columns: int) -> None:
-    """Refuse a table that memory cannot hold: a few bytes may declare a billion equal values.
-
-    Raises
-    ------
-    ValueError
-    """
-    needed, available = 16 * rows * columns, psutil.virtual_memory().available
-    if needed > available:
-        raise ValueError(
-            f"{rows:,} rows need about {needed / 1e9:,.0f} GB, {available / 1e9:,.0f} GB are free"
-        )
-
-
-def whole(table: Any) -> Any:
-    """``table`` of pyarrow, whose offsets are held against its buffers: it trusts files blindly.
-
-    Raises
-    ------
-    ValueError
-        An offset or a length points outside.
-    """
-    table.validate(full=True)
-    return table
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, of whose equal keys Python keeps the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"several columns are named {shown(twice)}")
+    return found

@@ -263,7 +263,7 @@ def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[
     step = given
     if step is None and times:
         step = Step.infer(list(times.values()))
-        if step is None:
+        if step is None and any(map(len, times.values())):
             raise ValueError(
                 "no series has two times, so that its frequency is unknown; give another "
                 "--id-column, or --frequency"
@@ -292,6 +292,8 @@ def _without_times(one: Observed, given: Step | None) -> RegularSeries:
 
 def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSeries:
     assert one.times is not None
+    if not len(one.times):
+        return RegularSeries(one.name, None, np.zeros(0), step, step and step.label)
     assert step is not None
     trouble = _trouble(one, step)
     if trouble is not None:
@@ -301,8 +303,6 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
         step = own
     positions = step.positions(one.times)
     assert positions is not None
-    if not len(positions):
-        return RegularSeries(one.name, None, np.zeros(0), step, step.label)
     grid = np.full(int(positions[-1]) + 1, np.nan)
     grid[positions] = one.values
     first, last = _observed_range(grid)
@@ -317,8 +317,7 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
 def _trouble(one: Observed, step: Step) -> str | None:
     """Why the times of a series are none of a grid; None if they are."""
     times, of = one.times, f" of series {one.name!r}" if one.name else ""
-    if times is None or not len(times):
-        return None
+    assert times is not None
     positions = step.positions(times)
     if positions is None:
         return (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +14,9 @@ import pandas as pd
 from tscompress.io.untrusted import shown, single_line
 
 Decimal = Literal[".", ","]
+Table = npt.NDArray[np.float64]
+
+CELLS_AT_ONCE = 2**20  # that are read as numbers
 
 #: Cells that hold no value.
 BLANK = frozenset(
@@ -29,45 +34,100 @@ _GAPS = r"(?<=\d)[ \u00a0\u202f'’](?=\d{3})"  # thousands in French and in Swi
 
 def floats(values: Any) -> npt.NDArray[np.float32]:
     """Numbers as float32; what is no number, or too large for one, is NaN."""
-    numbers = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float64)
+    if not (isinstance(values, np.ndarray) and values.dtype.kind == "f"):
+        values = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float64)
     # What float32 cannot hold is no more usable than what is missing.
-    numbers = np.where(np.abs(numbers) < np.finfo(np.float32).max, numbers, np.nan)
+    numbers = np.where(np.abs(values) < np.finfo(np.float32).max, values, np.nan)
     single: npt.NDArray[np.float32] = numbers.astype(np.float32)
     return single
 
 
-def target_values(column: pd.Series[Any], decimal: Decimal) -> npt.NDArray[np.float64]:
-    """Values as float64, missing ones NaN.
+def target_values(cells: pd.DataFrame, decimal: Decimal) -> Table:
+    """Values as float64, ``[rows, columns]``, correctly rounded; missing ones are NaN.
 
     Raises
     ------
     ValueError
         A cell holds text that is no number, or a number that models cannot compute with.
     """
-    numbers = _as_numbers(column)
-    left = np.flatnonzero(np.isnan(numbers))
-    if decimal == "," and not pd.api.types.is_numeric_dtype(column):
-        left = np.arange(len(column))
-    others = column.iloc[left]
-    texts = others.astype(str).str.strip()
-    empty = (others.isna() | texts.isin(BLANK)).to_numpy()
-    numbers[left] = _as_numbers(_plain(texts, decimal).mask(empty))
-    blank = np.zeros(len(column), dtype=bool)
-    blank[left] = empty
-    usable = np.abs(numbers) < np.finfo(np.float32).max  # models compute in single precision
-    bad = np.flatnonzero(~usable & ~blank)
-    if bad.size:
-        raise ValueError(
-            f"{bad.size} values of column {str(column.name)!r} are no finite numbers, the first, "
-            f"in row {bad[0] + 1}, is {single_line(column.iloc[bad[0]])!r}"
-        )
+    table = np.empty(cells.shape)
+    for columns, block in _blocks(cells):
+        numbers, blank = _numbers(block, decimal)
+        usable = np.abs(numbers) < np.finfo(np.float32).max  # models compute in single precision
+        bad = ~usable & ~blank
+        if bad.any():
+            column = int(bad.any(axis=0).argmax())
+            rows = np.flatnonzero(bad[:, column])
+            cell = block.iloc[rows[0], column]
+            raise ValueError(
+                f"{rows.size} values of column {str(block.columns[column])!r} are no finite "
+                f"numbers, the first, in row {rows[0] + 1}, is {single_line(cell)!r}"
+            )
+        table[:, columns] = numbers
+    return table
+
+
+def _blocks(cells: pd.DataFrame) -> Iterator[tuple[slice, pd.DataFrame]]:
+    """Some columns at a time, numbers and text apart: few calls, and little memory beside them."""
+    typed = [pd.api.types.is_numeric_dtype(dtype) for dtype in cells.dtypes]
+    most = max(1, CELLS_AT_ONCE // max(len(cells), 1))
+    start = 0
+    for _, same in groupby(typed):
+        stop = start + len(list(same))
+        for first in range(start, stop, most):
+            columns = slice(first, min(first + most, stop))
+            yield columns, cells.iloc[:, columns]
+        start = stop
+
+
+def _numbers(block: pd.DataFrame, decimal: Decimal) -> tuple[Table, npt.NDArray[np.bool_]]:
+    """Numbers, and which cells are blank, both ``[rows, columns]``; other text is NaN."""
+    if pd.api.types.is_numeric_dtype(block.dtypes.iloc[0]):
+        return block.to_numpy(np.float64, na_value=np.nan), block.isna().to_numpy()
+    cells = _cells(block)
+    if decimal == ",":
+        numbers, left = np.full(cells.size, np.nan), np.arange(cells.size)
+    else:
+        numbers = _as_numbers(cells)
+        left = np.flatnonzero(np.isnan(numbers))
+    blank = np.zeros(cells.size, dtype=bool)
+    texts, places = _distinct(cells[left])
+    empty = texts.isin(BLANK).to_numpy()
+    plain = _plain(texts, decimal).to_numpy(object).copy()
+    plain[empty] = None
+    numbers[left], blank[left] = _as_numbers(plain)[places], empty[places]
+    rows, columns = block.shape
+    return numbers.reshape(columns, rows).T, blank.reshape(columns, rows).T
+
+
+def _cells(block: pd.DataFrame) -> npt.NDArray[np.object_]:
+    """Cells column by column, ``[columns * rows]``."""
+    flat: npt.NDArray[np.object_] = block.to_numpy(object).ravel("F")
+    return flat
+
+
+def _distinct(cells: npt.NDArray[np.object_]) -> tuple[pd.Series[str], npt.NDArray[np.intp]]:
+    """Each text once, missing ones empty, and for each cell the place of its text."""
+    known = cells.copy()
+    known[pd.isna(cells)] = ""
+    codes, unique = pd.factorize(pd.Series(known, dtype=object).astype(str).str.strip())
+    return pd.Series(unique, dtype=object), codes
+
+
+def _as_numbers(cells: npt.NDArray[np.object_]) -> npt.NDArray[np.float64]:
+    """Cells as Python writes numbers, correctly rounded; others are NaN."""
+    with suppress(ValueError, TypeError, OverflowError):
+        numbers = cells.astype(np.float64)
+        written = "".join([cell for cell in cells if type(cell) is str])
+        if written.isascii() and "_" not in written:  # Python also reads 1_000 and other digits
+            return numbers
+    # Several times as slow, and some of it not rounded correctly.
+    rough = pd.to_numeric(pd.Series(cells, dtype=object), errors="coerce")
+    numbers = np.array(rough.to_numpy(np.float64, na_value=np.nan))
+    known = np.flatnonzero(~np.isnan(numbers))
+    with suppress(ValueError, TypeError, OverflowError):
+        numbers[known] = cells[known].astype(np.float64)
     return numbers
-
-
-def _as_numbers(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
-    """Cells as Python writes numbers; others are NaN."""
-    found = pd.to_numeric(column, errors="coerce")
-    return np.array(found.to_numpy(np.float64, na_value=np.nan))
 
 
 def _plain(texts: pd.Series[str], decimal: Decimal) -> pd.Series[str]:
@@ -81,7 +141,7 @@ def _plain(texts: pd.Series[str], decimal: Decimal) -> pd.Series[str]:
     return texts
 
 
-def find_decimal(columns: Iterable[pd.Series[Any]], separator: str | None) -> Decimal:
+def find_decimal(cells: pd.DataFrame, separator: str | None) -> Decimal:
     """The decimal sign of text: a point, unless commas can be nothing else.
 
     Raises
@@ -90,25 +150,36 @@ def find_decimal(columns: Iterable[pd.Series[Any]], separator: str | None) -> De
         All values with the sign could be decimal fractions and thousands.
     """
     signs: set[Decimal] = set()
-    doubtful: tuple[str, Any] | None = None
-    for column in columns:
-        if separator != ";":  # what needs no other notation leaves no doubt
-            column = column[np.isnan(_as_numbers(column))]
-        if pd.api.types.is_numeric_dtype(column):
+    doubtful: tuple[Any, str] | None = None
+    for _, block in _blocks(cells):
+        if pd.api.types.is_numeric_dtype(block.dtypes.iloc[0]):
             continue
-        texts = column.dropna().astype(str).str.strip()
-        found, example = _decimal_of(texts, separator)
-        signs |= found
-        if example is not None:
-            doubtful = str(column.name), example
+        for name, texts in _unclear(block, separator):
+            found, example = _decimal_of(texts, separator)
+            signs |= found
+            if example is not None:
+                doubtful = name, example
     if len(signs) > 1:
         raise ValueError("some numbers have a decimal comma and some a decimal point")
     if doubtful is not None and not signs:
         raise ValueError(
-            f"{shown(doubtful[1])} in column {doubtful[0]!r} may be a fraction or have thousands; "
-            "give --decimal . or --decimal ,"
+            f"{shown(doubtful[1])} in column {str(doubtful[0])!r} may be a fraction or have "
+            "thousands; give --decimal . or --decimal ,"
         )
     return signs.pop() if signs else "."
+
+
+def _unclear(block: pd.DataFrame, separator: str | None) -> Iterator[tuple[Any, pd.Series[str]]]:
+    """Columns with texts that may be of another notation, and these texts, each once."""
+    cells = _cells(block)
+    # Where a semicolon parts cells a point may part thousands; else a number leaves no doubt.
+    left = np.ones(cells.size, dtype=bool) if separator == ";" else np.isnan(_as_numbers(cells))
+    rows = len(block)
+    for number, name in enumerate(block.columns):
+        part = slice(number * rows, (number + 1) * rows)
+        if left[part].any():
+            texts, _ = _distinct(cells[part][left[part]])
+            yield name, texts[texts != ""]
 
 
 def _decimal_of(texts: pd.Series[str], separator: str | None) -> tuple[set[Decimal], str | None]:

@@ -1,0 +1,11 @@
+"""How many series each kind of family is calibrated on: light, so that ``--help`` may say it."""
+
+from __future__ import annotations
+
+#: Of families with one token a step, by default.
+OF_TOKENS = 256
+#: Of families that read patches: their decoder has one position per series, and with fewer series
+#: fits of its layers follow the noise.
+OF_PATCHES = 4096
+#: For help and descriptions.
+BY_DEFAULT = f"by default {OF_TOKENS} for Chronos-T5, {OF_PATCHES} for Chronos-Bolt and Chronos-2"

@@ -1,0 +1,96 @@
+"""The series that a compressed model was fitted to, as they are recorded beside its weights.
+
+A recipe names those that it was written with; ``provenance.json`` also those that came beside it,
+with ``--series``, a plan or from a caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from tscompress.checkpoints.names import PROVENANCE_FILE
+from tscompress.compression.calibration import OWN_SOURCES
+from tscompress.data.reading.format import GivenSeries
+from tscompress.data.series import LabelledSeries
+from tscompress.data.synthetic import FloatArray
+from tscompress.io.untrusted import UnreadableFileError, read_json
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows.recipe import Recipe
+
+#: Key of ``provenance.json``.
+FITTED_TO = "fitted_to"
+
+
+class FittedSource(BaseModel):
+    """A file, directory or Hub dataset of series, and how it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    series: GivenSeries = GivenSeries()
+
+
+_RECORD = TypeAdapter(tuple[FittedSource, ...])
+
+
+def given_source(
+    series: Sequence[FloatArray] | str | Path | None, form: GivenSeries
+) -> FittedSource | None:
+    """Where a caller's series are from; None where that is not known, or there are none.
+
+    Parameters
+    ----------
+    form
+        How a path is read; what was read already remembers its own.
+    """
+    if isinstance(series, str | Path):
+        return FittedSource(source=str(series), series=form)
+    if isinstance(series, LabelledSeries) and series.source is not None:
+        return FittedSource(source=series.source, series=series.form)
+    return None
+
+
+def calibration_sources(recipe: Recipe) -> list[FittedSource]:
+    """What a recipe calibrates on, where that is not its own."""
+    source = recipe.calibration.source
+    if recipe.method == "svd" or source in OWN_SOURCES:
+        return []
+    return [FittedSource(source=source, series=recipe.series)]
+
+
+def recovery_sources(config: RecoveryConfig | None, form: GivenSeries) -> list[FittedSource]:
+    """What a recovery trains on; ``form`` is that of the recipe."""
+    if config is None:
+        return []
+    read_as = config.series_format or form
+    return [FittedSource(source=source, series=read_as) for source in config.series]
+
+
+def with_source(recipe: Recipe, given: FittedSource | None) -> Recipe:
+    """The recipe that calibrates on the file which was given beside ``recipe``."""
+    if given is None:
+        return recipe
+    calibration = recipe.calibration.model_copy(update={"source": given.source})
+    recover = recipe.recover
+    if recover is not None and recover.series and recover.series_format is None:
+        recover = recover.model_copy(update={"series_format": recipe.series})
+    update = {"calibration": calibration, "series": given.series, "recover": recover}
+    return recipe.model_copy(update=update)
+
+
+def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
+    """What ``provenance.json`` of a checkpoint names; nothing where it is not there, or damaged."""
+    try:
+        content = read_json(directory / PROVENANCE_FILE)
+        return _RECORD.validate_python(content.get(FITTED_TO, ()))
+    except (FileNotFoundError, UnreadableFileError, AttributeError, ValidationError):
+        return ()
+
+
+def as_record(sources: Iterable[FittedSource]) -> list[dict[str, Any]]:
+    """Plain data for ``provenance.json``, each source once."""
+    return [one.model_dump(mode="json", exclude_defaults=True) for one in dict.fromkeys(sources)]
