@@ -154,7 +154,7 @@ TABLES = (
     Table(
         "comparison-bolt",
         "comparison.py --model reference/bolt --smaller reference/bolt-nano --max-series 200 "
-        "--steps 250 --seed 0 --output DIR/comparison",
+        "--seed 0 --output DIR/comparison",
         90,
     ),
     Table(
