@@ -430,7 +430,7 @@ def test_no_input_is_lost(
         for arguments in calls:
             outcome = command(*arguments, "--force")
             if arguments[0] == "run":
-                assert_refused(outcome, 1, "recipe.yaml/report.json' cannot be written: Not a dir")
+                assert_refused(outcome, 1, "recipe.yaml/model-fold' cannot be written: Not a dir")
             else:
                 assert_refused(outcome, 2, "which would be lost; choose another output")
             assert snapshot(precious) == before, arguments
