@@ -196,7 +196,7 @@ def test_metrics_are_spelled_out_once_at_their_first_use() -> None:
         assert text.count(meaning) == 1
         assert f"{meaning} ({name})" in text
         assert text.index(name) > text.index(meaning)
-    assert spelled_out(["SQL", "SQL"]) == ["scaled quantile loss (SQL)", "SQL"]
+    assert spelled_out(["SQL", "SQL"]) == ["Scaled quantile loss (SQL)", "SQL"]
 
 
 def test_singulars_and_lists() -> None:

@@ -23,7 +23,8 @@ def spelled_out(texts: Sequence[str]) -> list[str]:
         if name in told:
             return name
         told.add(name)
-        return f"{METRIC_NAMES[name]} ({name})"
+        spelled = f"{METRIC_NAMES[name]} ({name})"
+        return spelled if match.start() else spelled[0].upper() + spelled[1:]
 
     pattern = re.compile(rf"\b({'|'.join(METRIC_NAMES)})\b")
     return [pattern.sub(spell, text) for text in texts]

@@ -141,9 +141,11 @@ def _between(metric: str, ends: tuple[float, float]) -> str:
 def _change(ratio: float) -> str:
     """Of a score without an interval."""
     share = _percent(abs(ratio - 1))
-    return "is the same" if share == "0 %" else (
-        f"is {share} {'worse' if ratio > 1 else 'better'}"
-    )  # fmt: skip
+    if share == "0 %":
+        return "is the same"
+    if ratio >= 2:
+        return f"is {ratio:.1f} times as large"
+    return f"is {share} {'worse' if ratio > 1 else 'better'}"
 
 
 def _percent(share: float) -> str:
