@@ -24,7 +24,7 @@ except ImportError:  # Windows
 _ATTEMPTS = 100
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-#: What the system says where there is no room left.
+#: Errors of the system where no space is left.
 _FULL = {os.strerror(code) for code in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))}
 
 
@@ -70,7 +70,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def _naming(target: Path) -> Iterator[None]:
-    """Turns what the system says of a temporary file into one line about ``target``."""
+    """Turns an error about a temporary file into one line about ``target``."""
     try:
         yield
     except OutputError as error:
@@ -106,7 +106,7 @@ def check_output(
     Parameters
     ----------
     target
-        A directory; a link stands for what it points to.
+        A directory, or a link to one.
     force
         What tscompress wrote there may be replaced, see :mod:`tscompress.io.own_outputs`.
     inputs
@@ -353,7 +353,7 @@ def new_directory(
 
 @contextmanager
 def making_way(paths: Iterable[Path]) -> Iterator[None]:
-    """Move files and directories of before aside, and delete them when the block ends.
+    """Move existing files and directories aside, and delete them when the block ends.
 
     If it fails they come back, and what took their place goes.
     """

@@ -56,7 +56,7 @@ _MARKDOWN = "run `tscompress run recipe.yaml`"
 #: All keys, in order, as only a program writes them.
 _RECIPE = re.compile(r"(?sm)model: .*^method: .*^feed_forward: .*^calibration:")
 _MARK = "<!-- written by tscompress: "
-#: Figures that bear the mark of Matplotlib alone in outputs of before.
+#: Figures of earlier versions, which bear only Matplotlib's mark.
 _FIGURES = {
     "comparison", "embedding", "flow_of_ranks", "head_ranks", "recovery", "spectra", "sweep",
     "weight_ranks", "worst",
