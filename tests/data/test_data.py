@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -130,25 +131,25 @@ def test_rows_without_times_follow_one_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
-        ("x.txt", "y\n1\n", r"has suffix '.txt'; supported: .arrow, .csv, .feather, .json"),
-        ("x", "y\n1\n", r"has suffix ''; supported"),
-        ("x.csv", "", "'x.csv' cannot be read: No columns to parse"),
+        ("x.txt", "y\n1\n", r"'\.txt'.*\.csv"),
+        ("x", "y\n1\n", "''.*csv"),
+        ("x.csv", "", r"'x\.csv'"),
         ("x.csv", "y\n", "there are no rows"),
         ("x.csv", "y\n\n\n", "there are no rows"),
-        ("x.csv", "y\nnan\nnan\n", "no series with an observed value"),
-        ("x.csv", "y\na\nb\n", "2 values of column 'y' are no finite numbers"),
-        ("x.csv", "name,city\na,b\n", "no target column among .* name one of target, y, value"),
-        ("x.csv", "name,city,a\na,b,1\n", "no target column"),
+        ("x.csv", "y\nnan\nnan\n", "no series"),
+        ("x.csv", "y\na\nb\n", "'y'.*'a'"),
+        ("x.csv", "name,city\na,b\n", "--target-column"),
+        ("x.csv", "name,city,a\na,b,1\n", "--target-column"),
         ("x.csv", 'y\n"1\n2', "cannot be read"),
-        ("x.parquet", "not parquet", "'x.parquet' cannot be read"),
-        ("x.arrow", "not arrow", "'x.arrow' cannot be read"),
+        ("x.parquet", "not parquet", r"'x\.parquet'"),
+        ("x.arrow", "not arrow", r"'x\.arrow'"),
         ("x.jsonl", "", "there are no rows"),
-        ("x.jsonl", "[1, 2]", r"line 1 is \[1, 2\]; each line holds one object"),
-        ("x.jsonl", '{"target": [1]}\n{"target": 3}', "row 2 has no list 'target'"),
+        ("x.jsonl", "[1, 2]", r"line 1 .*\[1, 2\]"),
+        ("x.jsonl", '{"target": [1]}\n{"target": 3}', "row 2 .*'target'"),
         ("x.jsonl", '{"target": [1', "cannot be read"),
-        ("x.jsonl", '{"target": []}', "no series with an observed value"),
-        ("x.jsonl", '{"target": [[[1, 2]], [[3, 4]]]}', "row 1 holds what is no finite number"),
-        ("x.jsonl", '{"target": [[1, 2], 3]}', "row 1 mixes numbers and lists"),
+        ("x.jsonl", '{"target": []}', "no series"),
+        ("x.jsonl", '{"target": [[[1, 2]], [[3, 4]]]}', "row 1 "),
+        ("x.jsonl", '{"target": [[1, 2], 3]}', "row 1 .*'target'"),
     ],
 )
 def test_files_without_series(tmp_path: Path, name: str, text: str, match: str) -> None:
@@ -159,7 +160,7 @@ def test_files_without_series(tmp_path: Path, name: str, text: str, match: str) 
 
 @pytest.mark.parametrize("name", ["missing.csv", "."])
 def test_missing_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match=re.escape(name)):
         read_series(tmp_path / name)
 
 
@@ -254,7 +255,7 @@ def test_labels_belong_to_the_list_as_made() -> None:
     assert isinstance(series, list)
     assert type(series[:1]) is list
     assert type(series + series) is list
-    with pytest.raises(DataError, match="1 frequencies for 2 series; give one a series"):
+    with pytest.raises(DataError, match="1 frequencies for 2 series"):
         LabelledSeries(series, ["D"])
 
 
@@ -289,7 +290,7 @@ def test_evaluation_series_are_refused(
     name: str, change: Callable[[FloatArray], FloatArray]
 ) -> None:
     for values in sample(name):
-        with pytest.raises(LeakError, match="1 of 2 series belong to the evaluation suite"):
+        with pytest.raises(LeakError, match="1 of 2 series"):
             check_no_leak([np.arange(40, dtype=np.float32) % 7, change(values)])
 
 
@@ -375,7 +376,7 @@ def test_training_series_are_long_enough_and_trimmed() -> None:
 
 
 def test_unknown_collection() -> None:
-    with pytest.raises(RecipeError, match="no collection 'm4'; available: aus_retail, "):
+    with pytest.raises(RecipeError, match=r"'m4'.*aus_retail"):
         training_series(["m4"])
 
 
@@ -403,5 +404,5 @@ def test_given_series_are_numbers_in_one_dimension(tmp_path: Path) -> None:
     for bad in ([[1.0, 2.0], ["a"]], [[1.0], np.ones((2, 2))]):
         with pytest.raises(DataError, match="series 1 "):
             given_series(bad)
-    with pytest.raises(DataError, match="series 0 has 0 dimensions; give a list of series"):
+    with pytest.raises(DataError, match="series 0 "):
         given_series(np.arange(5.0))

@@ -185,12 +185,12 @@ def test_rows_of_a_long_table_are_sorted_by_time(
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("nothing.csv", None, "there is no file"),
-        ("series.txt", "1", "has suffix '.txt'; supported"),
-        ("bad.jsonl", "{", "'bad.jsonl' cannot be read"),
-        ("bad.jsonl", '{"target": "x"}', "1 values of column 'target'"),
-        ("bad.parquet", "no parquet", "cannot be read"),
-        ("empty", "", "holds no file of"),
+        ("nothing.csv", None, r"nothing\.csv"),
+        ("series.txt", "1", r"'\.txt'"),
+        ("bad.jsonl", "{", r"'bad\.jsonl'"),
+        ("bad.jsonl", '{"target": "x"}', "'target'"),
+        ("bad.parquet", "no parquet", r"'bad\.parquet'"),
+        ("empty", "", "empty"),
     ],
 )
 def test_what_cannot_be_read(name: str, content: str | None, match: str, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_sources_take_turns() -> None:
 def test_evaluation_series_are_refused_when_they_come() -> None:
     (dataset,) = load_suite("offline", datasets=["monash_m3_monthly"], max_series=1)
     leaked = dataset.contexts[0]
-    with pytest.raises(LeakError, match="series 7 belongs to the evaluation suite"):
+    with pytest.raises(LeakError, match="series 7 "):
         SeriesStream([[*own_series(7), 3.5 * leaked[10:]]], longest=20)
     stream = SeriesStream([[*own_series(7), leaked]], longest=20, buffer_size=4)
     with pytest.raises(LeakError):
@@ -271,7 +271,7 @@ def test_evaluation_series_are_refused_when_they_come() -> None:
 
 def test_series_without_values() -> None:
     empty = np.full(20, np.nan, dtype=np.float32)
-    with pytest.raises(DataError, match="no series with 3 observed values"):
+    with pytest.raises(DataError, match="3 observed values"):
         SeriesStream([[empty]], longest=8)
 
 
@@ -311,17 +311,17 @@ def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hub_datasets_of_the_suites_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = hub(monkeypatch, [])
     for source in ("autogluon/chronos_datasets:m4_hourly", "autogluon/chronos_datasets"):
-        with pytest.raises(LeakError, match="belongs to the evaluation suites"):
+        with pytest.raises(LeakError, match=r"chronos_datasets|m4_hourly"):
             list(iterate_series(source))
     assert not asked
 
 
 def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, ConnectionError("no route"))
-    with pytest.raises(OfflineError, match="'someone/series' is no file here"):
+    with pytest.raises(OfflineError, match="'someone/series'"):
         list(iterate_series("someone/series"))
     hub(monkeypatch, ValueError("no such config\nat all"))
-    with pytest.raises(DataError, match="no such config at all"):
+    with pytest.raises(DataError, match="no such config"):
         list(iterate_series("someone/series"))
 
 

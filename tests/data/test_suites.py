@@ -146,7 +146,7 @@ def test_suite_is_found_in_the_current_directory(
 
 @pytest.mark.parametrize("name", ["weekly", "missing.yaml"])
 def test_unknown_suite(name: str) -> None:
-    with pytest.raises(RecipeError, match=f"no suite '{name}'; use 'offline' or "):
+    with pytest.raises(RecipeError, match=f"'{name}'"):
         load_suite(name)
 
 
@@ -160,9 +160,9 @@ def test_unknown_suite(name: str) -> None:
         (HEADER.format(name="x", offset=-4, horizon=4) + "  num_rolls: 0\n", "num_rolls"),
         (
             HEADER.format(name="x", offset=-7, horizon=4) + "  num_rolls: 2\n",
-            "must not exceed -prediction_length",
+            "prediction_length",
         ),
-        (HEADER.format(name="x", offset=-3, horizon=4), "must not exceed -prediction_length"),
+        (HEADER.format(name="x", offset=-3, horizon=4), "prediction_length"),
         (HEADER.format(name="x", offset=-4, horizon=4) * 2, "names must be unique"),
     ],
 )
@@ -219,7 +219,7 @@ def test_seasonality(freq: str, seasonality: int) -> None:
 
 
 def test_series_without_context_is_refused() -> None:
-    with pytest.raises(DataError, match="series 0 of 'toy' has shape"):
+    with pytest.raises(DataError, match="series 0 of 'toy'"):
         one_series([1.0, 2.0])
 
 
@@ -277,20 +277,20 @@ def test_month_starts_are_months(tmp_path: Path) -> None:
 
 
 def test_root_replaces_the_package_for_the_offline_suite(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'monash_m1_monthly' is missing: no Parquet files"):
+    with pytest.raises(DataError, match="'monash_m1_monthly'"):
         next(load_suite("offline", root=tmp_path))
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"timestamp": ["2020", "2021"]}, "expected lists in timestamp"),
-        ({"load": [1.0, 2.0], "price": [1.0, 2.0]}, "expected lists in timestamp"),
-        ({"load": [["a"], ["b"]]}, "row 0, load: the values are not a list of numbers"),
-        ({"load": [None, [1.0]]}, "row 0, load: the values are not a list of numbers"),
-        ({"timestamp": [hours(12), []]}, "row 1: there is no first timestamp"),
+        ({"timestamp": ["2020", "2021"]}, "timestamp"),
+        ({"load": [1.0, 2.0], "price": [1.0, 2.0]}, "timestamp"),
+        ({"load": [["a"], ["b"]]}, "row 0, load"),
+        ({"load": [None, [1.0]]}, "row 0, load"),
+        ({"timestamp": [hours(12), []]}, "row 1"),
         ({"timestamp": [[*hours(2), *hours(4, "2021-03-03")]] * 2}, "are not regular"),
-        ({"load": [[1.0, 2.0]] * 2}, "more than the horizon of 4 steps"),
+        ({"load": [[1.0, 2.0]] * 2}, "horizon of 4"),
     ],
 )
 def test_malformed_tables(tmp_path: Path, change: dict[str, Any], match: str) -> None:
@@ -302,7 +302,7 @@ def test_malformed_tables(tmp_path: Path, change: dict[str, Any], match: str) ->
 def test_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "hourly").mkdir()
     (tmp_path / "hourly" / "train.parquet").write_bytes(b"not parquet")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match="hourly"):
         next(load_suite(write_suite(tmp_path), root=tmp_path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,13 @@ def test_frequencies_of_all_versions_of_pandas(frequency: str, step: Step) -> No
 
 @pytest.mark.parametrize("frequency", ["", "fortnight", "0h", "2B", "-1D", "h h", "1.5h"])
 def test_unknown_frequencies(frequency: str) -> None:
-    with pytest.raises(ValueError, match="is no frequency; use a number and one of s, min"):
+    with pytest.raises(ValueError, match=re.escape(repr(frequency))):
         Step.parse(frequency)
 
 
 def test_a_given_frequency_is_finer_than_the_rows() -> None:
     assert len(only(frame(dates(4, "2h")), frequency="h")[1]) == 7
-    with pytest.raises(ValueError, match="not regular: not all are whole steps of one D"):
+    with pytest.raises(ValueError, match="one D"):
         only(frame(dates(4, "2h")), frequency="D")
 
 
@@ -176,16 +177,16 @@ def test_local_days_are_days_when_clocks_change() -> None:
     [
         (frame(["2024-01-01 00:00+01:00", "2024-01-01 01:00+02:00"]), r"zones \(\+01:00, \+02"),
         (frame(["2024-01-01 00:00Z", "2024-01-01 01:00"]), r"mixes time zones \(UTC, none\)"),
-        (frame(["2024-01-01", "2024-01-01"]), "1 rows repeat a time, the first 2024-01-01"),
-        (frame(["2024-01-01"] * 2 + ["2024-01-02"], ids=[7, 7, 8]), "00:00:00 of series '7'; give"),
-        (frame(["2024-01-01", None]), "1 rows have no time in column 'ds'"),
-        (frame(["2024-01-01", "soon"]), "holds times that are no dates, or years"),
-        (frame(["13/01/2024", "01/14/2024"]), "holds times that are no dates, or of many"),
-        (frame(["01/02/2024", "02/02/2024"]), "holds times with days or months first, such as"),
-        (frame(["1998 Q1", "1998 Q2"]), "holds times that are no dates, or of many"),
-        (frame([2023, 2024]), "holds numbers; write times as dates"),
-        (frame(["2024-01-01"]), "no series has two times"),
-        (frame(["2024-01-01", "2024-01-02", "2024-01-03 07:00"]), "times are not regular"),
+        (frame(["2024-01-01", "2024-01-01"]), "repeat a time.* 2024-01-01"),
+        (frame(["2024-01-01"] * 2 + ["2024-01-02"], ids=[7, 7, 8]), "series '7'.*--id-column"),
+        (frame(["2024-01-01", None]), "no time.*'ds'"),
+        (frame(["2024-01-01", "soon"]), "'ds'.*'soon'"),
+        (frame(["13/01/2024", "01/14/2024"]), "'ds'.*13/01/2024"),
+        (frame(["01/02/2024", "02/02/2024"]), "'ds'.*--date-format"),
+        (frame(["1998 Q1", "1998 Q2"]), "'ds'.*1998 Q1"),
+        (frame([2023, 2024]), "'ds'.*--date-format"),
+        (frame(["2024-01-01"]), "--frequency"),
+        (frame(["2024-01-01", "2024-01-02", "2024-01-03 07:00"]), "not regular"),
         (frame(["2024-01-01", "2024-01-02"], ids=["a", None]), "1 rows have no id"),
         (frame(["2024-01-01", "2024-01-02"], ["1,5x", "2"]), "1 values of column 'y' are"),
         (frame(["2024-01-01", "2024-01-02"], [1, np.inf]), "the first, in row 2, is 'inf'"),
@@ -202,10 +203,10 @@ def test_series_of_another_frequency(tmp_path: Path) -> None:
     daily, monthly = frame(dates(90, "D"), ids=["d"] * 90), frame(dates(9, "MS"), ids=["m"] * 9)
     both = pd.concat([daily, monthly])
     assert [str(one.step) for one in read(both)] == ["D", "M"]
-    with pytest.raises(ValueError, match="9 rows of series 'm' cover 245 steps of one D; put"):
+    with pytest.raises(ValueError, match=r"series 'm'.* one D"):
         read(both, frequency="D")
     both.to_csv(tmp_path / "x.csv", index=False)
-    with pytest.raises(DataError, match="'d' has steps of one D, 'm' of one M; put"):
+    with pytest.raises(DataError, match=r"'d'.*'m'.*--frequency"):
         next(load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=1))))
 
 
@@ -251,7 +252,7 @@ def test_columns_that_are_not_there(columns: dict[str, str], match: str) -> None
 @pytest.mark.parametrize(("column", "role"), [("ds", "time"), ("y", "target")])
 def test_columns_of_unusual_names_must_be_given(column: str, role: str) -> None:
     table = frame(dates(3, "D")).assign(price=1.0).rename(columns={column: "unusual"})
-    with pytest.raises(ValueError, match=f"no {role} column among .* give --{role}-column"):
+    with pytest.raises(ValueError, match=f"--{role}-column"):
         read(table)
     assert read(table, **{f"{role}_column": "unusual"})[0].values.tolist() == [0, 1, 2]
 
@@ -307,22 +308,22 @@ def test_series_that_are_too_short(tmp_path: Path) -> None:
     assert dataset.names == ("s0", "s1", "s2")
     assert dataset.summary is not None
     assert (dataset.summary.series, dataset.summary.too_short_names) == (3, ("new",))
-    with pytest.raises(DataError, match=r"'x.csv': all 4 series have no more than the 60 steps"):
+    with pytest.raises(DataError, match=r"'x\.csv'.* 60 steps"):
         next(load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=60))))
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:
     frame([2020, 2021]).to_csv(tmp_path / "x.csv")
-    with pytest.raises(DataError, match=r"'x.csv' cannot be read: column 'ds' holds numbers"):
+    with pytest.raises(DataError, match=r"'x\.csv'.*'ds'"):
         next(load_suite(find_suite(tmp_path / "x.csv", LongFormat(horizon=1))))
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match=r"y\.csv"):
         next(load_suite(find_suite(tmp_path / "y.csv", LongFormat(horizon=1))))
 
 
 def test_options_of_files_belong_to_files() -> None:
-    with pytest.raises(RecipeError, match=r"'x.csv' is a file of series; say how many steps"):
+    with pytest.raises(RecipeError, match=r"'x\.csv'"):
         find_suite("x.csv")
-    with pytest.raises(RecipeError, match="'offline' says itself what to forecast"):
+    with pytest.raises(RecipeError, match="'offline'"):
         find_suite("offline", LongFormat(horizon=3))
     suite = Suite("mine", ())
     assert find_suite(suite) is suite
@@ -363,9 +364,9 @@ def test_evaluate_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--suite", "x.csv"], "is a file of series; say how many steps"),
-        (["--suite", "x.csv", "--windows", "2"], "--windows cannot go with it"),
-        (["--horizon", "3"], "'offline' says itself what to forecast"),
+        (["--suite", "x.csv"], "'x.csv'"),
+        (["--suite", "x.csv", "--windows", "2"], "--windows"),
+        (["--horizon", "3"], "'offline'"),
     ],
 )
 def test_misuse_is_one_line(options: list[str], message: str) -> None:

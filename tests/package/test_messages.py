@@ -12,6 +12,7 @@ import pytest
 
 import tscompress
 from tscompress.errors import (
+    DataError,
     ModelNotFoundError,
     OutputExistsError,
     RecipeError,
@@ -34,6 +35,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "sales.csv").write_text("1,2\n")
+    (tmp_path / "shops.csv").write_text("date,a,b\n2024-01-01,1,2\n")
+    (tmp_path / "twice.csv").write_text("date,y,y\n2024-01-01,1,2\n")
     (tmp_path / "recipe.yaml").write_text("model: reference/bolt\noutput: x\nbench: {repeat: 3}\n")
 
 
@@ -77,6 +80,26 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "'out' has no config.json; is it a checkpoint?",
         ),
         (
+            lambda: tscompress.read_series("out/sales.csv"),
+            DataError,
+            1,
+            "'sales.csv' cannot be read: there are no rows.",
+        ),
+        (
+            lambda: tscompress.read_series("shops.csv"),
+            DataError,
+            1,
+            "'shops.csv' cannot be read: no target column among ['date', 'a', 'b']; name one of "
+            "target, y, value, or give --target-column, '*' if each of the others is a series, and "
+            "--id-column if one tells series apart.",
+        ),
+        (
+            lambda: tscompress.read_series("twice.csv"),
+            DataError,
+            1,
+            "'twice.csv' cannot be read: several columns are named 'y'.",
+        ),
+        (
             lambda: parse_budget("wql=1"),
             UsageError,
             2,
@@ -86,7 +109,18 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "example parameters=0.5, bytes=20MB or wql=1%.",
         ),
     ],
-    ids=["exists", "input", "no recipe", "unknown key", "no directory", "no config", "budget"],
+    ids=[
+        "exists",
+        "input",
+        "no recipe",
+        "unknown key",
+        "no directory",
+        "no config",
+        "no rows",
+        "no target",
+        "name twice",
+        "budget",
+    ],
 )
 def test_golden_messages(
     act: Callable[[], object], error: type[TscompressError], code: int, message: str

@@ -39,7 +39,7 @@ class Collection:
     frequency
         Of pandas.
     season_length
-        In steps; None: as the frequency says.
+        In steps; None: by the frequency.
     long_format
         From the file's columns to one row an observation.
     columns

@@ -28,7 +28,7 @@ class LongFormat(SeriesFormat):
 
     horizon: int = Field(ge=1, description="steps to forecast")
     windows: int = Field(default=1, ge=1, description="consecutive ones, the last ends each series")
-    seasonality: int | None = Field(default=None, ge=1, description="null: as the frequency says")
+    seasonality: int | None = Field(default=None, ge=1, description="null: by the frequency")
 
 
 class DatasetConfig(BaseModel):

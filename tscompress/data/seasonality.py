@@ -10,7 +10,7 @@ from tscompress.data.synthetic import FloatArray
 _LEAST_CORRELATION = 0.3
 _STANDARD_ERRORS = 4.0
 _FEWEST_STEPS = 12
-#: Share of calibration series with a season from which on nothing needs to be said.
+#: With at least this share of seasonal series a calibration needs no note.
 _FEW = 0.05
 
 

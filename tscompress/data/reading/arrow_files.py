@@ -1,4 +1,4 @@
-"""Parquet and Arrow (Feather) files to tables, held against memory before they are converted.
+"""Parquet and Arrow (Feather) files to tables, bounded by memory before they are converted.
 
 A few bytes may declare a billion equal values, or one list of them.
 """
@@ -137,7 +137,7 @@ _PARTS: dict[str, Callable[[Path, int, int], Iterator[pd.DataFrame]]] = {
 def _checked(batch: Any) -> int:
     """Values of a record batch, those of lists one by one.
 
-    pyarrow trusts files blindly: offsets are held against their buffers first.
+    pyarrow trusts files blindly, so that offsets are validated first.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How a file of series is written; whatever is not said is found in the file, or refused."""
+"""Columns and notation of a file of series; what is not given is found in the file, or refused."""
 
 from __future__ import annotations
 

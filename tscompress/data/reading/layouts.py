@@ -1,6 +1,6 @@
 """Tables to series: long, wide, a row a series, lists in a row, or one series alone.
 
-A column is a series only if its name says so, if no other column is left, or if the user says it:
+A column is a series only by its name, where no other column is left, or where the user names it:
 numbers may also be ids, prices or row numbers.
 """
 
@@ -41,7 +41,7 @@ class Observed(NamedTuple):
     times
         ``[T]``; None where rows only follow one another.
     frequency
-        What the file says of the distance of two values.
+        Distance of two values, as the file names it.
     start
         Time of the first value where there are no ``times``.
     """
@@ -392,10 +392,10 @@ def _of_lists(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Seri
             "--id-column, several as in store,item"
         )
     stamps, starts, form = _times_of_rows(frame, layout)
-    said = frame["freq"].tolist() if "freq" in frame.columns else [None] * len(frame)
+    freqs = frame["freq"].tolist() if "freq" in frame.columns else [None] * len(frame)
     found: list[Observed] = []
     for row, name in enumerate(names):
-        known = str(said[row]) if isinstance(said[row], str) and said[row] else None
+        known = str(freqs[row]) if isinstance(freqs[row], str) and freqs[row] else None
         for target in layout.targets:
             full = f"{name}/{target}" if len(layout.targets) > 1 else name
             for one, values in _cell(frame[target].iloc[row], full, f"row {row + 1}", target):
@@ -406,7 +406,7 @@ def _of_lists(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Seri
 def _times_of_rows(
     frame: pd.DataFrame, layout: Layout
 ) -> tuple[list[Times | None], list[pd.Timestamp | None], SeriesFormat]:
-    """For each row the times of its values, or when they start, where the file says that."""
+    """Times of the values of each row, or when they start, where the file has them."""
     form, count = layout.form, len(frame)
     stamps: list[Times | None] = [None] * count
     starts: list[pd.Timestamp | None] = [None] * count
@@ -416,15 +416,15 @@ def _times_of_rows(
     if _holds_lists(column):
         if column.isna().any():
             raise ValueError(f"{int(column.isna().sum())} rows have no times")
-        flat = pd.Series(np.concatenate([np.asarray(cell) for cell in column if len(cell)] or [[]]))
+        flat = pd.Series(np.concatenate([np.asarray(cell) for cell in column]))
         if flat.empty:
             return [np.zeros(0, dtype="datetime64[ns]")] * count, starts, form
         times, date_format = parse_times(flat.rename(str(layout.time)), form.date_format)
         stamps = list(np.split(times, np.cumsum([len(cell) for cell in column])[:-1]))
     else:
-        said = np.flatnonzero(column.notna())
-        times, date_format = parse_times(column.iloc[said], form.date_format)
-        for row, time in zip(said, times, strict=True):
+        known = np.flatnonzero(column.notna())
+        times, date_format = parse_times(column.iloc[known], form.date_format)
+        for row, time in zip(known, times, strict=True):
             starts[row] = pd.Timestamp(time)
     return stamps, starts, form.model_copy(update={"date_format": date_format})
 

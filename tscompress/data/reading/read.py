@@ -169,12 +169,12 @@ def _part(frame: pd.DataFrame, layout: Layout) -> tuple[list[RegularSeries], Lay
 def _whole_series(
     frame: pd.DataFrame, held: pd.DataFrame | None, ids: tuple[str, ...], ended: set[int]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows of series that have ended, and those of the last one, which may go on.
+    """Rows of complete series, and those of the last one, which may continue.
 
     Raises
     ------
     ValueError
-        A series goes on that had ended.
+        Rows of one series are apart.
     """
     if held is not None:
         frame = pd.concat([held, frame], ignore_index=True)

@@ -68,7 +68,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def kind_of(path: str | Path) -> str:
-    """The one of :data:`SUFFIXES` that says what is in a file; empty for other files.
+    """Kind of a file, one of :data:`SUFFIXES`; empty for other files.
 
     ``sales.csv.gz`` is CSV; ``sales.zip`` is what its only member is, and CSV if it is not there.
     """

@@ -293,7 +293,9 @@ def _without_times(one: Observed, given: Step | None) -> RegularSeries:
 def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSeries:
     assert one.times is not None
     if not len(one.times):
-        return RegularSeries(one.name, None, np.zeros(0), step, step and step.label)
+        return RegularSeries(
+            one.name, None, np.zeros(0), step, None if step is None else step.label
+        )
     assert step is not None
     trouble = _trouble(one, step)
     if trouble is not None:
