@@ -271,7 +271,8 @@ def test_second_plan_reads_the_cache(
             calls.append((done, total))
 
     first = planned(load(checkpoint), "parameters=0.6", on_progress=count)
-    total = len(calls)
+    total = calls[-1][1]
+    assert [done for done, _ in calls] == list(range(total + 1))
     assert total > 20
     (kept,) = (tmp_path / "own" / "sensitivity").iterdir()
     stamp = kept.stat().st_mtime_ns

@@ -21,6 +21,7 @@ from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 RECIPES = ROOT / "recipes"
 STRENGTHS = ("gentle", "balanced", "extreme")
 OF_ANY_MODEL = [RECIPES / f"{strength}.yaml" for strength in STRENGTHS]
+OF_OWN_DATA = RECIPES / "own-data.yaml"
 COMPRESSION = sorted([RECIPES / "demo.yaml", *OF_ANY_MODEL])
 PRETRAINING = sorted((RECIPES / "pretrain").glob("*.yaml"))
 SWEEPS = sorted((RECIPES / "sweep").glob("*.yaml"))
@@ -62,7 +63,16 @@ def test_recipes_of_sweeps_are_valid(path: Path) -> None:
 
 
 def test_no_recipe_lies_elsewhere() -> None:
-    assert sorted(RECIPES.rglob("*.y*ml")) == sorted([*COMPRESSION, *PRETRAINING, *SWEEPS])
+    assert sorted(RECIPES.rglob("*.y*ml")) == sorted(
+        [*COMPRESSION, OF_OWN_DATA, *PRETRAINING, *SWEEPS]
+    )
+
+
+def test_recipe_of_own_data_leaves_out_what_it_scores() -> None:
+    recipe = load_recipe(OF_OWN_DATA, model=MODELS[1])
+    assert recipe.calibration.source == recipe.evaluation.suite
+    assert recipe.evaluation.long_format is not None
+    assert recipe.series.hold_out == recipe.evaluation.long_format.horizon
 
 
 @pytest.mark.parametrize("path", OF_ANY_MODEL, ids=lambda path: path.stem)

@@ -158,7 +158,8 @@ def _of_pipeline(pipeline: BaseChronosPipeline, name: str | None = None) -> Load
     family = adapter_of_pipeline(pipeline)
     config = family.config_in_memory(pipeline)
     model = pipeline.inner_model
-    source = str(config.get("_name_or_path") or getattr(model.config, "_name_or_path", "") or "")
+    loaded_from = getattr(getattr(model, "config", None), "_name_or_path", "")
+    source = str(config.get("_name_or_path") or loaded_from or "")
     dtypes = [parameter.dtype for parameter in model.parameters()]
     return LoadedModel(
         model=model,

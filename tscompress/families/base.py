@@ -381,13 +381,18 @@ class ForecastFamily(Family):
     def config_in_memory(self, pipeline: BaseChronosPipeline) -> dict[str, Any]:
         """What ``config.json`` of the pipeline's model would hold.
 
+        Empty for a subclass of the pipeline around a model of its own: that forecasts and can be
+        measured, and has no layers that are known here.
+
         Raises
         ------
         UsageError
-            The pipeline is around another model, such as one with adapters of peft.
+            The stock pipeline is around another model, such as one with adapters of peft.
         """
         model: Any = pipeline.inner_model
         if not isinstance(model, self.stock_class):
+            if type(pipeline) is not self.pipeline_class:
+                return {}
             raise UsageError(
                 f"the {type(pipeline).__name__} is around a {type(model).__name__}, not a "
                 f"{self.stock_class.__name__}; merge adapters into the model, or save it and give "
