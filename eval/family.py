@@ -3,8 +3,8 @@
     python eval/family.py --output eval/results/family-bolt --larger reference/bolt \\
         --smaller reference/bolt-nano
 
-and, after t5-nano.yaml, --output eval/results/family-t5 --larger reference/t5 --smaller
-results/t5-nano/model --max-series 100.
+and --output eval/results/family-t5 --larger reference/t5 --smaller
+reference/t5-nano --max-series 100.
 
 The larger model, as it is and folded to several sizes, against a smaller one trained on the
 same data and steps: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired

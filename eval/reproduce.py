@@ -103,10 +103,9 @@ TABLES = (
     ),
     Table(
         "peers-t5",
-        "peers.py --model reference/t5 --max-series 10 --smaller results/t5-nano/model "
+        "peers.py --model reference/t5 --max-series 10 --smaller reference/t5-nano "
         "--output DIR/peers",
         50,
-        ("t5-nano",),
     ),
     Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 25),
     Table(
@@ -121,10 +120,9 @@ TABLES = (
     ),
     Table(
         "family-t5",
-        "family.py --larger reference/t5 --smaller results/t5-nano/model --max-series 100 "
+        "family.py --larger reference/t5 --smaller reference/t5-nano --max-series 100 "
         "--output DIR/family-t5",
         30,
-        ("t5-nano",),
     ),
     Table(
         "table2-t5", "table2.py --model reference/t5 --max-series 100 --output DIR/table2-t5", 20
@@ -159,10 +157,10 @@ TABLES = (
     ),
     Table(
         "comparison-t5",
-        "comparison.py --model reference/t5 --max-series 100 --smaller results/t5-nano/model "
+        "comparison.py --model reference/t5 --max-series 100 --smaller reference/t5-nano "
         f"--by-design results/t5-{_BY_DESIGN}/model --output DIR/comparison",
         400,
-        ("t5-nano", f"t5-{_BY_DESIGN}"),
+        (f"t5-{_BY_DESIGN}",),
     ),
     Table(
         "calibration-bolt",
