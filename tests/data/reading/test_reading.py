@@ -264,6 +264,8 @@ def test_the_summary_says_what_was_read(tmp_path: Path) -> None:
         "3 series, 40 daily steps each, 2023-01-01 to 2023-02-09, 1.7 % missing, "
         "1 too short and left out, the last 7 steps of each held out"
     )
+    one = summarize(read_file(tmp_path / "x.csv"), hold_out=1)
+    assert one.line().endswith("the last step of each held out")
     assert summary.too_short_names == ("new",)
     assert summary.form.target_column == "sales"
     assert SeriesSummary.model_validate_json(summary.model_dump_json()) == summary

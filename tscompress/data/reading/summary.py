@@ -71,7 +71,8 @@ class SeriesSummary(BaseModel):
         if self.too_short:
             parts.append(f"{self.too_short:,} too short and left out")
         if self.hold_out:
-            parts.append(f"the last {self.hold_out} steps of each held out")
+            steps = "step" if self.hold_out == 1 else f"{self.hold_out} steps"
+            parts.append(f"the last {steps} of each held out")
         return ", ".join(parts)
 
     def _steps(self) -> str:
