@@ -154,12 +154,12 @@ def _with_separator(path: Path, kind: str, form: SeriesFormat) -> tuple[SeriesFo
     """
     form = form.model_copy(update={"separator": _separator(path, kind, form)})
     with open_text(path, form.encoding, whole=False) as stream:
-        header = pd.read_csv(stream, header=None, nrows=1, **_csv_options(form))
-    names = Counter(str(name).strip() for name in header.iloc[0])
+        header = next(filter(any, csv.reader(stream, delimiter=form.separator or ",")), [])
+    names = Counter(name.strip() for name in header)
     twice = [name for name, count in names.items() if name and count > 1]
     if twice:
         raise ValueError(f"several columns are named {shown(twice[0])}")
-    return form, header.shape[1]
+    return form, max(len(header), 1)
 
 
 def _separator(path: Path, kind: str, form: SeriesFormat) -> str:

@@ -118,7 +118,7 @@ def _as_numbers(cells: npt.NDArray[np.object_]) -> npt.NDArray[np.float64]:
     """Cells as Python writes numbers, correctly rounded; others are NaN."""
     with suppress(ValueError, TypeError, OverflowError):
         numbers = cells.astype(np.float64)
-        written = "".join([cell for cell in cells if type(cell) is str])
+        written = _written(cells)
         if written.isascii() and "_" not in written:  # Python also reads 1_000 and other digits
             return numbers
     # Several times as slow, and some of it not rounded correctly.
@@ -128,6 +128,14 @@ def _as_numbers(cells: npt.NDArray[np.object_]) -> npt.NDArray[np.float64]:
     with suppress(ValueError, TypeError, OverflowError):
         numbers[known] = cells[known].astype(np.float64)
     return numbers
+
+
+def _written(cells: npt.NDArray[np.object_]) -> str:
+    """All text of the cells, joined."""
+    try:
+        return "".join(cells.tolist())
+    except TypeError:  # not all are text
+        return "".join([cell for cell in cells if type(cell) is str])
 
 
 def _plain(texts: pd.Series[str], decimal: Decimal) -> pd.Series[str]:
