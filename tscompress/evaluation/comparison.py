@@ -122,7 +122,7 @@ class Comparison(BaseModel):
         return [*found, *(f"note: {note}." for note in self.notes)]
 
 
-def compare(
+def compare_results(
     results: Sequence[EvaluationResult],
     *,
     margin: float = 0.005,
@@ -130,18 +130,7 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Ratios of scores to those of the first result, with intervals and verdicts.
-
-    Parameters
-    ----------
-    results
-        The reference, usually the original, and one or more others.
-    margin
-        The acceptable rise of a score, as a share: 0.005 is half a per cent.
-    confidence
-        Of the two-sided intervals.
-    resamples, seed
-        Of the bootstrap.
+    """:func:`tscompress.compare` of results that are in memory.
 
     Raises
     ------

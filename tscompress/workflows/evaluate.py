@@ -17,9 +17,8 @@ from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.comparison import Comparison
-from tscompress.evaluation.comparison import compare as compare_results
-from tscompress.evaluation.evaluate import evaluate as evaluate_pipeline
+from tscompress.evaluation.comparison import Comparison, compare_results
+from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import (
     SCORES_FILE,
