@@ -33,6 +33,7 @@ from tscompress.io.arguments import (
     check_list,
     check_number,
     check_type,
+    described,
     refuse_unknown,
 )
 from tscompress.workflows.recipe import validate
@@ -106,18 +107,24 @@ def evaluate(
     ModelLoadError
         The model cannot be loaded.
     LeakError
-        The model was fitted to the steps of a file that are scored.
+        The model was fitted to the steps of a file that are scored, by its own records or those of
+        the directory that it was loaded from.
     DataError, OfflineError
         A dataset cannot be read, or a forecast is not finite.
     """
     check_counts(max_series=max_series, seed=seed, num_samples=num_samples, horizon=horizon,
                  windows=windows, seasonality=seasonality)  # fmt: skip
+    check_number("seed", seed)
     check_list("seeds", seeds, (int,), "integers")
+    check_type("name", name, (str, type(None)), "a name for the results")
+    check_type("root", root, (str, Path, type(None)), "the path of a directory")
+    check_type("cache", cache, (ScoreCache, type(None)), "a ScoreCache")
     refuse_unknown("evaluate", columns, _COLUMNS)
     form = {"horizon": horizon, "windows": windows, "seasonality": seasonality, **columns}
     found = _suite(suite, {key: value for key, value in form.items() if value is not None})
-    if isinstance(datasets, str):
-        raise UsageError(f"datasets is {datasets!r}; give a list of names.")
+    if isinstance(datasets, str) or not isinstance(datasets, Iterable | None):
+        raise UsageError(f"datasets is {described(datasets)}; give a list of names.")
+    datasets = None if datasets is None else tuple(datasets)
     scored: BaseChronosPipeline | Literal["seasonal-naive"] = SEASONAL_NAIVE
     label = name or SEASONAL_NAIVE
     if not (isinstance(model, str) and model == SEASONAL_NAIVE):
@@ -203,8 +210,10 @@ def compare(
         A model cannot be scored; see :func:`evaluate`.
     """
     check_counts(resamples=resamples, seed=seed)
-    check_number("margin", margin)
-    check_number("confidence", confidence)
+    for option, value in (
+        ("margin", margin), ("confidence", confidence), ("resamples", resamples), ("seed", seed),
+    ):  # fmt: skip
+        check_number(option, value)
     refuse_unknown("compare", evaluation, (*_FOR_MODELS, *_COLUMNS))
     items = list(results) if isinstance(results, list | tuple) else [results]
     files = [_result_file(one) for one in items]
