@@ -129,7 +129,9 @@ def cold_and_cached(
         for _ in range(2):
             started = time.perf_counter()
             cache = ScoreCache(directory)
-            evaluate_pipeline(pipeline, name="m", max_series=max_series, datasets=datasets, cache=cache)
+            evaluate_pipeline(
+                pipeline, name="m", max_series=max_series, datasets=datasets, cache=cache
+            )
             seconds.append(time.perf_counter() - started)
     return seconds[0], seconds[1]
 

@@ -174,7 +174,9 @@ def test_seasonal_naive_reproduces_the_published_scores() -> None:
 def test_the_hub_holds_the_published_series() -> None:
     published = pd.read_csv(PUBLISHED).set_index("dataset").loc[YEARLY]
     try:
-        (row,) = evaluate_pipeline("seasonal-naive", "zero-shot", name="naive", datasets=YEARLY).rows
+        (row,) = evaluate_pipeline(
+            "seasonal-naive", "zero-shot", name="naive", datasets=YEARLY
+        ).rows
     except OfflineError:
         pytest.skip("the Hub cannot be reached")
     scores = published[["MASE", "WQL"]].iloc[0].tolist()
@@ -329,7 +331,9 @@ def test_evaluate_keeps_every_series(t5: BaseChronosPipeline) -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
 
     def run(**options: Any) -> EvaluationResult:
-        return evaluate_pipeline(t5, name="t", max_series=3, datasets=YEARLY, num_samples=3, **options)
+        return evaluate_pipeline(
+            t5, name="t", max_series=3, datasets=YEARLY, num_samples=3, **options
+        )
 
     both = run(seeds=(0, 5), on_forecasts=lambda data, q: seen.append((data.name, q.shape)))
     assert seen == [("monash_m1_yearly", (3, 9, 6))]
@@ -729,7 +733,9 @@ def test_lists_of_numbers_are_one_line_and_strings_stay() -> None:
 
 
 def test_contributions_of_other_series_are_refused() -> None:
-    kept = evaluate_pipeline("seasonal-naive", name="naive", datasets=YEARLY, max_series=3).to_dict()
+    kept = evaluate_pipeline(
+        "seasonal-naive", name="naive", datasets=YEARLY, max_series=3
+    ).to_dict()
     kept["rows"][0]["series_count"] = 4
     with pytest.raises(DataError, match="series_count is 4"):
         EvaluationResult.from_dict(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,6 @@ from tscompress.cli.options import (
     Margin,
     Revision,
     Samples,
-    load_model,
 )
 from tscompress.cli.series_options import (
     COLUMN_OPTIONS,
@@ -27,13 +26,40 @@ from tscompress.cli.series_options import (
     with_series_options,
 )
 from tscompress.errors import UsageError
+from tscompress.progress import OnProgress
 
 if TYPE_CHECKING:
+    from tscompress.evaluation.results import EvaluationResult
+    from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.evaluate_models import EvaluatedModels, Scored
     from tscompress.workflows.recipe import EvaluationConfig
 
 _WINDOW_OPTIONS = ("windows", "seasonality")
 _LONG_FORMAT_OPTIONS = (*_WINDOW_OPTIONS, *COLUMN_OPTIONS)
+SuiteName = Annotated[
+    str,
+    typer.Option(
+        help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, or a file of series "
+        "(with --horizon)."
+    ),
+]
+Horizon = Annotated[int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)]
+Windows = Annotated[
+    int, typer.Option(help="Of a file of series: windows to forecast, up to its end.", min=1)
+]
+Seasonality = Annotated[
+    int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
+]
+Datasets = Annotated[list[str] | None, typer.Option(help="Only this dataset; repeatable.")]
+FirstSeries = Annotated[
+    int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
+
+_FOR_MODELS = (
+    "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "no_cache", "device",
+    "dtype",
+)  # fmt: skip
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
     "fidelity", "gift_eval", "no_cache",
@@ -54,23 +80,12 @@ def evaluate(
             "series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
         ),
     ] = "offline",
-    horizon: Annotated[
-        int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)
-    ] = None,
-    windows: Annotated[
-        int,
-        typer.Option(help="Of a file of series: windows to forecast, up to its end.", min=1),
-    ] = 1,
-    seasonality: Annotated[
-        int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
-    ] = None,
+    horizon: Horizon = None,
+    windows: Windows = 1,
+    seasonality: Seasonality = None,
     files: SeriesOptions = NOTHING_SAID,
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Only this dataset; repeatable.")
-    ] = None,
-    max_series: Annotated[
-        int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
-    ] = None,
+    dataset: Datasets = None,
+    max_series: FirstSeries = None,
     root: Annotated[
         Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.", parser=path)
     ] = None,
@@ -88,9 +103,7 @@ def evaluate(
     gift_eval: Annotated[
         bool, typer.Option("--gift-eval", help="Also write all_results.csv in GIFT-Eval's layout.")
     ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")
-    ] = False,
+    no_cache: NoCache = False,
     output: Annotated[
         Path | None,
         typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.", parser=path),
@@ -106,7 +119,7 @@ def evaluate(
     Scores are cached below $TSCOMPRESS_CACHE, so a stopped run resumes. Several processes:
     torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
-    from tscompress.evaluation.batching import Processes
+    from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.evaluate_models import (
@@ -131,7 +144,13 @@ def evaluate(
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
         refuse(context, "--seeds has every seed", ("seed",))
-    config = _evaluation_config(context, files)
+    config = _evaluation_config(
+        context,
+        files,
+        batch_size=parse_batch_size(batch_size),
+        seed=seed,
+        root=None if root is None else str(root),
+    )
     _read_suite(config, processes.is_main)
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
@@ -152,8 +171,7 @@ def evaluate(
     processes.leave()
     if not processes.is_main:
         return
-    if cache is not None and cache.trouble:
-        typer.echo(f"note: scores are not cached: {cache.trouble}", err=True)
+    _say_trouble(cache)
     if output is not None:
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
@@ -176,10 +194,11 @@ def _read_suite(config: EvaluationConfig, says: bool) -> None:
             say_series(read.summary)
 
 
-def _evaluation_config(context: typer.Context, files: SeriesOptions) -> EvaluationConfig:
-    """The evaluation config from the options of ``evaluate``."""
+def _evaluation_config(
+    context: typer.Context, files: SeriesOptions, **more: Any
+) -> EvaluationConfig:
+    """The evaluation config from the options that ``evaluate`` and ``compare`` share, and others."""
     from tscompress.data.evaluation_sets import LongFormat
-    from tscompress.evaluation.batching import parse_batch_size
     from tscompress.workflows.recipe import EvaluationConfig, validate
 
     given = context.params
@@ -196,18 +215,16 @@ def _evaluation_config(context: typer.Context, files: SeriesOptions) -> Evaluati
         long_format=long_format,
         datasets=tuple(given["dataset"]) if given["dataset"] else None,
         max_series=given["max_series"],
-        batch_size=parse_batch_size(given["batch_size"]),
-        seed=given["seed"],
-        root=None if given["root"] is None else str(given["root"]),
+        **more,
     )
 
 
 def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
-    return (
-        "seasonal-naive"
-        if name == "seasonal-naive"
-        else partial(load_model, name, device, dtype, revision)
-    )
+    from tscompress.checkpoints.load import load
+
+    if name == "seasonal-naive":
+        return "seasonal-naive"
+    return partial(load, name, device=device, dtype=dtype, revision=revision)
 
 
 def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
@@ -259,20 +276,34 @@ def _evaluate_fev(context: typer.Context) -> None:
     show(given["as_json"], {"summaries": summaries}, table)
 
 
+@with_series_options(hold_out=False)
 def compare(
+    context: typer.Context,
     results: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="Outputs of evaluate --output; the first is the reference.", parser=path
+            metavar="RESULTS...",
+            help="Outputs of evaluate --output, MODELS, or seasonal-naive; the first is the "
+            "reference. Models are scored.",
         ),
     ],
+    suite: SuiteName = "offline",
+    horizon: Horizon = None,
+    windows: Windows = 1,
+    seasonality: Seasonality = None,
+    files: SeriesOptions = NOTHING_SAID,
+    dataset: Datasets = None,
+    max_series: FirstSeries = None,
     margin: Margin = 0.005,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="Of the series, for the intervals.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
+    no_cache: NoCache = False,
     output: Annotated[
         Path | None, typer.Option(help="Directory for ratios.csv and series.csv.", parser=path)
     ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -280,20 +311,25 @@ def compare(
 
     A single result is compared with the one of --against in the same file.
     """
-    from tscompress.evaluation.comparison import compare as compare_results
-    from tscompress.evaluation.comparison import series_frame
-    from tscompress.evaluation.results import SCORES_FILE, load_results
+    from tscompress.evaluation.comparison import compare_results, series_frame
+    from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
+    from tscompress.workflows.evaluate import is_model, results_of
 
-    inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
+    places = [path(given) for given in results]
+    inputs = [given / SCORES_FILE if given.is_dir() else given for given in places]
     names = "ratios.csv", "series.csv"
     if output is not None:
         check_output(output, force=force, inputs=inputs, writes=names)
-    if len(results) == 1:
-        found = list(reversed(load_results(results[0])))
+    config = _evaluation_config(context, files)
+    if any(map(is_model, results)):
+        _read_suite(config, says=True)
     else:
-        found = [load_results(path)[0] for path in results]
+        refuse(context, "these are results already", _FOR_MODELS)
+    with progress_bars() as advance:
+        options = {"device": device, "dtype": dtype, "no_cache": no_cache}
+        found = results_of(results, partial(_score, config, advance, **options))
     comparison = compare_results(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
@@ -308,3 +344,30 @@ def compare(
         *comparison_tables(comparison),
         "\n".join(comparison.lines()),
     )
+
+
+def _score(
+    config: EvaluationConfig,
+    advance: OnProgress,
+    model: str,
+    *,
+    device: str,
+    dtype: str,
+    no_cache: bool,
+) -> EvaluationResult:
+    """One of the models of ``compare``."""
+    from tscompress.evaluation.score_cache import ScoreCache
+    from tscompress.workflows.evaluate_models import score
+
+    given = _scored(model, None, device, dtype)
+    loaded = given if isinstance(given, str) else given()
+    name = loaded if isinstance(loaded, str) else loaded.name
+    cache = None if no_cache else ScoreCache()
+    found = score(loaded, name, config, advance, cache=cache, on_note=say_note)
+    _say_trouble(cache)
+    return found
+
+
+def _say_trouble(cache: ScoreCache | None) -> None:
+    if cache is not None and cache.trouble:
+        say_note(f"scores are not cached: {cache.trouble}")

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
 from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
-from tscompress.io.text import ratio_text
+from tscompress.io.text import numbered, ratio_text
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
@@ -181,8 +181,7 @@ def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
     """The models' names; repeated ones get a number."""
     names: list[str] = []
     for result in results:
-        again = sum(other.model == result.model for other in results[: len(names)])
-        names.append(f"{result.model} ({again + 1})" if again else result.model)
+        names.append(numbered(result.model, names))
     return names
 
 

@@ -216,31 +216,40 @@ def compare(
         check_number(option, value)
     refuse_unknown("compare", evaluation, (*_FOR_MODELS, *_COLUMNS))
     items = list(results) if isinstance(results, list | tuple) else [results]
-    files = [_result_file(one) for one in items]
-    if len(items) == 1 and files[0] is not None:
-        return compare_results(
-            list(reversed(load_results(files[0]))),
-            margin=margin, confidence=confidence, resamples=resamples, seed=seed,
-        )  # fmt: skip
-    models = [
-        file is None and not isinstance(one, EvaluationResult)
-        for one, file in zip(items, files, strict=True)
-    ]
-    if evaluation and not any(models):
+    if evaluation and not any(map(is_model, items)):
         raise UsageError(
             f"{', '.join(sorted(evaluation))} are for models, and these are results already."
         )
-    if len(items) < 2:
-        raise UsageError(f"{len(items)} result given; a comparison needs at least two.")
-    found: list[Any] = []
-    for one, file, is_model in zip(items, files, models, strict=True):
-        if is_model:
-            found.append(evaluate(one, **evaluation))
-        else:
-            found.append(one if file is None else load_results(file)[0])
+    found = results_of(items, lambda model: evaluate(model, **evaluation))
     return compare_results(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
+
+
+def results_of(
+    given: Sequence[Any], score: Callable[[Any], EvaluationResult]
+) -> list[EvaluationResult]:
+    """Of what :func:`compare` takes the results; models among it are scored.
+
+    Raises
+    ------
+    UsageError
+        Fewer than two, other than one file that holds both.
+    DataError
+        A file cannot be read.
+    """
+    if len(given) == 1 and (file := _result_file(given[0])) is not None:
+        return list(reversed(load_results(file)))
+    if len(given) < 2:
+        raise UsageError(f"{len(given)} result given; a comparison needs at least two.")
+    # Files are read before a model is scored.
+    read = [load_results(file)[0] if (file := _result_file(one)) else one for one in given]
+    return [score(one) if is_model(one) else one for one in read]
+
+
+def is_model(one: object) -> bool:
+    """Whether it is neither a result of an evaluation nor a file of one."""
+    return not isinstance(one, EvaluationResult) and _result_file(one) is None
 
 
 _FOR_MODELS = (

@@ -63,7 +63,11 @@ class EvaluatedModels:
 
     def comparison(self, margin: float) -> Comparison | None:
         """Ratios to ``against``, with intervals; ``margin`` is the acceptable rise, as a share."""
-        return None if self.against is None else compare_results([self.against, self.model], margin=margin)
+        return (
+            None
+            if self.against is None
+            else compare_results([self.against, self.model], margin=margin)
+        )
 
     def to_dict(self, margin: float) -> dict[str, Any]:
         """Content of ``scores.json``."""
