@@ -169,6 +169,14 @@ def test_names_of_datasets_from_an_iterator(checkpoints: dict[str, Path]) -> Non
     assert [row.dataset for row in found.rows] == YEARLY
 
 
+def test_progress_counts_the_datasets_of_each_model() -> None:
+    told: list[tuple[str, int, int]] = []
+    models = ["seasonal-naive", "seasonal-naive"]
+    tscompress.compare(models, **FEW, on_progress=lambda *step: told.append(step))
+    total = len(FEW["datasets"])
+    assert told == 2 * [("evaluate seasonal-naive", done + 1, total) for done in range(total)]
+
+
 def test_former_keywords(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     with pytest.warns(DeprecationWarning, match="model"):
@@ -294,6 +302,7 @@ WRONG: list[tuple[str, Any, Any]] = [
     ("resamples", None, tscompress.compare),
     ("seed", None, tscompress.compare),
     ("reference", "x", tscompress.compare),
+    ("on_dataset", print, tscompress.compare),
     ("epsilons", 0.1, tscompress.profile),
     ("epsilons", ["0.1"], tscompress.profile),
     ("calibration", {"num_series": 8}, tscompress.profile),

@@ -26,9 +26,9 @@ from tscompress.cli.series_options import (
     with_series_options,
 )
 from tscompress.errors import UsageError
-from tscompress.progress import OnProgress
 
 if TYPE_CHECKING:
+    from tscompress.data.suites import Suite
     from tscompress.evaluation.results import EvaluationResult
     from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.evaluate_models import EvaluatedModels, Scored
@@ -144,13 +144,7 @@ def evaluate(
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
         refuse(context, "--seeds has every seed", ("seed",))
-    config = _evaluation_config(
-        context,
-        files,
-        batch_size=parse_batch_size(batch_size),
-        seed=seed,
-        root=None if root is None else str(root),
-    )
+    config = _evaluation_config(context, files, batch_size=parse_batch_size(batch_size), seed=seed)
     _read_suite(config, processes.is_main)
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
@@ -183,7 +177,7 @@ def evaluate(
     show(as_json, content, *_tables(evaluated, margin))
 
 
-def _read_suite(config: EvaluationConfig, says: bool) -> None:
+def _read_suite(config: EvaluationConfig, says: bool) -> Suite:
     """Refuse a suite that is none, before a model is loaded; say what is in a file of series."""
     from tscompress.data.suites import find_suite, load_suite
 
@@ -192,12 +186,16 @@ def _read_suite(config: EvaluationConfig, says: bool) -> None:
         (read,) = load_suite(found, config.max_series)
         if says:
             say_series(read.summary)
+    return found
 
 
 def _evaluation_config(
-    context: typer.Context, files: SeriesOptions, **more: Any
+    context: typer.Context, files: SeriesOptions, **sampling: Any
 ) -> EvaluationConfig:
-    """The evaluation config from the options that ``evaluate`` and ``compare`` share, and others."""
+    """The evaluation config from the options of ``evaluate`` or ``compare``.
+
+    ``sampling`` are the fields whose options mean something else in ``compare``, or are not there.
+    """
     from tscompress.data.evaluation_sets import LongFormat
     from tscompress.workflows.recipe import EvaluationConfig, validate
 
@@ -215,7 +213,8 @@ def _evaluation_config(
         long_format=long_format,
         datasets=tuple(given["dataset"]) if given["dataset"] else None,
         max_series=given["max_series"],
-        **more,
+        root=None if given.get("root") is None else str(given["root"]),
+        **sampling,
     )
 
 
@@ -311,28 +310,37 @@ def compare(
 
     A single result is compared with the one of --against in the same file.
     """
-    from tscompress.evaluation.comparison import compare_results, series_frame
+    from tscompress.evaluation.comparison import series_frame
     from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
-    from tscompress.workflows.evaluate import is_model, results_of
+    from tscompress.workflows.evaluate import compare as compare_all
+    from tscompress.workflows.evaluate import is_model
 
     places = [path(given) for given in results]
-    inputs = [given / SCORES_FILE if given.is_dir() else given for given in places]
+    inputs = [file if (file := given / SCORES_FILE).is_file() else given for given in places]
     names = "ratios.csv", "series.csv"
     if output is not None:
         check_output(output, force=force, inputs=inputs, writes=names)
-    config = _evaluation_config(context, files)
-    if any(map(is_model, results)):
-        _read_suite(config, says=True)
-    else:
+    if not any(map(is_model, results)):
         refuse(context, "these are results already", _FOR_MODELS)
+        evaluation = {}
+    else:
+        evaluation = _evaluation_options(context, files)
+    found: list[EvaluationResult] = []
     with progress_bars() as advance:
-        options = {"device": device, "dtype": dtype, "no_cache": no_cache}
-        found = results_of(results, partial(_score, config, advance, **options))
-    comparison = compare_results(
-        found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
-    )
+        if evaluation:
+            evaluation["on_progress"] = advance
+        comparison = compare_all(
+            results,
+            margin=margin,
+            confidence=confidence,
+            resamples=resamples,
+            seed=seed,
+            on_result=found.append,
+            **evaluation,
+        )
+    _say_trouble(evaluation.get("cache"))
     if output is not None:
         tables = comparison.frame(), series_frame(found)
         with new_directory(output, force=force, writes=names, inputs=inputs) as directory:
@@ -346,26 +354,21 @@ def compare(
     )
 
 
-def _score(
-    config: EvaluationConfig,
-    advance: OnProgress,
-    model: str,
-    *,
-    device: str,
-    dtype: str,
-    no_cache: bool,
-) -> EvaluationResult:
-    """One of the models of ``compare``."""
+def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[str, Any]:
+    """What ``compare`` says of the models among its arguments."""
     from tscompress.evaluation.score_cache import ScoreCache
-    from tscompress.workflows.evaluate_models import score
 
-    given = _scored(model, None, device, dtype)
-    loaded = given if isinstance(given, str) else given()
-    name = loaded if isinstance(loaded, str) else loaded.name
-    cache = None if no_cache else ScoreCache()
-    found = score(loaded, name, config, advance, cache=cache, on_note=say_note)
-    _say_trouble(cache)
-    return found
+    given = context.params
+    config = _evaluation_config(context, files)
+    return {
+        "suite": _read_suite(config, says=True),
+        "datasets": config.datasets,
+        "max_series": config.max_series,
+        "cache": None if given["no_cache"] else ScoreCache(),
+        "device": given["device"],
+        "dtype": given["dtype"],
+        "on_note": say_note,
+    }
 
 
 def _say_trouble(cache: ScoreCache | None) -> None:

@@ -139,7 +139,7 @@ def compare_results(
     DataError
         A score or a contribution is not finite, or a score is zero.
     """
-    _check_options(len(results), margin, confidence, resamples, seed)
+    check_comparison(len(results), margin, confidence, resamples, seed)
     reference, *others = results
     names = distinct_names(results)
     points = [relative(other, reference) for other in others]
@@ -164,7 +164,10 @@ def compare_results(
     )
 
 
-def _check_options(count: int, margin: float, confidence: float, resamples: int, seed: int) -> None:
+def check_comparison(
+    count: int, margin: float, confidence: float, resamples: int, seed: int
+) -> None:
+    """Refuse fewer than two results, and options of a comparison out of range; UsageError."""
     if count < 2:
         raise UsageError(f"{count} result given; a comparison needs at least two.")
     for name, value, allowed, fits in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.comparison import Comparison, compare_results
+from tscompress.evaluation.comparison import Comparison, check_comparison, compare_results
 from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import (
@@ -36,11 +37,14 @@ from tscompress.io.arguments import (
     described,
     refuse_unknown,
 )
+from tscompress.io.files import user_path
+from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import validate
 from tscompress.workflows.seen_steps import check_unseen
 
 #: How a file of series is written.
 _COLUMNS = tuple(SeriesFormat.model_fields)
+OnDataset = Callable[[DatasetScore], None]
 
 
 def evaluate(
@@ -63,8 +67,9 @@ def evaluate(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     on_note: Callable[[str], None] = lambda note: warnings.warn(note, stacklevel=3),
-    on_dataset: Callable[[DatasetScore], None] | None = None,
+    on_dataset: OnDataset | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
+    on_progress: OnProgress = silent,
     **columns: Any,
 ) -> EvaluationResult:
     """Score a model on a suite.
@@ -99,6 +104,8 @@ def evaluate(
         Called with the score of each dataset when it is known.
     on_forecasts
         Called with each dataset and the quantiles of the first seed.
+    on_progress
+        Called with a stage, datasets done and datasets in all.
 
     Raises
     ------
@@ -146,9 +153,22 @@ def evaluate(
         num_samples=num_samples,
         root=root,
         cache=cache,
-        on_dataset=on_dataset,
+        on_dataset=_counted(label, len(found.select(datasets).datasets), on_progress, on_dataset),
         on_forecasts=on_forecasts,
     )
+
+
+def _counted(
+    name: str, total: int, on_progress: OnProgress, on_dataset: OnDataset | None
+) -> OnDataset:
+    done = count(1)
+
+    def call(score: DatasetScore) -> None:
+        on_progress(f"evaluate {name}", next(done), total)
+        if on_dataset is not None:
+            on_dataset(score)
+
+    return call
 
 
 def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
@@ -172,6 +192,13 @@ def _check_unseen(loaded: LoadedModel, suite: Suite, max_series: int | None) -> 
     return check_unseen(loaded, dataset, config.path)
 
 
+#: Options of :func:`evaluate` that :func:`compare` takes.
+_FOR_MODELS = (
+    "suite", "max_series", "datasets", "batch_size", "seeds", "num_samples", "root", "horizon",
+    "windows", "seasonality", "cache", "device", "dtype", "on_note", "on_progress",
+)  # fmt: skip
+
+
 def compare(
     results: Sequence[EvaluationResult | AnyModel] | EvaluationResult | AnyModel,
     *,
@@ -179,6 +206,7 @@ def compare(
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
+    on_result: Callable[[EvaluationResult], None] = lambda result: None,
     **evaluation: Any,
 ) -> Comparison:
     """Ratios of scores to those of the first, with intervals and verdicts.
@@ -195,6 +223,8 @@ def compare(
         Of the two-sided intervals.
     resamples, seed
         Of the bootstrap.
+    on_result
+        Called with each result that is compared, the reference first.
     evaluation
         Options of :func:`evaluate` for the models among ``results``, such as ``suite="offline"``,
         ``max_series=50``, ``seeds=(0, 1)``.
@@ -220,49 +250,34 @@ def compare(
         raise UsageError(
             f"{', '.join(sorted(evaluation))} are for models, and these are results already."
         )
-    found = results_of(items, lambda model: evaluate(model, **evaluation))
-    return compare_results(
+    read = _results_in_files(items)
+    check_comparison(len(read), margin, confidence, resamples, seed)  # before a model is scored
+    found = [evaluate(one, **evaluation) if is_model(one) else one for one in read]
+    comparison = compare_results(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
+    for result in found:
+        on_result(result)
+    return comparison
 
 
-def results_of(
-    given: Sequence[Any], score: Callable[[Any], EvaluationResult]
-) -> list[EvaluationResult]:
-    """Of what :func:`compare` takes the results; models among it are scored.
-
-    Raises
-    ------
-    UsageError
-        Fewer than two, other than one file that holds both.
-    DataError
-        A file cannot be read.
-    """
+def _results_in_files(given: Sequence[Any]) -> list[Any]:
+    """What was given, and in the place of files what they hold: of a single one, both results."""
     if len(given) == 1 and (file := _result_file(given[0])) is not None:
         return list(reversed(load_results(file)))
-    if len(given) < 2:
-        raise UsageError(f"{len(given)} result given; a comparison needs at least two.")
-    # Files are read before a model is scored.
-    read = [load_results(file)[0] if (file := _result_file(one)) else one for one in given]
-    return [score(one) if is_model(one) else one for one in read]
+    return [load_results(file)[0] if (file := _result_file(one)) else one for one in given]
 
 
 def is_model(one: object) -> bool:
-    """Whether it is neither a result of an evaluation nor a file of one."""
+    """Whether :func:`compare` scores it: it is no result of an evaluation, nor a file of one."""
     return not isinstance(one, EvaluationResult) and _result_file(one) is None
-
-
-_FOR_MODELS = (
-    "suite", "max_series", "datasets", "batch_size", "seeds", "num_samples", "root", "horizon",
-    "windows", "seasonality", "cache", "device", "dtype",
-)  # fmt: skip
 
 
 def _result_file(one: object) -> Path | None:
     """The file of an evaluation; None: it is a result, or a model."""
     if not isinstance(one, str | Path):
         return None
-    path = Path(one).expanduser()
+    path = user_path(one)
     if (path / SCORES_FILE).is_file():
         return path
     return path if path.is_file() or path.suffix == ".json" else None

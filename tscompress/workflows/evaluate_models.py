@@ -239,18 +239,9 @@ def score(
 
     The other parameters are those of :func:`tscompress.evaluate`.
     """
-    done = 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        on_progress(f"evaluate {name}", done, total)
-
-    suite = find_suite(config.suite, config.long_format)
-    total = len(suite.select(config.datasets).datasets)
     return evaluate(
         model,
-        suite,
+        find_suite(config.suite, config.long_format),
         name=name,
         max_series=config.max_series,
         datasets=config.datasets,
@@ -261,6 +252,6 @@ def score(
         root=config.root,
         cache=cache,
         on_note=on_note,
-        on_dataset=count,
         on_forecasts=on_forecasts,
+        on_progress=on_progress,
     )
