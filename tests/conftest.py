@@ -114,6 +114,19 @@ def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> 
     return checkpoints[request.param]
 
 
+Forbid = Callable[[str], None]
+
+
+@pytest.fixture
+def forbid(monkeypatch: pytest.MonkeyPatch) -> Forbid:
+    """A call of the function of this dotted name fails the test."""
+
+    def replace(name: str) -> None:
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail(f"{name} was called"))
+
+    return replace
+
+
 def cache_of(output: Any) -> Any:
     """The key-value cache that a model put out, by whatever name; None: it has none."""
     return next((output[name] for name in CACHE_NAMES if name in output), None)
