@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tscompress.training.recovery_config import RecoveryConfig
     from tscompress.training.recovery_state import RecoveryResult
     from tscompress.workflows.evaluate import compare, evaluate
+    from tscompress.workflows.export import ExportResult, export
     from tscompress.workflows.recipe import Recipe, load_recipe
     from tscompress.workflows.run import RunResult, run
     from tscompress.workflows.save import CompressedModel, save
@@ -69,6 +70,8 @@ _HOME = {
     "TscompressError": "errors",
     "EvaluationResult": "evaluation.results",
     "evaluate": "workflows.evaluate",
+    "ExportResult": "workflows.export",
+    "export": "workflows.export",
     "relative": "evaluation.results",
     "Fidelity": "evaluation.fidelity",
     "FoldConfig": "compression.fold_config",
@@ -121,6 +124,7 @@ __all__ = [
     "EnergySchedule",
     "EpsilonSchedule",
     "EvaluationResult",
+    "ExportResult",
     "Fidelity",
     "FitSchedule",
     "FoldConfig",
@@ -149,6 +153,7 @@ __all__ = [
     "compare",
     "compress",
     "evaluate",
+    "export",
     "load",
     "load_recipe",
     "pretrain",

@@ -173,7 +173,7 @@ def compress(
         calibration=(calibration or CalibrationConfig()).model_dump(),
         recover=None if recover is None else recover.model_dump(),
     )
-    loaded = loaded_of(model, revision=revision, device=device)
+    loaded = loaded_of(model, revision=revision, device=device, exported=False)
     cast_parameters_(loaded.model, torch.float32)
     recipe = recipe.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": ""}
@@ -233,8 +233,9 @@ def recover(
     check_type("config", config, (RecoveryConfig, type(None)), "a RecoveryConfig")
     check_series(series)
     check_type("directory", directory, (str, Path, type(None)), "the path of a directory")
-    ours = loaded_of(student, device=device, dtype="stored", argument="student")
-    theirs = loaded_of(teacher, device=device, dtype="stored", argument="teacher")
+    given: dict[str, Any] = {"device": device, "dtype": "stored", "exported": False}
+    ours = loaded_of(student, argument="student", **given)
+    theirs = loaded_of(teacher, argument="teacher", **given)
     return recover_loaded_(
         ours,
         theirs,

@@ -35,6 +35,7 @@ from tscompress.benchmark.sizes import (
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
 from tscompress.checkpoints.given import AnyModel
 from tscompress.errors import UsageError
+from tscompress.families.exported import ExportedModel
 from tscompress.io.arguments import renamed
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 
@@ -125,7 +126,9 @@ def bench(
                         shared_cross_attention=shares_cross_attention(pipeline),
                     ),
                     bytes_on_disk=disk.get(name),
-                    macs=count_macs(pipeline, workload) if measure_macs else None,
+                    macs=count_macs(pipeline, workload)
+                    if measure_macs and not isinstance(pipeline.inner_model, ExportedModel)
+                    else None,
                     memory=memory_of(pipeline, paths.get(name), workload)
                     if measure_memory
                     else None,

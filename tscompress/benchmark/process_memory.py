@@ -26,7 +26,7 @@ from tscompress.benchmark.workload import (
     settings,
     synthetic_batch,
 )
-from tscompress.checkpoints.load import load
+from tscompress.checkpoints.given import loaded_of
 from tscompress.errors import TscompressError
 from tscompress.layers.shared_cross_attention import share_cross_attention, shares_cross_attention
 
@@ -83,7 +83,7 @@ def _measure_this_process(
     """Load the checkpoint and forecast twice (the second call runs with warm pools)."""
     forget_peak()
     before = psutil.Process().memory_info().rss
-    pipeline = load(directory, dtype=dtype).forecaster
+    pipeline = loaded_of(directory, dtype=dtype).forecaster
     if shared:
         pipeline = share_cross_attention(pipeline)
     after = psutil.Process().memory_info().rss

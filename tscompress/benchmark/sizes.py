@@ -13,29 +13,35 @@ from torch.utils.flop_counter import FlopCounterMode
 from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
 from tscompress.errors import ModelNotFoundError
 from tscompress.families.base import Pass
+from tscompress.families.exported import ExportedModel
 from tscompress.families.registry import adapter_of_model
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
+from tscompress.runtime.record import GRAPH_FILE, is_exported
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of parameters; tied ones count once."""
+    """Number of parameters; tied ones count once. Of an exported model, those of its source."""
+    if isinstance(model, ExportedModel):
+        return model.weights
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters in memory; tied ones count once."""
+    """Bytes of the parameters in memory; tied ones count once. Of an exported model, its graph."""
+    if isinstance(model, ExportedModel):
+        return model.graph_bytes
     return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
 
 
 def bytes_on_disk(directory: Path) -> int:
-    """Bytes of the ``*.safetensors`` files in a checkpoint directory.
+    """Bytes of the ``*.safetensors`` files in a checkpoint directory, or of an exported graph.
 
     Raises
     ------
     ModelNotFoundError
         There is no such file.
     """
-    files = list(directory.glob("*.safetensors"))
+    files = list(directory.glob(GRAPH_FILE if is_exported(directory) else "*.safetensors"))
     if not files:
         raise ModelNotFoundError(
             f"{directory} holds no *.safetensors file; give a checkpoint directory."

@@ -186,7 +186,9 @@ def sensitivities(
     """
     check_calibration(calibration, series)
     check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
-    loaded = in_float32(loaded_of(model, name=name, revision=revision, device=device))
+    loaded = in_float32(
+        loaded_of(model, name=name, revision=revision, device=device, exported=False)
+    )
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
     fold = fold or FoldConfig()

@@ -3,6 +3,7 @@
 Given is one of
 
 - a directory, a Hub id or ``reference/...``, which is loaded;
+- a directory of ``tscompress export``, whose graph is opened;
 - a :class:`LoadedModel`, such as :func:`tscompress.load` and :func:`tscompress.compress` return;
 - a pipeline of chronos-forecasting;
 - a predictor around one pipeline: AutoGluon's ``TimeSeriesPredictor`` or one of its Chronos models,
@@ -23,6 +24,13 @@ from typing import Any, TypeAlias
 import torch
 from chronos import BaseChronosPipeline
 
+from tscompress.checkpoints.exported import (
+    exported_directory,
+    is_exported_model,
+    load_exported,
+    refuse_exported,
+    refuse_options,
+)
 from tscompress.checkpoints.integrity import stored_tensors
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.checkpoints.locate import model_name
@@ -48,6 +56,7 @@ def loaded_of(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     argument: str = "model",
+    exported: bool = True,
 ) -> LoadedModel:
     """Whatever the user gave as a model, as a loaded model.
 
@@ -63,6 +72,8 @@ def loaded_of(
         Of a path or a Hub id alone. By default ``cpu`` and ``float32``.
     argument
         Name of the argument, for messages.
+    exported
+        Whether an exported graph will do, which forecasts and has no layers.
 
     Raises
     ------
@@ -73,11 +84,17 @@ def loaded_of(
         As :func:`tscompress.load`; or a pipeline's class is unknown.
     """
     check_type("name", name, (str, type(None)), "a name for the results")
-    if isinstance(model, str | os.PathLike):
+    place = exported_directory(model)
+    if place is not None and exported:
+        refuse_options(str(model), revision=revision, device=device, dtype=dtype)
+        loaded = load_exported(str(model), place)
+    elif isinstance(model, str | os.PathLike):
         dtype = "float32" if dtype is None else dtype
         loaded = load(os.fspath(model), revision=revision, device=device or "cpu", dtype=dtype)
     else:
         loaded = _in_memory(model, argument)
+        if not exported:
+            refuse_exported(loaded)
         _refuse_options(loaded, model, argument, revision=revision, device=device, dtype=dtype)
         if loaded.model.training:
             raise UsageError(
@@ -102,6 +119,8 @@ def weights_directory(loaded: LoadedModel) -> Path | None:
     """
     if loaded.directory is None or not loaded.directory.is_dir():
         return None
+    if is_exported_model(loaded):
+        return loaded.directory
     stored = stored_tensors(loaded.directory, loaded.source)
     here = {name: tuple(tensor.shape) for name, tensor in loaded.model.state_dict().items()}
     same = all(here.get(name) == tuple(tensor.shape) for name, tensor in stored.items())

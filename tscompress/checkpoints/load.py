@@ -58,6 +58,7 @@ from tscompress.io.text import rounded_count
 from tscompress.io.untrusted import StoredTensor, single_line
 from tscompress.plan.architecture import Architecture
 from tscompress.plan.plan import Plan
+from tscompress.runtime.record import is_exported
 
 #: The name of the argument of from_pretrained; chronos passes unknown arguments on.
 _DTYPE_ARGUMENT = (
@@ -185,6 +186,8 @@ def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
     source = str(model)
     check_type("revision", revision, (str, type(None)), "a branch, tag or commit")
     directory, commit = locate(source, revision)
+    if is_exported(directory):
+        raise UnsupportedModelError(exported_message(source))
     try:
         check_files(directory, source)
         config = read_config(directory, source)
@@ -194,6 +197,14 @@ def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
             f"{source!r}: {error.filename} cannot be read (permission denied)."
         ) from None
     return Checkpoint(source, directory, commit, config, stored)
+
+
+def exported_message(source: str) -> str:
+    """Why an exported graph is refused where a checkpoint is needed."""
+    return (
+        f"{source!r} holds an exported graph, which evaluate, compare, probe and bench take; give "
+        "the checkpoint that it was exported from."
+    )
 
 
 def load(

@@ -14,6 +14,7 @@ from tscompress._version import __version__
 from tscompress.cli.compress import compress, diff
 from tscompress.cli.console import quiet_libraries, replace_unencodable, say
 from tscompress.cli.evaluate import compare, evaluate
+from tscompress.cli.export import export
 from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, arrived
 from tscompress.cli.measure import bench, probe, profile, sensitivity
 from tscompress.cli.options import StoppedAndSaved
@@ -49,7 +50,7 @@ _UsageMistake: Any = typer.BadParameter.__mro__[2]
 #: In the order of the help.
 _COMMANDS = (
     profile, sensitivity, compress, evaluate, compare, probe, bench, run, sweep, report, recover,
-    pretrain, diff, series, push,
+    pretrain, diff, series, export, push,
 )  # fmt: skip
 for command in _COMMANDS:
     app.command()(command)

@@ -24,7 +24,7 @@ from tscompress.io.files import cache_directory, write_text_atomically
 
 _FORMAT = 1
 #: Code that forecasts and scores; a development version changes it without a version number.
-CODE = ("evaluation", "families", "layers", "data")
+CODE = ("evaluation", "families", "layers", "data", "runtime")
 
 
 class ScoreCache:

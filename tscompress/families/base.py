@@ -25,7 +25,8 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.errors import UsageError
+from tscompress.errors import UnsupportedModelError, UsageError
+from tscompress.families.graphs import GraphSource
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
@@ -497,6 +498,20 @@ class ForecastFamily(Family):
     def attended_patches(self, features: Tensor) -> Tensor:
         """Mask, bool ``[N]``, of the rows ``[N, n]`` of patch features that are attended to."""
         return torch.ones(len(features), dtype=torch.bool, device=features.device)
+
+    # Exporting
+
+    def graph_source(self, model: nn.Module) -> GraphSource:
+        """What is exported of a model, which is copied.
+
+        Raises
+        ------
+        UnsupportedModelError
+            Models of the family, or with these settings, cannot be exported.
+        """
+        raise UnsupportedModelError(
+            f"a {self.name} model cannot be exported: it decodes samples token by token."
+        )
 
     # Counting
 

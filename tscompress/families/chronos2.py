@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from tscompress.errors import RecipeError
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
-from tscompress.families.patches import PatchFamily, patch_count, per_observed_step
+from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
+from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.plan.layer_plans import stock_frequencies
@@ -79,6 +80,29 @@ class Chronos2(PatchFamily):
             "future_covariates": batch.future,
             "num_output_patches": -(-batch.target.shape[1] // patch),
         }
+
+    def graph_source(self, model: nn.Module) -> GraphSource:
+        size = patch_size(model)
+        past, ahead = torch.zeros(3, 2 * size), torch.zeros(3, 2 * size)
+        free, free_ahead = {0: "batch", 1: "patches"}, {0: "batch", 1: "future_patches"}
+        return GraphSource(
+            module=Chronos2Graph(exportable_copy(model)),
+            inputs={
+                "context": past,
+                "observed": torch.ones_like(past),
+                "group_ids": torch.tensor([0, 0, 1]),
+                "future": ahead,
+                "future_observed": torch.zeros_like(ahead),
+            },
+            sizes={
+                "context": free,
+                "observed": free,
+                "group_ids": {0: "batch"},
+                "future": free_ahead,
+                "future_observed": free_ahead,
+            },
+            patch_size=size,
+        )
 
     def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
         target = batch.target

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import T5Config
 
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
-from tscompress.families.patches import PatchFamily, patch_count, per_observed_step
+from tscompress.families.graphs import BoltGraph, GraphSource, exportable_copy
+from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.t5_stack import describe_t5, shape_settings
 from tscompress.plan.architecture import Architecture
 
@@ -49,6 +50,17 @@ class ChronosBolt(PatchFamily):
             context=batch.context, target=torch.nan_to_num(batch.target), target_mask=observed
         )
         return per_observed_step(output.loss, observed, output.quantile_preds)
+
+    def graph_source(self, model: nn.Module) -> GraphSource:
+        size = patch_size(model)
+        steps = torch.zeros(2, 2 * size)
+        free = {0: "batch", 1: "patches"}
+        return GraphSource(
+            module=BoltGraph(exportable_copy(model)),
+            inputs={"context": steps, "observed": torch.ones_like(steps)},
+            sizes={"context": free, "observed": free},
+            patch_size=size,
+        )
 
     def one_embedding(self, config: Any) -> bool:
         return bool(config.decoder_start_token_id == getattr(config, "reg_token_id", None))

@@ -10,6 +10,7 @@ import torch
 from chronos import BaseChronosPipeline
 from torch import Tensor, nn
 
+from tscompress.errors import UnsupportedModelError
 from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
 from tscompress.families.calibration_sizes import OF_PATCHES
 
@@ -90,6 +91,23 @@ def per_observed_step(loss: Tensor, observed: Tensor, quantiles: Tensor) -> Tens
     """
     share = observed.float().mean() * observed.shape[-1] / quantiles.shape[-1]
     return loss / share.clamp_min(1e-3)
+
+
+def patch_size(model: Any) -> int:
+    """Steps in a patch of the input, of a model whose patches do not overlap.
+
+    Raises
+    ------
+    UnsupportedModelError
+        They do.
+    """
+    settings = model.chronos_config
+    if settings.input_patch_stride != settings.input_patch_size:
+        raise UnsupportedModelError(
+            f"a model with input_patch_stride {settings.input_patch_stride} and patches of "
+            f"{settings.input_patch_size} steps cannot be exported: they overlap."
+        )
+    return int(settings.input_patch_size)
 
 
 def patch_count(settings: Mapping[str, Any], steps: int) -> int:

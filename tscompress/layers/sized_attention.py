@@ -72,6 +72,40 @@ class SizedT5Attention(T5Attention):  # type: ignore[misc]
         return sized
 
 
+def same_sizes(attention: SizedT5Attention) -> T5Attention:
+    """Stock attention of the same output, whose smaller heads are padded with zeros.
+
+    For exporters, which cannot follow :class:`SizedT5Attention`.
+    """
+    size = max(attention.qk_size, attention.vo_size)
+    stock: Any = bare(T5Attention, attention)
+    for role, of_heads in (("q", 0), ("k", 0), ("v", 0), ("o", 1)):
+        setattr(stock, role, _padded_heads(getattr(attention, role), of_heads, stock.n_heads, size))
+    stock.key_value_proj_dim, stock.inner_dim = size, stock.n_heads * size
+    return stock
+
+
+def _padded_heads(linear: nn.Module, dim: int, heads: int, size: int) -> nn.Module:
+    """A projection whose heads, along ``dim`` of the weight, have ``size`` dimensions."""
+    if isinstance(linear, nn.Linear):
+        last = linear
+    else:  # two factors, of which one has the heads
+        linear = copy.deepcopy(linear)
+        factors: Any = linear
+        last = factors.left if dim == 0 else factors.right
+    split = last.weight.unflatten(dim, (heads, -1))
+    missing = size - split.shape[dim + 1]
+    shape = list(split.shape)
+    shape[dim + 1] = missing
+    weight = torch.cat([split, split.new_zeros(shape)], dim + 1).flatten(dim, dim + 1)
+    wide = empty_linear(last, **{("out_features", "in_features")[dim]: heads * size})
+    wide.weight.data = weight.detach().contiguous()
+    if isinstance(linear, nn.Linear):
+        return wide
+    setattr(linear, "left" if dim == 0 else "right", wide)
+    return linear
+
+
 class SizedChronos2Attention(MHA):  # type: ignore[misc]
     """Chronos-2 attention in which values may have another size than queries and keys.
 

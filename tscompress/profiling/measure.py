@@ -108,7 +108,9 @@ def profile(
     """
     tolerances = _check_epsilons(epsilons)
     check_calibration(calibration, series)
-    loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
+    loaded = loaded_of(
+        model, name=name, revision=revision, device=device, dtype=dtype, exported=False
+    )
     if isinstance(series, str | Path):
         series = read_series(series)
     corpus = None if calibration is None else _corpus_name(calibration, series)

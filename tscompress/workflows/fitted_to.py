@@ -18,6 +18,7 @@ from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import LabelledSeries
 from tscompress.data.synthetic import FloatArray
 from tscompress.io.untrusted import UnreadableFileError, read_json
+from tscompress.runtime.record import RECORD_FILE, is_exported
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.recipe import Recipe
 
@@ -83,9 +84,13 @@ def with_source(recipe: Recipe, given: FittedSource | None) -> Recipe:
 
 
 def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
-    """What ``provenance.json`` of a checkpoint names; nothing where it is not there, or damaged."""
+    """What the record of a checkpoint, or of an exported one, names of the series it was fitted to.
+
+    Nothing where it is not there, or damaged.
+    """
+    name = RECORD_FILE if is_exported(directory) else PROVENANCE_FILE
     try:
-        content = read_json(directory / PROVENANCE_FILE)
+        content = read_json(directory / name)
         return _RECORD.validate_python(content.get(FITTED_TO, ()))
     except (FileNotFoundError, UnreadableFileError, AttributeError, ValidationError):
         return ()

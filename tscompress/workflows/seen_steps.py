@@ -38,7 +38,7 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) ->
     LeakError
     """
     note = None
-    for fitted in _sources(loaded):
+    for fitted in sources_of(loaded):
         if not user_path(fitted.source).exists():
             note = (
                 f"{fitted.source!r}, to which {loaded.name} was fitted, is not there: whether it "
@@ -56,8 +56,8 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) ->
     return note
 
 
-def _sources(loaded: LoadedModel) -> list[FittedSource]:
-    """What a model's recipe and provenance name, each once."""
+def sources_of(loaded: LoadedModel) -> list[FittedSource]:
+    """Series that a model was fitted to, as its recipe and provenance name them, each once."""
     recipe: Recipe | None = None
     found: list[FittedSource] = []
     if isinstance(loaded, CompressedModel):

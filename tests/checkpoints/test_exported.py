@@ -1,0 +1,120 @@
+"""Exported directories in the place of models: measured like their source, refused elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, assert_refused
+
+import tscompress
+from tscompress.checkpoints.given import loaded_of
+from tscompress.errors import CorruptCheckpointError, LeakError, UnsupportedModelError, UsageError
+from tscompress.runtime.record import RECORD_FILE
+
+FEW: dict[str, Any] = {"datasets": ["monash_m1_yearly", "monash_m3_yearly"], "max_series": 3}
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_scores_are_those_of_the_source(
+    family: str, exported: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    ours = tscompress.evaluate(exported[family], **FEW)
+    theirs = tscompress.evaluate(checkpoints[family], **FEW)
+    assert ours.model == family
+    for one, other in zip(ours.rows, theirs.rows, strict=True):
+        assert pytest.approx(other.WQL, rel=1e-5) == one.WQL
+        assert pytest.approx(other.MASE, rel=1e-5) == one.MASE
+
+
+def test_command_evaluates_and_compares(
+    exported: dict[str, Path], checkpoints: dict[str, Path], command: Command
+) -> None:
+    few = ("--dataset", "monash_m1_yearly", "--max-series", 3, "--json")
+    source, graph = checkpoints["chronos-bolt"], exported["chronos-bolt"]
+    outcome = command("evaluate", graph, "--against", source, *few)
+    assert outcome.code == 0, outcome.err
+    outcome = command("compare", source, graph, *few)
+    assert outcome.code == 0, outcome.err
+
+
+def test_skill_is_that_of_the_source(
+    exported: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    options: dict[str, Any] = {"num_series": 2, "tasks": ["trend"]}
+    ours = tscompress.probe(exported["chronos-bolt"], **options)
+    theirs = tscompress.probe(checkpoints["chronos-bolt"], **options)
+    assert ours.overall() == pytest.approx(theirs.overall(), abs=1e-3)
+
+
+def test_bench_has_the_bytes_of_the_graph(
+    exported: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    directory = exported["chronos-bolt"]
+    result = tscompress.bench(
+        directory, against=checkpoints["chronos-bolt"], repeats=1, warmup=0, batch_size=1,
+        context_length=32, horizon=8, threads=1, measure_memory=False,
+    )  # fmt: skip
+    by_name = {model.name: model for model in result.models}
+    graph = next(model for model in result.models if model.macs is None)
+    (source,) = [model for model in by_name.values() if model is not graph]
+    assert graph.parameters == source.parameters
+    assert graph.bytes_on_disk == (directory / "model.onnx").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda path: tscompress.load(path),
+        lambda path: tscompress.compress(path, rank=4),
+        lambda path: tscompress.profile(path),
+        lambda path: tscompress.compress(loaded_of(path), rank=4),
+        lambda path: tscompress.export(path, path.parent / "again"),
+        lambda path: tscompress.recover(path, "reference/bolt"),
+    ],
+    ids=["load", "compress", "profile", "in memory", "export", "recover"],
+)
+def test_what_needs_layers_refuses_a_graph(act: Any, exported: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="exported graph"):
+        act(exported["chronos-bolt"])
+
+
+def test_compress_command_refuses_a_graph(
+    exported: dict[str, Path], command: Command, tmp_path: Path
+) -> None:
+    outcome = command("compress", exported["chronos-2"], "--output", tmp_path / "out")
+    assert_refused(outcome, 1, "exported graph")
+
+
+@pytest.mark.parametrize("option", [{"device": "cuda"}, {"dtype": "bfloat16"}, {"revision": "x"}])
+def test_options_that_a_graph_does_not_have(option: Any, exported: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match=next(iter(option))):
+        loaded_of(exported["chronos-bolt"], **option)
+
+
+def changed(directory: Path, copy: Path, **changes: Any) -> Path:
+    shutil.copytree(directory, copy)
+    path = copy / RECORD_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return copy
+
+
+def test_config_of_another_family(exported: dict[str, Path], tmp_path: Path) -> None:
+    other = json.loads((exported["chronos-2"] / RECORD_FILE).read_text())["config"]
+    directory = changed(exported["chronos-bolt"], tmp_path / "mixed", config=other)
+    with pytest.raises(CorruptCheckpointError, match="chronos-2"):
+        loaded_of(directory)
+
+
+def test_steps_that_the_source_was_fitted_to(exported: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    rows = [f"2024-01-{day:02d},{day * day % 13}" for day in range(1, 31)]
+    file.write_text("\n".join(["date,y", *rows]) + "\n")
+    fitted = [{"source": str(file)}]
+    directory = changed(exported["chronos-bolt"], tmp_path / "leaky", fitted_to=fitted)
+    tscompress.evaluate(exported["chronos-bolt"], file, horizon=4)
+    with pytest.raises(LeakError, match=r"mine\.csv"):
+        tscompress.evaluate(directory, file, horizon=4)

@@ -1,0 +1,168 @@
+"""Exports: what is in a directory, precisions, parity of layers, refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Command, Forbid, assert_refused, tiny_recipe
+
+import tscompress
+from tscompress.checkpoints.load import load
+from tscompress.errors import OutputExistsError, UnsupportedModelError, UsageError
+from tscompress.exporting.graph import onnx_graph
+from tscompress.families.registry import adapter_of
+from tscompress.io.files import check_output
+from tscompress.layers.sized_attention import SizedT5Attention, same_sizes
+from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
+from tscompress.training.pretrain_model import build_model
+from tscompress.training.pretrain_recipe import Architecture
+
+onnx: Any = pytest.importorskip("onnx")
+
+
+def record_of(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / RECORD_FILE).read_text())
+    return content
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_directory_has_graph_record_and_card(
+    family: str, exported: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    directory = exported[family]
+    assert {path.name for path in directory.iterdir()} == {GRAPH_FILE, RECORD_FILE, "README.md"}
+    record = record_of(directory)
+    assert record["family"] == family
+    assert record["source"]["model"] == str(checkpoints[family])
+    assert set(record["source"]["sha256"]) >= {"config.json", "model.safetensors"}
+    assert record["parameters"] == sum(
+        p.numel() for p in load(checkpoints[family]).model.parameters()
+    )
+    assert 0 < record["difference"] < 1e-5
+    assert record["libraries"]["onnxruntime"]
+    assert f"{record['difference']:.1e}" in (directory / "README.md").read_text()
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_graph_has_no_texts_for_people(family: str, exported: dict[str, Path]) -> None:
+    model = onnx.load(str(exported[family] / GRAPH_FILE))
+    onnx.checker.check_model(model)
+    assert not model.metadata_props
+    assert not model.graph.value_info
+    assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+    assert record_of(exported[family])["opset"] == model.opset_import[0].version
+
+
+def test_output_is_replaced_only_as_it_was_written(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    directory = tmp_path / "mine"
+    shutil.copytree(exported["chronos-bolt"], directory)
+    check_output(directory, force=True)
+    with pytest.raises(OutputExistsError, match="--force"):
+        tscompress.export("reference/bolt", directory)
+    (directory / "README.md").write_text("my notes")
+    with pytest.raises(OutputExistsError, match=r"README\.md"):
+        tscompress.export("reference/bolt", directory, force=True)
+
+
+def small_bolt() -> torch.nn.Module:
+    shape = Architecture(
+        d_model=32, d_kv=8, d_ff=64, num_layers=1, num_decoder_layers=1, num_heads=4,
+        context_length=64, prediction_length=16, vocab_size=64,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build_model(tiny_recipe("chronos-bolt", architecture=shape))
+    for parameter in model.parameters():
+        parameter.data *= 4
+    return model.eval()
+
+
+@pytest.mark.parametrize(("precision", "share", "difference"), [("int8", 0.8, 2e-2), ("float16", 0.65, 5e-3)])  # fmt: skip
+def test_smaller_precisions(precision: Any, share: float, difference: float) -> None:
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    model: Any = small_bolt()
+    content = onnx_graph(adapter_of("chronos-bolt").graph_source(model), precision)
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    graph = onnx.load_from_string(content).graph
+    stored = {tuple(one.dims): one.data_type for one in graph.initializer}
+    assert sum(len(one.raw_data) for one in graph.initializer) < share * weights
+    head = stored[(64, 9 * 16)]  # hidden units to quantiles and steps
+    types = onnx.TensorProto
+    assert head == (types.FLOAT if precision == "int8" else types.FLOAT16)
+    assert stored[(32, 64)] == (types.INT8 if precision == "int8" else types.FLOAT16)
+    context = torch.sin(torch.arange(48.0) / 3)[None] * 1e6  # beyond what half precision holds
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    feed = {"context": context.numpy(), "observed": np.ones((1, 48), np.float32)}
+    found = session.run(None, feed)[0]
+    with torch.no_grad():
+        expected = model(context=context).quantile_preds.numpy()
+    assert np.abs(found - expected).max() < difference * np.abs(expected).max()
+
+
+def test_head_sizes_of_queries_and_values_become_one() -> None:
+    stock: Any = small_bolt()
+    attention = stock.encoder.block[0].layer[0].SelfAttention
+    hidden = torch.randn(2, 5, 32)
+    for sizes in ((3, 6), (7, 4)):
+        sized = SizedT5Attention.empty_like(attention, *sizes).eval()
+        for projection in (sized.q, sized.k, sized.v, sized.o):
+            torch.nn.init.normal_(projection.weight, std=0.3)
+        with torch.no_grad():
+            expected, found = sized(hidden)[0], same_sizes(sized)(hidden)[0]
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_sampling_models_are_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, command: Command, forbid: Forbid
+) -> None:
+    forbid("tscompress.workflows.export.onnx_graph")
+    outcome = command("export", checkpoints["chronos-t5"], "--output", tmp_path / "out")
+    assert_refused(outcome, 1, "chronos-t5")
+    assert not list(tmp_path.iterdir())
+
+
+def test_overlapping_patches_are_refused() -> None:
+    model: Any = small_bolt()
+    model.chronos_config.input_patch_stride = 8
+    with pytest.raises(UnsupportedModelError, match="input_patch_stride"):
+        adapter_of("chronos-bolt").graph_source(model)
+
+
+def test_options_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, command: Command, forbid: Forbid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid("tscompress.workflows.export.loaded_of")
+    out = tmp_path / "out"
+    outcome = command("export", "reference/bolt", "--output", out, "--precision", "int4")
+    assert_refused(outcome, 2, "int4")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"onnxscript.*tscompress\[onnx\]"):
+        tscompress.export("reference/bolt", out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_exports(
+    checkpoints: dict[str, Path], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch,
+    exported: dict[str, Path],
+) -> None:  # fmt: skip
+    graph = (exported["chronos-bolt"] / GRAPH_FILE).read_bytes()
+    monkeypatch.setattr("tscompress.workflows.export.onnx_graph", lambda *_: graph)
+    out = tmp_path / "out"
+    outcome = command("export", checkpoints["chronos-bolt"], "--output", out, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["graph_bytes"] == len(graph)
+    assert 0 < outcome.json["difference"] < 1e-5
+    # A graph of another model is not kept.
+    other = tmp_path / "other"
+    outcome = command("export", "reference/bolt-nano", "--output", other)
+    assert_refused(outcome, 1, "nothing was kept")
+    assert not other.exists()

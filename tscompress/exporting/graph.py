@@ -1,0 +1,173 @@
+"""From a module of torch to an ONNX graph of a given precision."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from tscompress.errors import UnsupportedModelError, UsageError
+from tscompress.families.graphs import GraphSource
+from tscompress.io.untrusted import single_line
+from tscompress.runtime.graph import OUTPUT
+
+Precision = Literal["float32", "float16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+#: An ONNX file is one protocol buffer, which holds at most 2 GiB.
+_LARGEST_BYTES = 2**31 - 2**24
+#: Where the exporter says of which module a node is; removed from what is written.
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export", "torch.fx")
+
+
+def onnx_graph(source: GraphSource, precision: Precision) -> bytes:
+    """An ONNX file of a module, with the weights in it.
+
+    ``float16`` stores and multiplies in half precision, but scales series in float32. ``int8``
+    stores the matrices of the layers in 8 bits with a scale for each output, and quantizes their
+    inputs as they come (dynamic); the part that writes the quantiles stays in float32.
+
+    Parameters
+    ----------
+    source
+        From an adapter's ``graph_source``; its module is changed.
+
+    Raises
+    ------
+    UnsupportedModelError
+        torch cannot export the module.
+    UsageError
+        The graph would be too large for one file.
+    """
+    _check_size(source, precision)
+    if precision == "float16":
+        for parameter in source.module.parameters():
+            parameter.data = parameter.data.half()
+    model = _exported(source)
+    in_head = [node.name for node in model.graph.node if _is_of(node, source.head)]
+    _strip(model)
+    if precision == "int8":
+        model = _quantized(model, in_head)
+        _strip(model)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def opset_of(graph: bytes) -> int:
+    """Version of ONNX's own operators in a graph."""
+    import onnx
+
+    model = onnx.load_from_string(graph)
+    return next(int(one.version) for one in model.opset_import if one.domain in ("", "ai.onnx"))
+
+
+def _check_size(source: GraphSource, precision: Precision) -> None:
+    each = 2 if precision == "float16" else 4  # int8 is made of float32
+    needed = each * sum(parameter.numel() for parameter in source.module.parameters())
+    if needed > _LARGEST_BYTES:
+        raise UsageError(
+            f"the {precision} graph would have {needed / 1e9:.1f} GB, and an ONNX file "
+            "at most 2.1; try --precision float16, or compress the model first."
+        )
+
+
+def _exported(source: GraphSource) -> Any:
+    """The graph as a message of ``onnx``, with the names of modules at its nodes."""
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.onnx.export(
+                source.module,
+                tuple(source.inputs.values()),
+                dynamo=True,
+                input_names=list(source.inputs),
+                output_names=[OUTPUT],
+                dynamic_shapes=_dynamic_shapes(source),
+                external_data=False,
+                verbose=False,
+            )
+        return program.model_proto  # type: ignore[union-attr]
+    except Exception as error:  # torch.export has an error for each way in which it fails
+        raise UnsupportedModelError(
+            f"torch {torch.__version__} cannot export the model ({single_line(error)}); a folded "
+            "checkpoint of the same model can be exported."
+        ) from error
+
+
+def _dynamic_shapes(source: GraphSource) -> tuple[dict[int, Any], ...]:
+    names = {name for sizes in source.sizes.values() for name in sizes.values()}
+    free: dict[str, Any] = {name: torch.export.Dim(name, min=1, max=2**20) for name in names}
+    patches = {name: source.patch_size * free[name] for name in names if name.endswith("patches")}
+    found = free | patches
+    return tuple(
+        {dim: found[name] for dim, name in source.sizes[given].items()} for given in source.inputs
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of libraries that are not installed, and of its own steps."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _is_of(node: Any, module: str) -> bool:
+    """Whether a node was exported of a module or of something in it."""
+    scopes = next((one.value for one in node.metadata_props if one.key == _SCOPES), "")
+    return any(f"'{name}" in scopes for name in (f"{module}'", f"{module}."))
+
+
+def _strip(model: Any) -> None:
+    """Remove what is for people: places in the source, docs, shapes of intermediate results."""
+    graph = model.graph
+    del graph.value_info[:], model.metadata_props[:], graph.metadata_props[:]
+    model.doc_string = graph.doc_string = ""
+    described = [*graph.input, *graph.output, *graph.initializer, *graph.node, *model.functions]
+    nodes = [node for function in model.functions for node in function.node]
+    for part in [*described, *nodes]:
+        part.doc_string = ""
+        del part.metadata_props[:]
+
+
+def _quantized(model: Any, excluded: list[str]) -> Any:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder, _quiet(), _without_advice():
+        given, written = Path(folder, "float32.onnx"), Path(folder, "int8.onnx")
+        onnx.save_model(model, str(given))
+        quantize_dynamic(
+            str(given),
+            str(written),
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=excluded,
+            extra_options={"MatMulConstBOnly": True},
+        )
+        return onnx.load_model(str(written))
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Without the root logger's advice to prepare the graph, which an exported one needs not."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

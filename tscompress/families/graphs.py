@@ -1,0 +1,230 @@
+"""What is exported of a model: a module with tensors in and out, and the names of its inputs.
+
+The modules compute what the stock ``forward`` does, on whole patches, and read a mask beside each
+input: no step depends on NaN, which some runtimes lose, nor on the values of the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tscompress.layers.sized_attention import SizedT5Attention, same_sizes
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """A module to export.
+
+    Attributes
+    ----------
+    module
+        Its arguments are ``inputs``, in order; its result is the quantiles ``[B, Q, H]``.
+    inputs
+        Name to an example.
+    sizes
+        Name to dimension to the name of its size, which is free; ``"patches"`` stands for as many
+        patches as are named so, a multiple of ``patch_size`` steps.
+    patch_size
+        Steps in a patch.
+    head
+        Name within ``module`` of the part that writes the quantiles.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    sizes: Mapping[str, Mapping[int, str]]
+    patch_size: int
+    head: str = "model.output_patch_embedding"
+
+
+def exportable_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model with unfused attention of the same sizes, which exporters can read."""
+    found = copy.deepcopy(model).cpu().eval()
+    for module in found.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "_attn_implementation", None) is not None:
+            config._attn_implementation = "eager"  # type: ignore[union-attr]
+    for name, module in list(found.named_modules()):
+        if isinstance(module, SizedT5Attention):
+            found.set_submodule(name, same_sizes(module))
+    return found.requires_grad_(False)
+
+
+class Scaling(nn.Module):
+    """Instance normalisation of the observed steps, and its inverse, in float32.
+
+    Parameters
+    ----------
+    norm
+        Chronos' ``InstanceNorm``.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.eps, self.use_arcsinh = float(norm.eps), bool(norm.use_arcsinh)
+
+    def fit(self, values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation ``[B, 1]`` of ``values`` ``[B, T]`` where observed."""
+        count = observed.sum(-1, keepdim=True)
+        some, divisor = count > 0, count.clamp_min(1)
+        loc = values.sum(-1, keepdim=True) / divisor
+        squares = (values - loc).square() * observed
+        scale = torch.where(some, (squares.sum(-1, keepdim=True) / divisor).sqrt(), 1.0)
+        return loc, torch.where(scale == 0, self.eps, scale)
+
+    def forward(self, values: Tensor, observed: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """Scaled values, 0 where not observed."""
+        scaled = (values - loc) / scale
+        return (scaled.arcsinh() if self.use_arcsinh else scaled) * observed
+
+    def inverse(self, scaled: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """Values of ``scaled`` ``[B, Q, H]``."""
+        values = scaled.float()
+        values = values.sinh() if self.use_arcsinh else values
+        return values * scale[..., None] + loc[..., None]
+
+
+def observed_values(values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and mask, both 0 where a step is masked or NaN."""
+    there = (observed > 0) & ~values.isnan()
+    return torch.where(there, values, 0.0), there.to(values.dtype)
+
+
+def patched(values: Tensor, size: int) -> Tensor:
+    """``[B, S, size]`` of ``[B, S size]``."""
+    return values.unflatten(-1, (-1, size))
+
+
+class BoltGraph(nn.Module):
+    """Chronos-Bolt from a context and its mask to quantiles.
+
+    Parameters
+    ----------
+    model
+        A copy of :func:`exportable_copy`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.scaling = Scaling(model.instance_norm)
+
+    def forward(self, context: Tensor, observed: Tensor) -> Tensor:
+        """Quantiles ``[B, Q, H]``.
+
+        Parameters
+        ----------
+        context, observed
+            ``[B, S P]``; 1 where a step is observed.
+        """
+        model, settings = self.model, self.model.chronos_config
+        dtype = model.input_patch_embedding.hidden_layer.weight.dtype
+        values, there = observed_values(context, observed)
+        loc, scale = self.scaling.fit(values, there)
+        scaled = self.scaling(values, there, loc, scale)
+        parts = [patched(one, settings.input_patch_size) for one in (scaled, there)]
+        embedded = model.input_patch_embedding(torch.cat(parts, dim=-1).to(dtype))
+        mask = (parts[1].sum(-1) > 0).to(dtype)  # [B, S]
+        if settings.use_reg_token:
+            embedded = torch.cat([embedded, _reg_token(model, embedded)], dim=1)
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        encoded = model.encoder(attention_mask=mask, inputs_embeds=embedded)[0]
+        decoded = model.decode(embedded, mask, encoded)
+        shape = (len(model.chronos_config.quantiles), settings.prediction_length)
+        quantiles = model.output_patch_embedding(decoded)[:, 0].unflatten(-1, shape)
+        return self.scaling.inverse(quantiles, loc, scale)
+
+
+class Chronos2Graph(nn.Module):
+    """Chronos-2 from contexts, groups and known futures, each with its mask, to quantiles.
+
+    Parameters
+    ----------
+    model
+        A copy of :func:`exportable_copy`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.scaling = Scaling(model.instance_norm)
+
+    def forward(
+        self,
+        context: Tensor,
+        observed: Tensor,
+        group_ids: Tensor,
+        future: Tensor,
+        future_observed: Tensor,
+    ) -> Tensor:
+        """Quantiles ``[B, Q, F P]``.
+
+        Parameters
+        ----------
+        context, observed
+            ``[B, S P]``; 1 where a step is observed.
+        group_ids
+            ``[B]``, integers; series of one group attend to each other.
+        future, future_observed
+            ``[B, F P]``: values that are known ahead; 1 where there is one.
+        """
+        model = self.model
+        values, there = observed_values(context, observed)
+        loc, scale = self.scaling.fit(values, there)
+        past, mask = self._embedded(values, there, loc, scale, -context.shape[1])
+        known, known_there = observed_values(future, future_observed)
+        ahead, _ = self._embedded(known, known_there, loc, scale, 0)
+        ones = torch.ones_like(ahead[..., 0])  # [B, F]: every patch of the future is attended to
+        parts, masks = [past, ahead], [mask, ones]
+        if model.chronos_config.use_reg_token:
+            parts.insert(1, _reg_token(model, past))
+            masks.insert(1, torch.ones_like(mask[:, :1]))
+        encoded = self._encoded(torch.cat(parts, dim=1), torch.cat(masks, dim=1), group_ids)
+        levels = len(model.chronos_config.quantiles)
+        head = model.output_patch_embedding(encoded[:, -ahead.shape[1] :])  # [B, F, Q P]
+        quantiles = head.unflatten(-1, (levels, -1)).transpose(1, 2).flatten(2)
+        return self.scaling.inverse(quantiles, loc, scale)
+
+    def _embedded(
+        self, values: Tensor, there: Tensor, loc: Tensor, scale: Tensor, start: int
+    ) -> tuple[Tensor, Tensor]:
+        """Embedded patches ``[B, S, d]``, and which have data ``[B, S]``; ``start``: first step."""
+        settings = self.model.chronos_config
+        embedding = self.model.input_patch_embedding
+        dtype = embedding.hidden_layer.weight.dtype
+        time = torch.arange(start, start + values.shape[1], dtype=torch.float32)
+        time = (time / settings.time_encoding_scale).expand_as(values)
+        scaled = self.scaling(values, there, loc, scale)
+        parts = [patched(one, settings.input_patch_size) for one in (time, scaled, there)]
+        mask = (parts[-1].sum(-1) > 0).to(dtype)
+        return embedding(torch.cat(parts, dim=-1).to(dtype)), mask
+
+    def _encoded(self, hidden: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
+        """Output of the encoder for embedded patches ``[B, S, d]`` with data ``[B, S]``."""
+        lowest = torch.finfo(hidden.dtype).min
+        encoder = self.model.encoder
+        together = (group_ids[:, None] == group_ids[None, :]).to(mask.dtype)  # [B, B]
+        across = together[None] * mask.transpose(0, 1)[:, None, :]  # [S, B, B]
+        positions = torch.arange(hidden.shape[1])[None]
+        for block in encoder.block:
+            hidden = block(
+                hidden,
+                position_ids=positions,
+                attention_mask=(1 - mask[:, None, None, :]) * lowest,
+                group_time_mask=(1 - across[:, None]) * lowest,
+            )[0]
+        found: Tensor = encoder.final_layer_norm(hidden)
+        return found
+
+
+def _reg_token(model: Any, embedded: Tensor) -> Tensor:
+    """The REG token's embedding of each series, ``[B, 1, d]``."""
+    token = model.shared.weight[model.config.reg_token_id]
+    found: Tensor = token.expand(embedded.shape[0], 1, -1)
+    return found

@@ -1,0 +1,154 @@
+"""Series as users give them, as float32 arrays; what cannot be forecast is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tscompress.errors import DataError, UsageError
+from tscompress.runtime.quantiles import FloatArray
+
+_LARGEST = float(np.finfo(np.float32).max)
+_KEYS = ("target", "past_covariates", "future_covariates")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Series that are forecast together, and what is known beside them.
+
+    Attributes
+    ----------
+    context
+        ``[R, T]``: targets, covariates of the past, covariates that are known ahead.
+    future
+        ``[R, H]``, NaN where nothing is known.
+    targets
+        How many of the rows are forecast.
+    """
+
+    context: FloatArray
+    future: FloatArray
+    targets: int
+
+
+def univariate(contexts: Any) -> list[FloatArray]:
+    """Each series ``[T]``, of one 1-D or 2-D array or a sequence of 1-D ones.
+
+    Raises
+    ------
+    UsageError
+        It is none of these.
+    DataError
+        There is no series, or one is empty, all NaN, not numeric or beyond float32.
+    """
+    if isinstance(contexts, np.ndarray) and contexts.ndim == 1 and contexts.dtype != object:
+        contexts = contexts[None]
+    return [_series(values, f"series {at}", ndim=1) for at, values in enumerate(_listed(contexts))]
+
+
+def tasks_of(contexts: Any, horizon: int) -> list[Task]:
+    """Tasks, of a 3-D array, or of a sequence of 1-D or 2-D arrays or mappings.
+
+    Parameters
+    ----------
+    contexts
+        Of a 3-D array ``[N, R, T]`` and a 2-D one ``[R, T]`` all rows are targets. A mapping has
+        ``target`` ``[T]`` or ``[R, T]``, and may have ``past_covariates``, name to ``[T]``, and
+        ``future_covariates``, name to ``[horizon]``, of which every name is a past one, too.
+
+    Raises
+    ------
+    UsageError, DataError
+        As :func:`univariate`; or covariates do not fit.
+    """
+    if isinstance(contexts, np.ndarray) and contexts.ndim != 3 and contexts.dtype != object:
+        raise UsageError(
+            f"contexts is an array of {contexts.ndim} dimensions; give [series, variates, steps], "
+            "or a list of series."
+        )
+    return [_task(item, f"series {at}", horizon) for at, item in enumerate(_listed(contexts))]
+
+
+def stacked(rows: Sequence[FloatArray]) -> FloatArray:
+    """``[B, T]`` of arrays ``[T_i]`` or ``[R_i, T_i]``, with NaN before those that are shorter."""
+    longest = max(one.shape[-1] for one in rows)
+    return np.concatenate([pad_left(np.atleast_2d(one), longest) for one in rows])
+
+
+def pad_left(values: FloatArray, steps: int) -> FloatArray:
+    """``[..., steps]``, with NaN before."""
+    width = [(0, 0)] * (values.ndim - 1) + [(steps - values.shape[-1], 0)]
+    return np.pad(values, width, constant_values=np.nan)
+
+
+def _listed(contexts: Any) -> list[Any]:
+    if isinstance(contexts, str | bytes | Mapping) or not isinstance(
+        contexts, Sequence | np.ndarray
+    ):
+        raise UsageError(
+            f"contexts is a {type(contexts).__name__}; give an array or a list of them."
+        )
+    if not len(contexts):
+        raise DataError("contexts is empty; give at least one series.")
+    return list(contexts)
+
+
+def _task(item: Any, name: str, horizon: int) -> Task:
+    if not isinstance(item, Mapping):
+        context = np.atleast_2d(_series(item, name, ndim=2))
+        nothing = np.full((len(context), horizon), np.nan, np.float32)
+        return Task(context, nothing, len(context))
+    unknown = sorted(set(map(str, item)) - set(_KEYS))
+    if unknown or "target" not in item:
+        raise UsageError(
+            f"{name} has the keys {', '.join(map(str, item))}; target is needed, and "
+            f"{' and '.join(_KEYS[1:])} are allowed."
+        )
+    target = np.atleast_2d(_series(item["target"], name, ndim=2))
+    past, ahead = item.get("past_covariates") or {}, item.get("future_covariates") or {}
+    if extra := sorted(set(ahead) - set(past)):
+        raise UsageError(f"{name} has no past_covariates of {extra[0]!r}; give its past, too.")
+    # Those that are known ahead come last; within both, by name.
+    order = [*sorted(set(past) - set(ahead)), *sorted(ahead)]
+    rows = [_covariate(past[key], f"{name}, {key}", target.shape[1]) for key in order]
+    known = [_covariate(ahead[key], f"{name}, {key} ahead", horizon) for key in sorted(ahead)]
+    context = np.concatenate([target, *(row[None] for row in rows)])
+    future = np.full((len(context), horizon), np.nan, np.float32)
+    if known:
+        future[-len(known) :] = known
+    return Task(context, future, len(target))
+
+
+def _covariate(values: Any, name: str, steps: int) -> FloatArray:
+    found = _numbers(values, name)
+    if found.shape != (steps,):
+        raise DataError(f"{name} has the shape {found.shape}; give {steps} values.")
+    return found
+
+
+def _series(values: Any, name: str, ndim: int) -> FloatArray:
+    """Numbers of one or at most ``ndim`` dimensions, with an observed value in each row."""
+    found = _numbers(values, name)
+    if not 1 <= found.ndim <= ndim:
+        raise DataError(f"{name} has {found.ndim} dimensions; at most {ndim} are forecast.")
+    observed = np.isfinite(np.atleast_2d(found)).any(axis=-1)
+    if not found.size or not observed.all():
+        state = "has only missing values" if found.size else "is empty"
+        raise DataError(f"{name} {state}; leave it out, or give at least one value.")
+    return found
+
+
+def _numbers(values: Any, name: str) -> FloatArray:
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{name} is not numeric; give numbers, and NaN for missing ones.") from None
+    beyond = np.isinf(found) | (np.abs(np.nan_to_num(found, posinf=0, neginf=0)) > _LARGEST)
+    if beyond.any():
+        raise DataError(
+            f"{name} holds {found[beyond][0]:g}, which is beyond float32; rescale it, or use NaN."
+        )
+    return found.astype(np.float32)

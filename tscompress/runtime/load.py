@@ -1,0 +1,51 @@
+"""Open a directory of ``tscompress export``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tscompress.errors import UnsupportedModelError, UsageError
+from tscompress.runtime.chronos2 import Chronos2Forecaster
+from tscompress.runtime.chronos_bolt import ChronosBoltForecaster
+from tscompress.runtime.forecaster import Forecaster
+from tscompress.runtime.record import read_record
+
+_FAMILIES: dict[str, type[Forecaster]] = {
+    "chronos-bolt": ChronosBoltForecaster,
+    "chronos-2": Chronos2Forecaster,
+}
+
+
+def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
+    """An exported model, checked against its record.
+
+    Parameters
+    ----------
+    directory
+        Output of ``tscompress export``.
+    threads
+        Of onnxruntime; None: one for each core that this process may use.
+
+    Raises
+    ------
+    UsageError
+        onnxruntime is not installed, or an argument is of a wrong type.
+    ModelNotFoundError
+        There is no exported model.
+    UnsupportedModelError
+        It is of another version of the format, or of an unknown family.
+    CorruptCheckpointError
+        It was changed since it was exported, or its graph reads other files or lacks an input.
+    """
+    if not isinstance(directory, str | os.PathLike):
+        raise UsageError(f"directory is a {type(directory).__name__}; give a path.")
+    place = Path(directory).expanduser()
+    record = read_record(place)
+    found = _FAMILIES.get(record.family)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{str(place)!r} is an exported {record.family[:40]!r} model; known families: "
+            f"{', '.join(_FAMILIES)}."
+        )
+    return found(place, record, threads)

@@ -1,0 +1,124 @@
+"""``tscompress-export.json``: what a directory of an exported model says of its graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tscompress.errors import CorruptCheckpointError, ModelNotFoundError, UnsupportedModelError
+
+GRAPH_FILE = "model.onnx"
+RECORD_FILE = "tscompress-export.json"
+#: Of the directory: names of files, inputs and outputs of graphs, keys of the record.
+FORMAT_VERSION = 1
+
+_MAX_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of an exported model.
+
+    Attributes
+    ----------
+    family
+        Such as ``chronos-bolt``.
+    config
+        ``config.json`` of the source.
+    graph_sha256
+        Hexadecimal, of :data:`GRAPH_FILE`.
+    precision
+        ``float32``, ``float16`` or ``int8``.
+    source
+        Name of the model that was exported, ``""`` if it had none.
+    parameters
+        Of that model.
+    """
+
+    family: str
+    config: Mapping[str, Any]
+    graph_sha256: str
+    precision: str
+    source: str
+    parameters: int
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """``chronos_config``: lengths, patch size, quantile levels."""
+        found: Mapping[str, Any] = self.config["chronos_config"]
+        return found
+
+
+def is_exported(directory: Path) -> bool:
+    """Whether a directory holds an exported model."""
+    return (directory / RECORD_FILE).is_file()
+
+
+def read_record(directory: Path) -> Record:
+    """The record of an exported model.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is none.
+    UnsupportedModelError
+        It is of another version of the format.
+    CorruptCheckpointError
+        It is damaged, or lacks something.
+    """
+    path = directory / RECORD_FILE
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"{str(directory)!r} has no {RECORD_FILE}; give a directory of tscompress export."
+        )
+    content = _object_in(path)
+    version = content.get("format")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise UnsupportedModelError(
+            f"{str(path)!r}: the format is {str(version)[:40]!r}, and this tscompress reads "
+            f"{FORMAT_VERSION}; export the model again, or use the version that wrote it."
+        )
+    try:
+        return _record_of(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(
+            f"{str(path)!r} lacks {error}, or has it in another form; export the model again."
+        ) from None
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise CorruptCheckpointError(f"{str(path)!r} cannot be read: {reason}.") from None
+    if not isinstance(content, dict):
+        raise CorruptCheckpointError(f"{str(path)!r} is not a JSON object.")
+    return content
+
+
+def _record_of(content: Mapping[str, Any]) -> Record:
+    settings = content["config"]["chronos_config"]
+    for name in ("context_length", "input_patch_size"):
+        _positive(settings[name], name)
+    if not settings["quantiles"] or not all(0 < level < 1 for level in settings["quantiles"]):
+        raise ValueError("quantiles")
+    return Record(
+        family=str(content["family"]),
+        config=content["config"],
+        graph_sha256=str(content["sha256"][GRAPH_FILE]),
+        precision=str(content["precision"]),
+        source=str(content["source"].get("model") or ""),
+        parameters=_positive(content["parameters"], "parameters"),
+    )
+
+
+def _positive(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(name)
+    return value

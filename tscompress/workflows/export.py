@@ -1,0 +1,151 @@
+"""``export``: a model as an ONNX graph that forecasts without torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tscompress.checkpoints.given import AnyModel, loaded_of
+from tscompress.checkpoints.integrity import source_files
+from tscompress.checkpoints.load import LoadedModel
+from tscompress.checkpoints.provenance import hashes
+from tscompress.errors import UsageError, VerificationError
+from tscompress.exporting.directory import write_card, write_directory
+from tscompress.exporting.graph import PRECISIONS, Precision, onnx_graph
+from tscompress.exporting.packages import check_packages
+from tscompress.exporting.parity import largest_difference
+from tscompress.families.registry import adapter_of
+from tscompress.io.arguments import check_type
+from tscompress.io.files import check_output, new_directory, user_path
+from tscompress.runtime.load import load as load_exported
+from tscompress.runtime.record import GRAPH_FILE
+from tscompress.workflows.fitted_to import FITTED_TO, as_record
+from tscompress.workflows.seen_steps import sources_of
+
+#: A float32 graph that differs by more is not what torch computes.
+_LARGEST_DIFFERENCE = 1e-4
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """An exported model.
+
+    Attributes
+    ----------
+    directory
+        Where it is.
+    model, family, precision
+        What was exported, and how.
+    graph_bytes
+        Size of the graph with its weights.
+    difference
+        Largest difference of a quantile from the source's on test series, as a share of the
+        largest quantile of its series.
+    """
+
+    directory: Path
+    model: str
+    family: str
+    precision: str
+    graph_bytes: int
+    difference: float
+
+    def __repr__(self) -> str:
+        size = f"{self.graph_bytes / 1e6:.2f} MB"
+        where = f"{str(self.directory)!r}, {self.family}, {self.precision}, {size}"
+        return f"ExportResult({where}, difference {self.difference:.1e})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"directory": str(self.directory)}
+
+
+def export(
+    model: AnyModel,
+    output: str | Path,
+    *,
+    precision: Precision = "float32",
+    revision: str | None = None,
+    force: bool = False,
+) -> ExportResult:
+    """Write a model as an ONNX graph, open that, compare forecasts, and only then put it in place.
+
+    The directory holds ``model.onnx`` with the weights, ``tscompress-export.json`` (format, family,
+    config, hashes, source, precision, opset, library versions) and a card.
+    :func:`tscompress.runtime.load` opens it without torch; ``evaluate`` and ``probe`` take it like
+    a model.
+
+    Parameters
+    ----------
+    model
+        A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one: a
+        Chronos-Bolt or a Chronos-2, original or compressed. It is not changed.
+    output
+        Directory to write.
+    precision
+        ``float32``; ``float16``: half of the bytes; ``int8``: the matrices of the layers in 8
+        bits, what writes the quantiles in float32.
+    revision
+        Of a Hub id.
+    force
+        Replace an output that tscompress wrote.
+
+    Raises
+    ------
+    UsageError
+        ``precision`` is unknown, the extra ``onnx`` is not installed, or the graph is too large.
+    UnsupportedModelError
+        The model is of a family that cannot be exported, or torch cannot export it.
+    OutputExistsError
+        ``output`` holds something and ``force`` is false; or it is or holds the model.
+    VerificationError
+        The graph forecasts otherwise than the model.
+    TscompressError
+        The model cannot be loaded.
+    """
+    check_type("output", output, (str, Path), "the path of a directory")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    check_packages()
+    target = user_path(output)
+    given = model if isinstance(model, str | Path) else None
+    check_output(target, force=force, inputs=[given])
+    loaded = loaded_of(model, revision=revision, argument="model", exported=False)
+    pipeline = loaded.forecaster  # refused here if it does not forecast
+    source = adapter_of(loaded.family).graph_source(loaded.model)
+    graph = onnx_graph(source, precision)
+    with new_directory(target, force=force, inputs=[given, loaded.directory]) as directory:
+        write_directory(
+            directory,
+            graph,
+            name=target.name,
+            family=loaded.family,
+            config=loaded.config,
+            source=_source(loaded),
+            precision=precision,
+            inputs=tuple(source.inputs),
+            parameters=sum(one.numel() for one in loaded.model.parameters()),
+            **{FITTED_TO: as_record(sources_of(loaded))},
+        )
+        difference = largest_difference(pipeline, load_exported(directory))
+        _check_difference(difference, precision)
+        write_card(directory, difference)
+        size = (directory / GRAPH_FILE).stat().st_size
+    return ExportResult(target, loaded.name, loaded.family, precision, size, difference)
+
+
+def _source(loaded: LoadedModel) -> dict[str, Any]:
+    known = loaded.directory is not None and loaded.directory.is_dir()
+    files = source_files(loaded.directory) if known and loaded.directory is not None else []
+    return {"model": loaded.source, "revision": loaded.revision, "sha256": hashes(files)}
+
+
+def _check_difference(difference: float, precision: str) -> None:
+    allowed = _LARGEST_DIFFERENCE if precision == "float32" else math.inf
+    if not difference <= allowed or not math.isfinite(difference):
+        raise VerificationError(
+            f"the {precision} graph forecasts otherwise than the model (quantiles differ by "
+            f"{difference:.1e} of the largest); nothing was kept."
+        )
