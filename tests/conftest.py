@@ -21,6 +21,7 @@ from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
 from tscompress.training.windows import Bucket
+from tscompress.workflows.export import export
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,6 +107,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             found[family] = root / family
             model.save_pretrained(found[family])
     return found
+
+
+@pytest.fixture(scope="session")
+def exported(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Family to a directory with the exported graph of its checkpoint, in float32."""
+    pytest.importorskip("onnxruntime")
+    root = tmp_path_factory.mktemp("exported")
+    return {
+        family: export(checkpoints[family], root / family).directory
+        for family in ("chronos-bolt", "chronos-2")
+    }
 
 
 @pytest.fixture(params=FAMILIES)

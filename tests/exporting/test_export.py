@@ -42,9 +42,8 @@ def test_directory_has_graph_record_and_card(
     assert record["family"] == family
     assert record["source"]["model"] == str(checkpoints[family])
     assert set(record["source"]["sha256"]) >= {"config.json", "model.safetensors"}
-    assert record["parameters"] == sum(
-        p.numel() for p in load(checkpoints[family]).model.parameters()
-    )
+    model = load(checkpoints[family]).model
+    assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert 0 < record["difference"] < 1e-5
     assert record["libraries"]["onnxruntime"]
     assert f"{record['difference']:.1e}" in (directory / "README.md").read_text()
@@ -86,7 +85,9 @@ def small_bolt() -> torch.nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize(("precision", "share", "difference"), [("int8", 0.8, 2e-2), ("float16", 0.65, 5e-3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "share", "difference"), [("int8", 0.8, 2e-2), ("float16", 0.65, 5e-3)]
+)
 def test_smaller_precisions(precision: Any, share: float, difference: float) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     model: Any = small_bolt()

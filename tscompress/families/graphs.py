@@ -98,7 +98,7 @@ def observed_values(values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
 
 def patched(values: Tensor, size: int) -> Tensor:
     """``[B, S, size]`` of ``[B, S size]``."""
-    return values.unflatten(-1, (-1, size))
+    return torch.unflatten(values, -1, (-1, size))
 
 
 class BoltGraph(nn.Module):

@@ -93,12 +93,13 @@ def _padded_heads(linear: nn.Module, dim: int, heads: int, size: int) -> nn.Modu
         linear = copy.deepcopy(linear)
         factors: Any = linear
         last = factors.left if dim == 0 else factors.right
-    split = last.weight.unflatten(dim, (heads, -1))
+    split = torch.unflatten(last.weight, dim, (heads, -1))
     missing = size - split.shape[dim + 1]
     shape = list(split.shape)
     shape[dim + 1] = missing
     weight = torch.cat([split, split.new_zeros(shape)], dim + 1).flatten(dim, dim + 1)
-    wide = empty_linear(last, **{("out_features", "in_features")[dim]: heads * size})
+    name = "in_features" if dim else "out_features"
+    wide = empty_linear(last, linear_class=nn.Linear, **{name: heads * size})
     wide.weight.data = weight.detach().contiguous()
     if isinstance(linear, nn.Linear):
         return wide

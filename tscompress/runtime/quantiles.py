@@ -28,7 +28,8 @@ def empirical(values: FloatArray, levels: Sequence[float]) -> FloatArray:
     low, high = ordered[..., below], ordered[..., above]
     step = high - low
     found = np.where(share < 0.5, low + share * step, high - step * (1 - share))
-    return found.astype(np.float32)
+    quantiles: FloatArray = found.astype(np.float32)
+    return quantiles
 
 
 def interpolated(
@@ -75,7 +76,10 @@ def weighted(values: FloatArray, weights: FloatArray, levels: Sequence[float]) -
     """Quantiles of ``values`` ``[..., N]`` of which each has a weight, ``[N]``: ``[..., Q]``."""
     order = np.argsort(values, axis=-1, kind="stable")
     share = (weights / weights.sum()).astype(np.float32)
-    cumulative = np.clip(np.cumsum(share[order], axis=-1, dtype=np.float32), 0, 1)
+    # As torch does: summed in float64. Weights are small beside their sum, and so is the step
+    # between two of them, by which a quantile is interpolated.
+    summed = np.cumsum(share[order], axis=-1, dtype=np.float64).astype(np.float32)
+    cumulative = np.clip(summed, 0, 1)
     return interpolated(np.take_along_axis(values, order, axis=-1), cumulative, levels)
 
 
@@ -83,5 +87,5 @@ def probability_masses(levels: Sequence[float]) -> FloatArray:
     """How much of the probability each quantile stands for, by the trapezoidal rule: ``[Q]``."""
     edges = np.concatenate([[0], levels, [1]]).astype(np.float32)
     mass = (edges[2:] - edges[:-2]) / 2
-    found: FloatArray = mass / mass.sum()
+    found: FloatArray = mass / np.cumsum(mass)[-1]  # one after the other, as torch sums so few
     return found
