@@ -4,7 +4,7 @@ skill = (loss of the best constant − loss of the model) / (loss of the best co
 
 is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
 Loss is the mean absolute error of the median, or of all quantiles for tasks ``by_quantiles``.
-Series are resampled for 95 % intervals, the same ones for all models (see
+Series are resampled for 95% intervals, the same ones for all models (see
 :mod:`tscompress.evaluation.intervals`).
 """
 
@@ -24,6 +24,7 @@ from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
+from tscompress.io.text import percent
 from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.tasks import ProbeTask
 
@@ -42,7 +43,7 @@ _NAMED = 4
 
 
 class Estimate(BaseModel):
-    """A value and its 95 % interval; None for a single series."""
+    """A value and its 95% interval; None for a single series."""
 
     model_config = _STRICT
 
@@ -102,7 +103,7 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """A value with the middle 95 % of its draws, if all of them are finite."""
+    """A value with the middle 95% of its draws, if all of them are finite."""
     if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])
@@ -324,7 +325,7 @@ class ProbeComparison(BaseModel):
     tasks: tuple[TaskChange, ...]
 
     def __repr__(self) -> str:
-        kept = "nothing to keep" if self.kept is None else f"skill kept {_percent(self.kept)}"
+        kept = "nothing to keep" if self.kept is None else f"skill kept {_share(self.kept)}"
         lost = f"{len(self._changed('lost'))} of {len(self.tasks)} tasks lost"
         return f"ProbeComparison({self.compressed!r} against {self.original!r}, {kept}, {lost})"
 
@@ -345,7 +346,7 @@ class ProbeComparison(BaseModel):
             if lost and group.kept is not None:
                 lost.sort(key=lambda task: task.compressed - task.original)
                 names = _listed([f"{t.name} ({t.original:.2f} → {t.compressed:.2f})" for t in lost])
-                found.append(f"lost in {group.group}, {_percent(group.kept)} kept: {names}.")
+                found.append(f"lost in {group.group}, {_share(group.kept)} kept: {names}.")
         if gained := self._changed("gained"):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
@@ -365,15 +366,17 @@ class ProbeComparison(BaseModel):
             return f"{self.original} can do none of the {len(self.tasks)} tasks: nothing to lose."
         lost = len(self._changed("lost"))
         return (
-            f"{self.compressed} keeps {_percent(self.kept)} of the skill of {self.original} at the "
+            f"{self.compressed} keeps {_share(self.kept)} of the skill of {self.original} at the "
             f"{able} of {len(self.tasks)} tasks that it can do; "
             + (f"{lost} of them got worse." if lost else "none of them got worse.")
         )
 
 
-def _percent(share: Estimate) -> str:
-    interval = "" if share.low is None else f" ({share.low:.0%} to {share.high:.0%})"
-    return f"{share.value:.0%}{interval}"
+def _share(share: Estimate) -> str:
+    interval = (
+        "" if share.low is None else f" ({percent(share.low, 0)} to {percent(share.high, 0)})"
+    )
+    return f"{percent(share.value, 0)}{interval}"
 
 
 def _listed(names: Sequence[str]) -> str:

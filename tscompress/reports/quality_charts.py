@@ -25,7 +25,7 @@ FAR = 0.1
 
 
 def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
-    """Every model's cost and score relative to the original's; whiskers are 95 % intervals."""
+    """Every model's cost and score relative to the original's; whiskers are 95% intervals."""
     shown = [point for point in points if cost in point.costs and not is_far(point, metric)]
     bounds = [
         bound
