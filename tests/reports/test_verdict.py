@@ -5,6 +5,7 @@ Whole sentences are in ``test_messages``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,22 @@ import pytest
 
 from tscompress.benchmark.results import BenchResult, ModelBench
 from tscompress.benchmark.workload import Workload
-from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio, few_series
+from tscompress.evaluation.comparison import (
+    Comparison,
+    DatasetComparison,
+    ModelComparison,
+    Ratio,
+    few_series,
+)
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.io.text import counted, listed
+from tscompress.io.text import counted, listed, percent
 from tscompress.plan.layer_plans import HiddenPlan
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import Estimate, GroupChange, ProbeComparison, TaskChange
 from tscompress.reports.terms import MEANINGS, spelled_out
 from tscompress.reports.verdict import Verdict, make_verdict
 
+MARGIN = 0.005
 Ends = tuple[float | None, float | None]
 PLAN = Plan(
     family="chronos-bolt",
@@ -48,16 +56,20 @@ def scores(count: int = 40, *, windows: int | None = None, large: int = 0) -> Ev
     return EvaluationResult(suite="sales.csv", model="m", rows=(row,))
 
 
-def comparison_of(wql: Ends, mase: Ends, ratio: float = 1.012) -> Comparison:
+def comparison_of(
+    wql: Ends, mase: Ends, ratio: float = 1.012, datasets: tuple[DatasetComparison, ...] = ()
+) -> Comparison:
     """With these ends of the intervals."""
 
     def one(ends: Ends) -> Ratio:
         known = None not in ends
         return Ratio(ratio=sum(ends) / 2 if known else ratio, low=ends[0], high=ends[1])  # type: ignore[arg-type]
 
-    model = ModelComparison(model="small", WQL=one(wql), MASE=one(mase), verdicts=(), datasets=())
+    model = ModelComparison(
+        model="small", WQL=one(wql), MASE=one(mase), verdicts=(), datasets=datasets
+    )
     return Comparison(
-        reference="m", models=(model,), confidence=0.95, margin=0.005, resamples=2000, seed=0
+        reference="m", models=(model,), confidence=0.95, margin=MARGIN, resamples=2000, seed=0
     )
 
 
@@ -94,29 +106,48 @@ def probe_of(kept: float | None, **tasks: tuple[float, float]) -> ProbeCompariso
         for name, (before, after) in tasks.items()
     )
     share = None if kept is None else Estimate(value=kept, low=kept - 0.01, high=kept + 0.01)
-    group = GroupChange(group="seasons", able=1, tasks=1, original=1, compressed=kept, kept=share)
+    count = len(changes)
+    group = GroupChange(
+        group="seasons", able=count, tasks=count, original=1, compressed=kept, kept=share
+    )
     return ProbeComparison(
         compressed="small", original="m", kept=share, groups=(group,), tasks=changes
     )
 
 
-def verdict(wql: Ends = (0.996, 1.004), mase: Ends = (0.997, 1.003), **changes: Any) -> Verdict:
+def verdict(
+    wql: Ends = (0.996, 1.004),
+    mase: Ends = (0.997, 1.003),
+    datasets: tuple[DatasetComparison, ...] = (),
+    **changes: Any,
+) -> Verdict:
     """On 40 series of the user's, if not said otherwise."""
     given = {"original": scores(), "own_series": True, **changes}
-    return make_verdict(PLAN, comparison=comparison_of(wql, mase), **given)
+    return make_verdict(PLAN, comparison=comparison_of(wql, mase, datasets=datasets), **given)
 
 
 @pytest.mark.parametrize(
     ("wql", "mase", "level", "says", "never"),
     [
         ((0.996, 1.004), (0.997, 1.003), "good", "no measurable loss", "ruled out"),
+        ((0.99, 1 + MARGIN), (0.99, 1.0), "good", "no measurable loss", "ruled out"),
+        ((0.99, 1.00501), (0.99, 1.0), "unsure", "up to 0.6% cannot be ruled out", "measurable"),
         ((1.0, 1.0), (1.0, 1.0), "good", "same scores", "loss"),
-        ((0.97, 0.99), (0.996, 1.004), "good", "WQL is 1 to 3 % better", "MASE"),
-        ((1.01, 1.03), (0.996, 1.004), "loss", "WQL is 1 to 3 % worse", "MASE"),
-        ((1.01, 1.03), (0.98, 0.99), "loss", "MASE is 1 to 2 % better", "no measurable"),
-        ((1.001, 1.004), (0.996, 1.004), "loss", "slightly worse", "no measurable"),
-        ((0.99, 1.031), (0.99, 1.02), "unsure", "up to 3.1 % cannot be ruled out", "worse"),
+        ((1.0, 1.0), (1.0, 1.001), "good", "no measurable loss", "same"),
+        ((0.97, 0.99), (0.996, 1.004), "good", "WQL is 1 to 3% better", "MASE"),
+        ((1.01, 1.03), (0.996, 1.004), "loss", "WQL is 1 to 3% worse", "MASE"),
+        ((1.01, 1.03), (0.98, 0.99), "loss", "MASE is 1 to 2% better", "no measurable"),
+        ((0.97, 0.99), (0.96, 1.05), "unsure", "though MASE may be up to 5% worse", "ruled out"),
+        ((0.9, 1.0), (0.9, 1.0), "good", "no measurable loss", "better"),
+        ((1.0, 1.03), (0.996, 1.004), "unsure", "up to 3% cannot be ruled out", "worse"),
+        ((1.001, 1 + MARGIN), (0.996, 1.004), "loss", "slightly worse", "no measurable"),
+        ((1.001, 1.006), (0.996, 1.004), "loss", "worse on", "slightly"),
+        ((1.0001, 1.0004), (0.996, 1.004), "loss", "WQL is less than 0.1% worse", "MASE"),
+        ((0.99, 1.031), (0.99, 1.02), "unsure", "up to 3.1% cannot be ruled out", "worse"),
+        ((0.8, 1.25), (0.99, 1.02), "unsure", "no clear change", "no measurable"),
         ((None, None), (None, None), "unsure", "too few to tell", "no measurable"),
+        ((1.01, 1.03), (None, None), "loss", "WQL is 1 to 3% worse", "too few"),
+        ((0.97, 0.99), (None, None), "unsure", "too few to tell", "better on"),
     ],
 )  # fmt: skip
 def test_forecasts_are_judged_by_their_intervals(
@@ -127,6 +158,8 @@ def test_forecasts_are_judged_by_their_intervals(
     assert says.lower() in found.clauses[0].lower()
     assert never not in found.clauses[0]
     assert "your 40 series" in found.clauses[0]
+    assert ("recover" in " ".join(found.advice)) == (level == "loss")
+    assert ("--windows" in " ".join(found.advice)) == (level == "unsure")
 
 
 @pytest.mark.parametrize("few", [scores(8), scores(200, large=2)])
@@ -134,6 +167,7 @@ def test_few_series_never_make_a_good_verdict(few: EvaluationResult) -> None:
     found = verdict(original=few)
     assert found.level == "unsure"
     assert "few" in found.clauses[0]
+    assert "no measurable" not in found.clauses[0]
     assert any("--windows" in line for line in found.advice)
     assert any(few_series(few).values())
 
@@ -148,7 +182,7 @@ def test_what_was_not_measured_is_said() -> None:
     found = make_verdict(PLAN)
     assert found.level == "unknown"
     assert "not scored" in found.sentence
-    assert "25 % of the feed-forward parameters" in found.sentence
+    assert "25% of the feed-forward parameters" in found.sentence
     assert "speed and skills were not measured" in found.sentence
     assert "not measured" not in verdict(bench=bench_of(5), probe=probe_of(1.0)).sentence
     assert "speed was not" in verdict(probe=probe_of(1.0)).sentence
@@ -160,14 +194,16 @@ def test_what_was_not_measured_is_said() -> None:
     [
         (3.0, 0.01, "3.3 times as fast"),
         (9.5, 0.01, "1.05 times as fast"),
+        (0.05, 0.01, "200 times as fast"),
         (20.0, 0.01, "takes 2 times as long"),
-        (10.0, 0.01, "no faster"),
+        (10.0, 0.01, "no measurable change in speed"),
+        (9.97, 1e-5, "no measurable change in speed"),
     ],
 )
 def test_speed(milliseconds: float, noise: float, says: str) -> None:
     found = verdict(bench=bench_of(milliseconds, noise))
     assert says in found.sentence
-    assert "36 % of the parameters" in found.sentence
+    assert "36% of the parameters" in found.sentence
 
 
 def test_lost_skills_are_named_once_a_period() -> None:
@@ -178,13 +214,81 @@ def test_lost_skills_are_named_once_a_period() -> None:
         "linear_trend": (0.9, 0.9),
     }
     found = verdict(probe=probe_of(0.9, **tasks))
-    assert "keeps 90 % of what the probe measures" in found.sentence
+    assert "keeps 90% of what the probe measures" in found.sentence
     assert "most of period 52 and some of period 48" in found.sentence
     assert "linear" not in found.sentence
-    assert any("recover" in line for line in found.advice)
     assert not verdict(probe=probe_of(0.999)).advice
-    assert "keeps all" in verdict(probe=probe_of(0.999)).sentence
     assert "nothing could be lost" in verdict(probe=probe_of(None)).sentence
+
+
+@pytest.mark.parametrize(
+    ("left", "much"), [(0.449, "most of period 48"), (0.45, "some of period 48")]
+)
+def test_most_of_a_skill_is_lost_below_half_of_it(left: float, much: str) -> None:
+    assert f"loses {much}" in verdict(probe=probe_of(0.9, period_48=(0.9, left))).sentence
+
+
+@pytest.mark.parametrize(
+    ("kept", "lost", "says"),
+    [
+        (0.994, False, "keeps 99% of"),
+        (0.995, False, "keeps all of"),
+        (1.2, False, "keeps all of"),
+        (0.996, True, "keeps nearly all of"),
+        (-0.2, True, "keeps nothing of"),
+    ],
+)
+def test_skill_kept(kept: float, lost: bool, says: str) -> None:
+    tasks = {"period_48": (0.9, 0.7 if lost else 0.9)}
+    assert says in verdict(probe=probe_of(kept, **tasks)).clauses[-2]
+
+
+@pytest.mark.parametrize(
+    ("wql", "joint"), [((0.996, 1.004), "but"), ((1.01, 1.03), "and"), ((0.9, 1.1), "and")]
+)
+def test_a_verdict_is_not_good_beside_lost_skills(wql: Ends, joint: str) -> None:
+    found = verdict(wql, probe=probe_of(0.96, period_48=(0.9, 0.7), gaps=(0.9, 0.9)))
+    assert found.level == "loss"
+    assert f", {joint} 1 of the 2 tasks of the probe got worse" in found.clauses[0]
+    assert any("recover" in line for line in found.advice)
+    alone = make_verdict(PLAN, probe=probe_of(0.96, period_48=(0.9, 0.7)))
+    assert alone.level == "loss"
+    assert "not scored, and the one task of the probe got worse" in alone.clauses[0]
+    assert verdict(wql, probe=probe_of(1.0, gaps=(0.9, 0.9))).level == verdict(wql).level
+
+
+@pytest.mark.parametrize(
+    ("low", "named"), [(1.0049, False), (1 + MARGIN, False), (1.0051, True), (None, False)]
+)
+@pytest.mark.parametrize("wql", [(0.996, 1.004), (0.97, 0.99), (0.9, 1.1)])
+def test_a_dataset_that_got_worse_is_named(wql: Ends, low: float | None, named: bool) -> None:
+    high = None if low is None else low + 0.02
+    worse = DatasetComparison(
+        dataset="traffic",
+        series_count=20,
+        WQL=Ratio(ratio=0.99, low=0.98, high=1.0),
+        MASE=Ratio(ratio=1.01, low=low, high=high),
+    )
+    found = verdict(wql, datasets=(worse,))
+    assert ("but worse on traffic" in found.clauses[0]) == named
+    if named:
+        assert found.level == "unsure"
+
+
+def test_a_speed_within_the_noise_is_no_change() -> None:
+    steady = bench_of(9.8)
+    noisy = replace(steady.models[1], latencies_ms=(8.0, 9.8, 12.0, 9.8, 8.0, 12.0))
+    first = replace(steady.models[0], latencies_ms=(10.0,) * 6)
+    found = verdict(bench=replace(steady, models=(first, noisy)))
+    assert "no measurable change in speed" in found.sentence
+    assert "1.02 times as fast" in verdict(bench=steady).sentence
+
+
+def test_too_few_rounds_are_said() -> None:
+    few = bench_of(5.0)
+    few = replace(few, workload=Workload(repeats=4))
+    assert "2 times as fast, timed in too few rounds" in verdict(bench=few).sentence
+    assert "too few" not in verdict(bench=bench_of(5.0)).sentence
 
 
 def test_metrics_are_spelled_out_once_at_their_first_use() -> None:
@@ -197,6 +301,25 @@ def test_metrics_are_spelled_out_once_at_their_first_use() -> None:
         assert f"{meaning} ({name})" in text
         assert text.index(name) > text.index(meaning)
     assert spelled_out(["SQL", "SQL"]) == ["Scaled quantile loss (SQL)", "SQL"]
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "text"),
+    [
+        (0.364, 0, "36%"),
+        (0.364, 1, "36.4%"),
+        (0.5, 1, "50.0%"),
+        (0.95, None, "95%"),
+        (0.975, None, "97.5%"),
+        (0.005, None, "0.5%"),
+        (-0.0001, 0, "0%"),
+        (-0.04, 0, "-4%"),
+        (12.5, 0, "1250%"),
+        (float("nan"), 0, "nan%"),
+    ],
+)
+def test_percentages(share: float, digits: int | None, text: str) -> None:
+    assert percent(share, digits) == text
 
 
 def test_singulars_and_lists() -> None:
