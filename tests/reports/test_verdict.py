@@ -18,8 +18,10 @@ from tscompress.evaluation.comparison import (
     DatasetComparison,
     ModelComparison,
     Ratio,
+    compare,
     few_series,
 )
+from tscompress.evaluation.fidelity import Calibration, DatasetFidelity, Fidelity
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.io.text import counted, listed, percent
 from tscompress.plan.layer_plans import HiddenPlan
@@ -174,7 +176,7 @@ def test_few_series_never_make_a_good_verdict(few: EvaluationResult) -> None:
 
 def test_windows_are_not_counted_as_series() -> None:
     assert "your 20 series" in verdict(original=scores(60, windows=3)).sentence
-    assert "your series" in verdict(original=scores(40, windows=40)).sentence
+    assert "your one series" in verdict(original=scores(40, windows=40)).sentence
     assert "40 series of sales" in verdict(own_series=False).sentence
 
 
@@ -270,9 +272,142 @@ def test_a_dataset_that_got_worse_is_named(wql: Ends, low: float | None, named: 
         MASE=Ratio(ratio=1.01, low=low, high=high),
     )
     found = verdict(wql, datasets=(worse,))
-    assert ("but worse on traffic" in found.clauses[0]) == named
+    assert ("but worse on traffic (MASE by 0.5 to 2.5%)" in found.clauses[0]) == named
+    assert ("traffic" in found.clauses[0]) == named
     if named:
         assert found.level == "unsure"
+
+
+def suite(factors: dict[str, float], counts: dict[str, int], spread: float) -> EvaluationResult:
+    """Datasets of 20 series, or of ``counts``; losses are those of others times the factor."""
+    rows = []
+    for index, (dataset, factor) in enumerate(factors.items()):
+        count = counts.get(dataset, 20)
+        noise = np.random.default_rng(index).normal(1, spread, count) if spread else 1.0
+        losses = tuple(np.random.default_rng(index).uniform(1, 2, count) * noise * factor)
+        columns = SeriesContributions(
+            quantile_loss=losses,
+            absolute_label=(1.0,) * count,
+            scaled_error=losses,
+            scaled_steps=(1,) * count,
+        )
+        score = float(np.mean(losses))
+        rows.append(
+            DatasetScore(
+                dataset=dataset, model="m", MASE=score, WQL=score, series_count=count, seconds=1,
+                series=columns,
+            )
+        )  # fmt: skip
+    return EvaluationResult(suite="own", model="m", rows=tuple(rows))
+
+
+TWENTY = [f"d{index}" for index in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("others", "one", "counts", "level", "says"),
+    [
+        (1.0, 1.0, {}, "good", "no measurable loss on 400 series of 20 datasets"),
+        (0.99, 1.15, {}, "unsure", "but worse on d7 (WQL by 1"),
+        (1.0, 1.6, {}, "loss", "above all on d7 (WQL by 5"),
+        (
+            1.0,
+            1.5,
+            {"d3": 1},
+            "unsure",
+            "too few of d3 to tell a loss from chance, but worse on d7",
+        ),
+        (1.0, 1.5, {"d7": 1}, "unsure", "too few of d7 to tell a loss from chance"),
+    ],
+)
+def test_a_loss_in_one_dataset_of_twenty_is_named(
+    others: float, one: float, counts: dict[str, int], level: str, says: str
+) -> None:
+    original = suite(dict.fromkeys(TWENTY, 1.0), counts, 0)
+    compressed = suite({**dict.fromkeys(TWENTY, others), "d7": one}, counts, 0.02)
+    found = make_verdict(
+        PLAN, comparison=compare([original, compressed]), original=original, own_series=False
+    )
+    assert found.level == level
+    assert says.lower() in found.clauses[0].lower()
+
+
+def test_a_loss_alike_in_all_datasets_names_none() -> None:
+    original = suite(dict.fromkeys(TWENTY, 1.0), {}, 0)
+    compressed = suite(dict.fromkeys(TWENTY, 1.1), {}, 0.002)
+    found = make_verdict(PLAN, comparison=compare([original, compressed]), original=original)
+    assert found.level == "loss"
+    assert "on d" not in found.clauses[0]
+
+
+@pytest.mark.parametrize("counts", [{}, {"sales": 1}])
+def test_scores_without_series_have_that_reason(counts: dict[str, int]) -> None:
+    given = suite({"sales": 1.0}, counts, 0)
+    if not counts:
+        rows = tuple(row.model_copy(update={"series": None}) for row in given.rows)
+        given = given.model_copy(update={"rows": rows})
+    found = make_verdict(PLAN, comparison=compare([given, given]), original=given)
+    assert found.level == "unsure"
+    assert ("without scores of each series" in found.clauses[0]) == (not counts)
+    assert ("1 series of sales, too few to tell" in found.clauses[0]) == bool(counts)
+
+
+def fidelity_of(before: float, after: float) -> Fidelity:
+    """Coverage of 80% intervals, of the original and the compressed model."""
+    nine = (0.0,) * 9
+    first, second = (
+        Calibration(frequencies=nine, coverage=coverage, error=0, crossing_rate=0)
+        for coverage in (before, after)
+    )
+    part = DatasetFidelity(
+        dataset="sales", freq="D", series_count=40, ratio=1, shift=nine, original=first,
+        compressed=second, drift=(1.0,), contexts=(),
+    )  # fmt: skip
+    return Fidelity(
+        datasets=(part,), shift=nine, drift=(1.0,), frequencies=(), contexts=(), worst=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        (0.79, 0.62, True),
+        (0.81, 0.93, True),
+        (0.79, 0.75, False),
+        (0.62, 0.79, False),
+        (0.7, 0.9, False),
+    ],
+)
+def test_intervals_that_hold_too_little_or_too_much(
+    before: float, after: float, worse: bool
+) -> None:
+    fidelity = fidelity_of(before, after)
+    says = f"but its 80% intervals hold {after:.0%} of the outcomes, the original's {before:.0%}"
+    found = verdict(fidelity=fidelity)
+    assert (found.level == "loss") == worse
+    assert (says in found.clauses[0]) == worse
+    few = verdict(fidelity=fidelity, original=scores(8))
+    assert few.level == "unsure"
+    assert ("80% intervals" in few.clauses[0]) == worse
+
+
+@pytest.mark.parametrize(
+    ("high", "level", "says"),
+    [
+        (0.99, "loss", "but the probe's tasks of noisy seasons got worse together"),
+        (1.01, "unsure", "keeps 90% of what the probe measures, which may be chance"),
+    ],
+)
+def test_a_group_that_lost_skill_without_a_task_that_did(
+    high: float, level: str, says: str
+) -> None:
+    share = Estimate(value=0.9, low=0.8, high=high)
+    probe = probe_of(1.0, gaps=(0.9, 0.9))
+    group = probe.groups[0].model_copy(update={"group": "noisy-seasons", "kept": share})
+    found = verdict(probe=probe.model_copy(update={"kept": share, "groups": (group,)}))
+    assert found.level == level
+    assert says in found.sentence
+    assert ("--num-series" in " ".join(found.advice)) == (level == "unsure")
 
 
 def test_a_speed_within_the_noise_is_no_change() -> None:

@@ -33,8 +33,8 @@ Array = npt.NDArray[np.float64]
 #: A model cannot do a task if its skill is at most this or its interval reaches 0; such skill
 #: cannot be lost.
 ABLE = 0.1
-#: Smallest share of a task's skill that counts as kept.
-_KEPT = 0.95
+#: Smallest share of skill that counts as kept.
+KEPT = 0.95
 #: Lower bound of a task's skill in means, so that one failed task does not dominate them.
 FLOOR = -1.0
 RESAMPLES = 1000
@@ -311,6 +311,12 @@ class GroupChange(BaseModel):
     """Mean skill at those; None without any."""
     kept: Estimate | None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the tasks surely lost skill together, even if none did by itself."""
+        kept = self.kept
+        return kept is not None and kept.value < KEPT and (kept.high is None or kept.high < 1)
+
 
 class ProbeComparison(BaseModel):
     """Skill of a compressed model relative to its original."""
@@ -347,6 +353,9 @@ class ProbeComparison(BaseModel):
                 lost.sort(key=lambda task: task.compressed - task.original)
                 names = _listed([f"{t.name} ({t.original:.2f} → {t.compressed:.2f})" for t in lost])
                 found.append(f"lost in {group.group}, {_share(group.kept)} kept: {names}.")
+            elif group.lost and group.kept is not None:
+                share = _share(group.kept)
+                found.append(f"lost in {group.group}, {share} kept: by no task for sure.")
         if gained := self._changed("gained"):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
@@ -449,7 +458,7 @@ def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
         more = ours.able and (surely.low is None or surely.low > 0)
         change = "gained" if more else "absent"
     else:
-        less = kept.value < _KEPT and (surely.high is None or surely.high < 0)
+        less = kept.value < KEPT and (surely.high is None or surely.high < 0)
         change = "lost" if less else "kept"
     return TaskChange(
         name=ours.name,

@@ -173,6 +173,7 @@ def _verdict(result: RunResult, recipe: Recipe, comparison: Comparison | None) -
         result.plan,
         comparison=comparison,
         original=result.original,
+        fidelity=result.fidelity,
         own_series=evaluation is not None and evaluation.long_format is not None,
         bench=result.bench,
         probe=_probe(result),

@@ -68,7 +68,7 @@ def _add_point(chart: Chart, point: Point, metric: str, cost: str) -> None:
     x, y = chart.x(point.costs[cost]), chart.y(ratio.ratio)
     interval = ""
     if ratio.low is not None and ratio.high is not None and ratio.high > ratio.low:
-        interval = f"\n95 %: {ratio.low:.4f} to {ratio.high:.4f}"
+        interval = f"\n95%: {ratio.low:.4f} to {ratio.high:.4f}"
         low, high = chart.y(ratio.low), chart.y(ratio.high)
         chart.add("line", f"whisker {point.kind}", x1=x, x2=x, y1=low, y2=high)
     tip = (

@@ -5,7 +5,8 @@ low to high, and by the margin m of the comparison. The first rule that fits cou
 
 ================================  =====================================================  ======
 a low > 1                         "worse"; "slightly worse" if no high of these > 1 + m  loss
-an interval is unknown            the ratios, "too few to tell a loss from chance"       unsure
+an interval is unknown            the ratios, and that series are too few, or that none  unsure
+                                  has recorded scores, to tell a loss from chance
 all low = high = 1                "the same scores"                                      good
 a high > 1 + m                    "no clear change", or "better" with what is better;    unsure
                                   "a loss of up to ... cannot be ruled out"
@@ -15,8 +16,13 @@ otherwise                         "no measurable loss"                          
 
 - Few series (:func:`few_series`): good becomes unsure, and "no measurable loss" becomes "no loss
   seen".
-- A dataset whose low > 1 + m is named, and good becomes unsure.
-- Tasks of the probe that got worse are counted in the first clause, and the level is loss.
+- Datasets whose low > 1 + m are named, the worst with its interval, and good becomes unsure. Beside
+  a loss of the mean only those are named whose low is also above the mean's high.
+- Intervals: if the share of outcomes in the 80% interval is further from 80% than the original's,
+  by more than 5 points, both are said and good becomes loss, or unsure of few series.
+- Tasks of the probe that got worse are counted in the first clause, and the level is loss. Without
+  such a task, groups of them that got worse together are named; without these, a share of skill
+  kept below 95% makes good unsure.
 - Speed: not changed measurably if the interval of the latency ratio has 1, or if the ratio is
   written as 1.00; unsure without an interval.
 - Skill: of lost tasks "most" is gone if less than half of the original's is kept, else "some".
@@ -26,19 +32,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from tscompress.benchmark.results import BenchResult
-from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio, few_series
+from tscompress.evaluation.comparison import (
+    Comparison,
+    DatasetComparison,
+    ModelComparison,
+    Ratio,
+    few_series,
+)
+from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.io.text import counted, listed, percent
 from tscompress.plan.plan import Plan
-from tscompress.probing.results import ProbeComparison, TaskChange
+from tscompress.probing.results import KEPT, ProbeComparison, TaskChange
 
 Level = Literal["good", "loss", "unsure", "unknown"]
+Ends = tuple[float, float]
 #: Of a task's skill that is kept, below which most of it counts as lost.
 _MOST = 0.5
+#: Of the share of outcomes in the 80% interval, beyond which intervals got worse.
+_COVERAGE_MARGIN = 0.05
 _PERIOD = re.compile(r"period-(\d+)\b")
 
 
@@ -71,6 +87,7 @@ def make_verdict(
     *,
     comparison: Comparison | None = None,
     original: EvaluationResult | None = None,
+    fidelity: Fidelity | None = None,
     own_series: bool = False,
     bench: BenchResult | None = None,
     probe: ProbeComparison | None = None,
@@ -81,6 +98,8 @@ def make_verdict(
     ----------
     comparison, original
         Compressed against original, and the original's scores; both None without an evaluation.
+    fidelity
+        Of the same forecasts.
     own_series
         Whether the series are the user's, from a file.
     bench
@@ -91,13 +110,18 @@ def make_verdict(
     advice: list[str] = []
     if comparison is not None and original is not None:
         level, quality = _quality(comparison, original, _series(original, own_series))
-        advice += _quality_advice(level, original)
-    if probe is not None and (lost := _lost(probe)):
-        able = sum(group.able for group in probe.groups)
-        joint = "but" if level == "good" else "and"
-        of = f"{len(lost)} of the {able} tasks" if able > 1 else "the one task"
-        quality += f", {joint} {of} of the probe got worse"
-        level = "loss"
+        few = any(few_series(original).values())
+        if fidelity is not None and (coverage := _worse_coverage(fidelity)):
+            quality += f", {_joint(level)} {coverage}"
+            level = level if level != "good" else "unsure" if few else "loss"
+        advice += _quality_advice(level, few)
+    if probe is not None:
+        if lost := _lost_skill(probe):
+            quality += f", {_joint(level)} {lost}"
+            level = "loss"
+        elif _skill_is_open(probe):
+            level = "unsure" if level == "good" else level
+            advice.append("Probe more series (`--num-series`) to see whether skill was lost.")
     if level == "loss":
         advice.append("`tscompress recover` wins back some of what was lost.")
     speed = [] if bench is None else [_speed(bench)]
@@ -112,6 +136,10 @@ def make_verdict(
     return Verdict(level, (first, *speed, _size(plan, bench), *skill), tuple(advice))
 
 
+def _joint(level: Level) -> str:
+    return "but" if level == "good" else "and"
+
+
 # --------------------------------------------------------------------------------------------------
 # Forecasts
 # --------------------------------------------------------------------------------------------------
@@ -121,7 +149,7 @@ def _series(original: EvaluationResult, own: bool) -> str:
     """``your 20 series``, or ``20 series of monash_m3_yearly``."""
     count = sum(row.series_count // (row.windows or 1) for row in original.rows)
     if own:
-        return "your series" if count == 1 else f"your {counted(count, 'series')}"
+        return f"your {'one series' if count == 1 else counted(count, 'series')}"
     names = [row.dataset for row in original.rows]
     of = names[0] if len(names) == 1 else counted(len(names), "dataset")
     return f"{counted(count, 'series')} of {of}"
@@ -130,7 +158,7 @@ def _series(original: EvaluationResult, own: bool) -> str:
 def _quality(comparison: Comparison, original: EvaluationResult, where: str) -> tuple[Level, str]:
     """The first rule that fits; see above."""
     (model,) = comparison.models
-    ratios: dict[str, Ratio] = {metric: getattr(model, metric) for metric in METRICS[::-1]}
+    ratios = {metric: _ratio(model, metric) for metric in METRICS[::-1]}
     known = {
         metric: (ratio.low, ratio.high)
         for metric, ratio in ratios.items()
@@ -144,14 +172,14 @@ def _quality(comparison: Comparison, original: EvaluationResult, where: str) -> 
     told = listed([_between(*one) for one in (*worse.items(), *better.items())])
     if worse:
         change = "slightly worse" if all(high <= most for _, high in worse.values()) else "worse"
-        return "loss", f"{change} on {where}: {told}{unsure}"
+        return "loss", f"{change} on {where}: {told}{unsure}{_far_worse(model, worse, most)}"
+    parts = _worse_datasets(model, dict.fromkeys(METRICS, most))
+    exception = f", but {parts}" if parts else ""
     if len(known) < len(ratios):
         changes = listed([f"{metric} {_change(one.ratio)}" for metric, one in ratios.items()])
-        return "unsure", f"{changes} on {where}, too few to tell a loss from chance"
+        return "unsure", f"{changes} on {where}, {_untold(model, original)}{exception}"
     if all(ends == (1.0, 1.0) for ends in known.values()):
         return "good", f"the same scores on {where}"
-    parts = _worse_datasets(model, most)
-    exception = f", but worse on {listed(parts)}" if parts else ""
     level: Level = "unsure" if few or parts else "good"
     open_ = {metric: _at_most(high - 1) for metric, (_, high) in known.items() if high > most}
     if better:
@@ -166,25 +194,71 @@ def _quality(comparison: Comparison, original: EvaluationResult, where: str) -> 
     return level, f"{loss} on {where}{unsure}{exception}"
 
 
-def _worse_datasets(model: ModelComparison, most: float) -> list[str]:
-    """Names of those with a score that is surely worse by more than the margin."""
-    return [
+def _worse_datasets(model: ModelComparison, limits: Mapping[str, float]) -> str:
+    """Datasets with a ratio surely above the limit of its metric, the worst first and with it."""
+    found = [
+        (ratio.low, ratio.high, metric, part.dataset)
+        for part in model.datasets
+        for metric, limit in limits.items()
+        if (ratio := _ratio(part, metric)).low is not None and ratio.high is not None
+        if ratio.low > limit
+    ]
+    if not found:
+        return ""
+    found.sort(reverse=True)
+    low, high, metric, _ = found[0]
+    first, *others = dict.fromkeys(name for *_, name in found)
+    return "worse on " + listed([f"{first} ({metric} by {_span(low, high)})", *others])
+
+
+def _far_worse(model: ModelComparison, worse: Mapping[str, Ends], most: float) -> str:
+    """Datasets that lost more than the mean did."""
+    limits = {metric: max(most, worse.get(metric, (most, most))[1]) for metric in METRICS}
+    parts = _worse_datasets(model, limits)
+    return f", {parts.replace('worse', 'above all', 1)}" if parts else ""
+
+
+def _ratio(part: ModelComparison | DatasetComparison, metric: str) -> Ratio:
+    found: Ratio = getattr(part, metric)
+    return found
+
+
+def _untold(model: ModelComparison, original: EvaluationResult) -> str:
+    """Why there is no interval."""
+    if any(row.series is None for row in original.rows):
+        return "without scores of each series to tell a loss from chance"
+    single = [
         part.dataset
         for part in model.datasets
-        if any((getattr(part, metric).low or 0.0) > most for metric in METRICS)
+        if any(_ratio(part, metric).low is None for metric in METRICS)
     ]
+    of = f" of {listed(single)}" if 0 < len(single) < len(model.datasets) else ""
+    return f"too few{of} to tell a loss from chance"
 
 
-def _between(metric: str, ends: tuple[float, float]) -> str:
-    low, high = (_digits(abs(end - 1)) for end in ends)
-    least, greatest = sorted((low, high))
+def _worse_coverage(fidelity: Fidelity) -> str:
+    """Of the 80% interval, if it is clearly further from 80% than the original's."""
+    before, after = fidelity.coverage
+    if abs(after - 0.8) - abs(before - 0.8) <= _COVERAGE_MARGIN:
+        return ""
+    return (
+        f"its 80% intervals hold {percent(after, 0)} of the outcomes, the original's "
+        f"{percent(before, 0)}"
+    )
+
+
+def _between(metric: str, ends: Ends) -> str:
+    return f"{metric} is {_span(*ends)} {'worse' if ends[0] > 1 else 'better'}"
+
+
+def _span(low: float, high: float) -> str:
+    """``1 to 3%``: how far the ends are from 1, both on one side."""
+    least, greatest = sorted(_digits(abs(end - 1)) for end in (low, high))
     if greatest == 0:
-        span = "less than 0.1%"
-    elif least == greatest:
-        span = percent(greatest)
-    else:
-        span = f"{percent(least).removesuffix('%')} to {percent(greatest)}"
-    return f"{metric} is {span} {'worse' if ends[0] > 1 else 'better'}"
+        return "less than 0.1%"
+    if least == greatest:
+        return percent(greatest)
+    return f"{percent(least).removesuffix('%')} to {percent(greatest)}"
 
 
 def _change(ratio: float) -> str:
@@ -208,8 +282,7 @@ def _at_most(share: float) -> str:
     return percent(math.ceil(round(steps * share, 6)) / steps)
 
 
-def _quality_advice(level: Level, original: EvaluationResult) -> Iterator[str]:
-    few = any(few_series(original).values())
+def _quality_advice(level: Level, few: bool) -> Iterator[str]:
     if level == "unsure" or few:
         yield (
             f"{'The scores rest on few series. ' if few else ''}Score more series, or more "
@@ -270,7 +343,24 @@ def _skill(probe: ProbeComparison) -> str:
         if names
     ]
     tail = f", loses {' and '.join(told)}" if told else ""
+    if _skill_is_open(probe):
+        tail = ", which may be chance"
     return f"keeps {kept} of what the probe measures{tail}"
+
+
+def _lost_skill(probe: ProbeComparison) -> str:
+    """Tasks that got worse, by number; without one, the groups that did."""
+    if lost := _lost(probe):
+        able = sum(group.able for group in probe.groups)
+        of = f"{len(lost)} of the {able} tasks" if able > 1 else "the one task"
+        return f"{of} of the probe got worse"
+    groups = [group.group.replace("-", " ") for group in probe.groups if group.lost]
+    return f"the probe's tasks of {listed(groups)} got worse together" if groups else ""
+
+
+def _skill_is_open(probe: ProbeComparison) -> bool:
+    """Whether a loss was seen that no task or group shows for sure."""
+    return probe.kept is not None and probe.kept.value < KEPT and not _lost_skill(probe)
 
 
 def _lost(probe: ProbeComparison) -> list[TaskChange]:
