@@ -108,7 +108,7 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.words: list[str] = []
-        self.feed(text)
+        self.feed(re.sub(r'<span class="unbroken">([^<]*)</span>', r"\1", text))
         self.close()
         assert self.open == [], "every element is closed"
 

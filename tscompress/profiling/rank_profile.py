@@ -281,9 +281,9 @@ def _embedding_findings(profile: RankProfile) -> list[str]:
 def _saving_findings(profile: RankProfile) -> list[str]:
     attention = [saving for saving in profile.savings if saving.part == "attention"]
     lines = [
-        f"At ε = {saving.epsilon:g} truncated SVD leaves {percent(saving.parameter_ratio, 1)} of "
-        f"the attention parameters ({saving.factored} of {saving.projections} projections become "
-        f"smaller): {saving.bytes_saved / 1e6:.3g} MB and {saving.macs_saved / 1e6:.3g} M "
+        f"At ε = {saving.epsilon:g} truncated SVD makes {saving.factored} of {saving.projections} "
+        f"projections smaller and leaves {percent(saving.parameter_ratio, 1)} of the attention "
+        f"parameters: {saving.bytes_saved / 1e6:.3g} MB and {saving.macs_saved / 1e6:.3g} M "
         "multiply-accumulates per position less."
         for saving in attention
         if saving.factored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,14 @@ from tscompress.reports.strips import forest, skill_strip
 MAX_EXAMPLES = 9
 #: Cost axes of the Pareto figure, the first one shown first.
 _PARETO_COSTS = ("parameters", "latency_ms", "bytes_on_disk", "peak_memory_bytes", "macs")
+#: What stays on one line: options with their value, factors, changes, spans, numbers with a unit.
+_UNBROKEN = re.compile(
+    r"((?<![\w-])--[a-z][a-z-]*(?: \d[\d.]*)?"
+    r"|(?:loss )?× \d[\d.]*"
+    r"|\(\d[\d.]* → -?\d[\d.]*\)"
+    r"|\d[\d.]*%? to \d[\d.]*%?"
+    r"|\d[\d.,]* (?:[mµn]?s|[kMGT]i?B?|B)\b)"
+)
 _SECTIONS = {
     "glance": "At a glance",
     "missing": "Not in this report",
@@ -58,6 +67,7 @@ def render_page(report: Report) -> str:
         "covers": covers,
         "kept": kept_text,
         "percent": percent,
+        "unbroken": _UNBROKEN.split,
     }
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
     shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}

@@ -19,7 +19,8 @@ otherwise                         "no measurable loss"                          
 - Datasets whose low > 1 + m are named, the worst with its interval, and good becomes unsure. Beside
   a loss of the mean only those are named whose low is also above the mean's high.
 - Intervals: if the share of outcomes in the 80% interval is further from 80% than the original's,
-  by more than 5 points, both are said and good becomes loss, or unsure of few series.
+  by more than 5 points, both are said and good becomes loss. Few series, or a single one, do not
+  tell.
 - Tasks of the probe that got worse are counted in the first clause, and the level is loss. Without
   such a task, groups of them that got worse together are named; without these, a share of skill
   kept below 95% makes good unsure.
@@ -111,9 +112,10 @@ def make_verdict(
     if comparison is not None and original is not None:
         level, quality = _quality(comparison, original, _series(original, own_series))
         few = any(few_series(original).values())
-        if fidelity is not None and (coverage := _worse_coverage(fidelity)):
+        sure = not few and all(row.series_count > 1 for row in original.rows)
+        if fidelity is not None and sure and (coverage := _worse_coverage(fidelity)):
             quality += f", {_joint(level)} {coverage}"
-            level = level if level != "good" else "unsure" if few else "loss"
+            level = "loss" if level == "good" else level
         advice += _quality_advice(level, few)
     if probe is not None:
         if lost := _lost_skill(probe):
@@ -208,14 +210,15 @@ def _worse_datasets(model: ModelComparison, limits: Mapping[str, float]) -> str:
     found.sort(reverse=True)
     low, high, metric, _ = found[0]
     first, *others = dict.fromkeys(name for *_, name in found)
-    return "worse on " + listed([f"{first} ({metric} by {_span(low, high)})", *others])
+    less = f", less so on {listed(others)}" if others else ""
+    return f"{metric} is {_span(low, high)} worse on {first}{less}"
 
 
 def _far_worse(model: ModelComparison, worse: Mapping[str, Ends], most: float) -> str:
     """Datasets that lost more than the mean did."""
     limits = {metric: max(most, worse.get(metric, (most, most))[1]) for metric in METRICS}
     parts = _worse_datasets(model, limits)
-    return f", {parts.replace('worse', 'above all', 1)}" if parts else ""
+    return f", and {parts}" if parts else ""
 
 
 def _ratio(part: ModelComparison | DatasetComparison, metric: str) -> Ratio:
