@@ -124,7 +124,7 @@ def _calibration_table(fidelity: Fidelity) -> Table:
             np.mean([value(getattr(part, side)) for part in fidelity.datasets])
             for side in ("original", "compressed")
         ]
-        footer = f"{percent(both[0], 1)} → {percent(both[1], 1)}"
+        footer = " → ".join(percent(float(share), 1) for share in both)
         table.add_column(header, justify="right", footer=footer, no_wrap=True)
     for part in fidelity.datasets:
         cells = [

@@ -382,9 +382,9 @@ class ProbeComparison(BaseModel):
 
 
 def _share(share: Estimate) -> str:
-    interval = (
-        "" if share.low is None else f" ({percent(share.low, 0)} to {percent(share.high, 0)})"
-    )
+    interval = ""
+    if share.low is not None and share.high is not None:
+        interval = f" ({percent(share.low, 0)} to {percent(share.high, 0)})"
     return f"{percent(share.value, 0)}{interval}"
 
 
