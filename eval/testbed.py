@@ -23,7 +23,7 @@ from tscompress.compression.calibration import (
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import load_suite
-from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.derived import scaled_quantile_losses
 from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
@@ -206,11 +206,11 @@ def quality(
     datasets: Sequence[EvaluationDataset] = (),
 ) -> dict[str, float]:
     """Ratios of WQL and MASE, with ``datasets`` also of SQL, and the ends of 95 % intervals."""
-    found = compare([reference, result]).models[0]
+    found = compare_results([reference, result]).models[0]
     ratios = {metric: getattr(found, metric) for metric in reversed(METRICS)}
     if datasets:
         pair = [scaled_quantile_losses(one, datasets) for one in (reference, result)]
-        ratios["SQL"] = compare(pair).models[0].WQL
+        ratios["SQL"] = compare_results(pair).models[0].WQL
     columns: dict[str, float] = {}
     for metric, ratio in ratios.items():
         columns |= _columns(metric, ratio.ratio, ratio.low, ratio.high)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
 from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
-from tscompress.io.text import percent, ratio_text
+from tscompress.io.text import numbered, percent, ratio_text
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
@@ -122,7 +122,7 @@ class Comparison(BaseModel):
         return [*found, *(f"note: {note}." for note in self.notes)]
 
 
-def compare(
+def compare_results(
     results: Sequence[EvaluationResult],
     *,
     margin: float = 0.005,
@@ -130,18 +130,7 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Ratios of scores to those of the first result, with intervals and verdicts.
-
-    Parameters
-    ----------
-    results
-        The reference, usually the original, and one or more others.
-    margin
-        The acceptable rise of a score, as a share: 0.005 is half a per cent.
-    confidence
-        Of the two-sided intervals.
-    resamples, seed
-        Of the bootstrap.
+    """:func:`tscompress.compare` of results that are in memory.
 
     Raises
     ------
@@ -150,7 +139,7 @@ def compare(
     DataError
         A score or a contribution is not finite, or a score is zero.
     """
-    _check_options(len(results), margin, confidence, resamples, seed)
+    check_comparison(len(results), margin, confidence, resamples, seed)
     reference, *others = results
     names = distinct_names(results)
     points = [relative(other, reference) for other in others]
@@ -175,7 +164,10 @@ def compare(
     )
 
 
-def _check_options(count: int, margin: float, confidence: float, resamples: int, seed: int) -> None:
+def check_comparison(
+    count: int, margin: float, confidence: float, resamples: int, seed: int
+) -> None:
+    """Refuse fewer than two results, and options of a comparison out of range; UsageError."""
     if count < 2:
         raise UsageError(f"{count} result given; a comparison needs at least two.")
     for name, value, allowed, fits in (
@@ -192,8 +184,7 @@ def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
     """The models' names; repeated ones get a number."""
     names: list[str] = []
     for result in results:
-        again = sum(other.model == result.model for other in results[: len(names)])
-        names.append(f"{result.model} ({again + 1})" if again else result.model)
+        names.append(numbered(result.model, names))
     return names
 
 

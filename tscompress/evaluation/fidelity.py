@@ -368,8 +368,8 @@ class PairedForecasts:
     """Collects the forecasts of two models, one after the other, and compares them.
 
     Pass :meth:`original` and then :meth:`compressed` as ``on_forecasts`` to
-    :func:`tscompress.evaluation.evaluate.evaluate`. When both models' quantiles of a dataset are
-    known, they are passed to ``on_pair``.
+    :func:`tscompress.evaluation.evaluate.evaluate_pipeline`. When both models' quantiles of a
+    dataset are known, they are passed to ``on_pair``.
     """
 
     def __init__(self, on_pair: OnPair | None = None) -> None:

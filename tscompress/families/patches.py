@@ -76,6 +76,22 @@ class PatchFamily(ForecastFamily):
         return float(pinball.mean(1)[counts].sum()), int(counts.sum())
 
 
+def per_observed_step(loss: Tensor, observed: Tensor, quantiles: Tensor) -> Tensor:
+    """A mean over all steps that a model forecasts, as a mean over the observed ones.
+
+    Parameters
+    ----------
+    loss
+        A scalar; steps that are not observed add nothing.
+    observed
+        Bool ``[B, H]``.
+    quantiles
+        Forecast ``[B, Q, H']``, H' ≥ H.
+    """
+    share = observed.float().mean() * observed.shape[-1] / quantiles.shape[-1]
+    return loss / share.clamp_min(1e-3)
+
+
 def patch_count(settings: Mapping[str, Any], steps: int) -> int:
     """Number of patches of a context of this many steps, the last one padded."""
     size, stride = settings["input_patch_size"], settings["input_patch_stride"]

@@ -1,9 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and names as people read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def interval_text(low: float | None, high: float | None, digits: int) -> str:
@@ -22,6 +22,16 @@ def counted(count: int, noun: str) -> str:
     """``1 step``, ``2 steps``; a noun such as series stays as it is."""
     plural = noun if count == 1 or noun.endswith("s") else f"{noun}s"
     return f"{count:,} {plural}"
+
+
+def numbered(name: str, taken: Iterable[str]) -> str:
+    """``name``, with a number where it is taken: ``small (2)``."""
+    others = set(taken)
+    label, again = name, 1
+    while label in others:
+        again += 1
+        label = f"{name} ({again})"
+    return label
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 
 from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
-from tscompress.evaluation.comparison import Comparison, Ratio, compare
+from tscompress.evaluation.comparison import Comparison, Ratio, compare_results
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
 from tscompress.io.text import counted, percent
 from tscompress.plan.plan import Plan
@@ -125,7 +125,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
     """
     comparison = naive = None
     if result.original is not None and result.compressed is not None:
-        comparison = compare([result.original, result.compressed])
+        comparison = compare_results([result.original, result.compressed])
     if result.compressed is not None and result.baseline is not None:
         naive = relative(result.compressed, result.baseline)
     costs = tuple(_costs(result.bench))
@@ -156,7 +156,7 @@ def verdict_of(result: RunResult, recipe: Recipe) -> Verdict:
     """What a run found, in plain words."""
     comparison = None
     if result.original is not None and result.compressed is not None:
-        comparison = compare([result.original, result.compressed])
+        comparison = compare_results([result.original, result.compressed])
     return _verdict(result, recipe, comparison)
 
 
@@ -373,7 +373,7 @@ def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
                 f"{str(directory)!r} was evaluated on other series; use the same suite, datasets "
                 "and max_series."
             )
-        comparison = compare([other.original, other.compressed])
+        comparison = compare_results([other.original, other.compressed])
         point = _point(f"{directory.name}: {plan_label(other.plan)}", "other", other, comparison)
     if point is None:
         raise UsageError(

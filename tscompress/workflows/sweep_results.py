@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from tscompress.benchmark.results import BenchResult
-from tscompress.evaluation.comparison import ModelComparison, compare
+from tscompress.evaluation.comparison import ModelComparison, compare_results
 from tscompress.evaluation.intervals import pareto_front
 from tscompress.evaluation.results import METRICS
 from tscompress.io.text import interval_text, percent
@@ -60,7 +60,7 @@ def results_frame(
     dense: Measured, done: Sequence[Measured], timed: BenchResult | None, output: Path
 ) -> pd.DataFrame:
     """See :class:`SweepResult`."""
-    comparison = compare([dense.scores, *(point.scores for point in done)])
+    comparison = compare_results([dense.scores, *(point.scores for point in done)])
     rows = [_row(dense, dense, None, timed, ORIGINAL)]
     for point, quality in zip(done, comparison.models, strict=True):
         rows.append(_row(point, dense, quality, timed, shape_name(output, point)))
