@@ -18,7 +18,7 @@ from tscompress.evaluation.comparison import (
     DatasetComparison,
     ModelComparison,
     Ratio,
-    compare,
+    compare_results,
     few_series,
 )
 from tscompress.evaluation.fidelity import Calibration, DatasetFidelity, Fidelity
@@ -326,7 +326,10 @@ def test_a_loss_in_one_dataset_of_twenty_is_named(
     original = suite(dict.fromkeys(TWENTY, 1.0), counts, 0)
     compressed = suite({**dict.fromkeys(TWENTY, others), "d7": one}, counts, 0.02)
     found = make_verdict(
-        PLAN, comparison=compare([original, compressed]), original=original, own_series=False
+        PLAN,
+        comparison=compare_results([original, compressed]),
+        original=original,
+        own_series=False,
     )
     assert found.level == level
     assert says.lower() in found.clauses[0].lower()
@@ -336,7 +339,9 @@ def test_a_loss_in_one_dataset_of_twenty_is_named(
 def test_a_loss_alike_in_all_datasets_names_none() -> None:
     original = suite(dict.fromkeys(TWENTY, 1.0), {}, 0)
     compressed = suite(dict.fromkeys(TWENTY, 1.1), {}, 0.002)
-    found = make_verdict(PLAN, comparison=compare([original, compressed]), original=original)
+    found = make_verdict(
+        PLAN, comparison=compare_results([original, compressed]), original=original
+    )
     assert found.level == "loss"
     assert "on d" not in found.clauses[0]
 
@@ -347,7 +352,7 @@ def test_scores_without_series_have_that_reason(counts: dict[str, int]) -> None:
     if not counts:
         rows = tuple(row.model_copy(update={"series": None}) for row in given.rows)
         given = given.model_copy(update={"rows": rows})
-    found = make_verdict(PLAN, comparison=compare([given, given]), original=given)
+    found = make_verdict(PLAN, comparison=compare_results([given, given]), original=given)
     assert found.level == "unsure"
     assert ("without scores of each series" in found.clauses[0]) == (not counts)
     assert ("1 series of sales, too few to tell" in found.clauses[0]) == bool(counts)
