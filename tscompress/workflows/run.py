@@ -35,6 +35,7 @@ from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import (
     check_recovery_directory,
     check_sizes,
+    claimed_recovery,
     compress_loaded_,
     finish_recovery,
 )
@@ -160,7 +161,8 @@ def finishing_run(
         on_series(dataset.summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     _check_stages(recipe, loaded, device)
-    with claimed(replaced) as claim:
+    training = claimed_recovery(work if recipe.recover is not None else None)
+    with claimed(replaced) as claim, training:
         measured = _profile(loaded, recipe, given, on_progress)
         compressed = compress_loaded_(
             loaded, recipe, directory=work, force=force, on_progress=on_progress
