@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Command, assert_refused
+from other_process import claimed_elsewhere
 
 from tscompress.api import compress
 from tscompress.errors import OutputExistsError
@@ -36,7 +37,12 @@ def student(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def recipe_of(teacher: Path, output: Path, **changes: Any) -> Recipe:
-    given = {"method": "svd", "schedule": {"kind": "rank", "rank": 2}, "recover": RECOVER, "profile": None}
+    given = {
+        "method": "svd",
+        "schedule": {"kind": "rank", "rank": 2},
+        "recover": RECOVER,
+        "profile": None,
+    }
     given |= {"model": str(teacher), "output": str(output)}
     return Recipe.model_validate(given | changes)
 
@@ -57,7 +63,7 @@ def test_where_another_process_trains_nothing_is_read_or_written(
     output, teacher = tmp_path / "small", checkpoints["chronos-bolt"]
     work = recovery_directory(output)
     monkeypatch.setattr("tscompress.workflows.recover.load", lambda *_, **__: pytest.fail("loaded"))
-    with claimed([work]):
+    with claimed_elsewhere([work]):
         (work / "checkpoint").mkdir(parents=True)
         (work / "checkpoint" / "state.safetensors").write_bytes(b"theirs")
         outcome = command(
@@ -83,7 +89,7 @@ def test_where_another_process_trains_no_recipe_is_run(
         (compressed, recovery_directory(tmp_path / "out")),
         (ran, tmp_path / "out" / WORK),
     ):
-        with claimed([work]):
+        with claimed_elsewhere([work]):
             outcome = command(*arguments, "--force")
             assert_refused(outcome, 2, f"another process writes to '{work}'")
 

@@ -125,6 +125,7 @@ def compress_checkpoint(
     work = None if dry_run else recovery_directory(output)
     if work is not None:
         inputs = *inputs, series, *inputs_of(recipe)
+        undo_killed([output])
         check_output(output, force=force, inputs=inputs)
         if recipe.recover is not None:
             check_recovery_directory(work, inputs)

@@ -17,6 +17,7 @@ from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError
 from tscompress.evaluation.batching import Processes
 from tscompress.io.files import check_output
+from tscompress.io.making_way import undo_killed
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_memory import memory_bytes
@@ -104,9 +105,10 @@ def recover_checkpoint(
         As for :func:`recover_loaded_`.
     """
     inputs = student, teacher, *inputs, *series_files(config)
-    check_output(output, force=force, inputs=inputs)
     work, processes = recovery_directory(output), Processes()
     if processes.is_main:
+        undo_killed([output])
+        check_output(output, force=force, inputs=inputs)
         check_recovery_directory(work, inputs)
     _check_finished(work, allowed=resume or force)
     if threads is not None:

@@ -148,7 +148,7 @@ def finishing_run(
     undo_killed(replaced)
     check_output(target, force=force, inputs=inputs)
     for path in beside:
-        check_file(path, force=True, inputs=inputs)
+        check_file(path, force=True, inputs=inputs, through_links=False)
     if recipe.recover is not None:
         check_recovery_directory(work, inputs)
     if recipe.probe is not None:
