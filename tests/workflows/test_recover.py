@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -92,6 +93,53 @@ def test_where_another_process_trains_no_recipe_is_run(
         with claimed_elsewhere([work]):
             outcome = command(*arguments, "--force")
             assert_refused(outcome, 2, f"another process writes to '{work}'")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_another_process_writes_nothing_is_read_or_written(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    student: Path,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    there: bool,
+) -> None:
+    teacher, output = checkpoints["chronos-bolt"], tmp_path / "small"
+    if there:
+        copytree(student, output)
+    monkeypatch.setattr(
+        "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    for arguments in (
+        ["compress", teacher, "--method", "svd", "--rank", 2],
+        ["recover", student, "--teacher", teacher],
+    ):
+        with claimed_elsewhere([output]):
+            outcome = command(*arguments, "--output", output, "--force")
+            assert_refused(outcome, 2, f"another process writes to '{output}'; wait for its end")
+    assert names(tmp_path) == (["small"] if there else [])
+
+
+def test_a_compression_keeps_others_out_until_its_result_is_saved(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "outputs" / "small"
+    steps: list[str] = []
+
+    def looking(function: Callable[..., Any], step: str) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            steps.append(step)
+            with pytest.raises(OutputExistsError, match=r"another process .*small"):
+                claimed([output]).__enter__()
+            return function(*given, **options)
+
+        return call
+
+    for name in ("compress_loaded_", "save"):
+        monkeypatch.setattr(compressing, name, looking(getattr(compressing, name), name))
+    compress_checkpoint(recipe_of(checkpoints["chronos-bolt"], output, recover=None))
+    assert steps == ["compress_loaded_", "save"]
+    assert names(output.parent) == ["small"]
 
 
 @pytest.mark.parametrize("verb", ["recover", "compress", "run"])

@@ -163,8 +163,8 @@ def undo_killed(paths: Sequence[Path]) -> None:
     """
     with naming(paths[0]):
         places = [followed(path) for path in paths]
-    if _is_held(journal_of(places[0])):
-        return
+        if _is_held(journal_of(places[0])):
+            return
     if any(map(os.path.lexists, (journal_of(places[0]), *map(_before, places)))):
         with claimed(paths):
             pass

@@ -138,7 +138,10 @@ def compress_checkpoint(
     recipe = recipe.model_copy(update={"model": loaded.source, "revision": loaded.revision})
     if dry_run and plan is None:
         return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
-    with claimed_recovery(work if recipe.recover is not None else None):
+    with (
+        claimed_by_main(None if dry_run else output),
+        claimed_by_main(work if recipe.recover is not None else None),
+    ):
         compressed = compress_loaded_(
             loaded,
             recipe,
@@ -472,29 +475,29 @@ def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) ->
     Raises
     ------
     OutputExistsError, OutputError
-        As :func:`tscompress.io.files.check_output`, and as :func:`claimed_recovery`.
+        As :func:`tscompress.io.files.check_output`, and as :func:`claimed_by_main`.
     """
     undo_killed([work])
     check_output(work, force=True, inputs=inputs, writes=RECOVERY_FILES, in_place=True)
 
 
 @contextmanager
-def claimed_recovery(work: Path | None) -> Iterator[None]:
-    """Keep other processes from the directory of a recovery while the block runs; None: from none.
+def claimed_by_main(path: Path | None) -> Iterator[None]:
+    """Keep other processes from an output or the directory of a recovery while the block runs.
 
-    Of the processes of one recovery, the first claims it.
+    None: from none. Of the processes of one recovery, the first claims it.
 
     Raises
     ------
     OutputExistsError
-        Another process trains there.
+        Another process writes there.
     OutputError
         Nothing can be written beside it.
     """
-    if work is None or not Processes().is_main:
+    if path is None or not Processes().is_main:
         yield
         return
-    with claimed([work]):
+    with claimed([path]):
         yield
 
 

@@ -24,7 +24,7 @@ from tscompress.training.recovery_memory import memory_bytes
 from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
 from tscompress.workflows.compress import (
     check_recovery_directory,
-    claimed_recovery,
+    claimed_by_main,
     finish_recovery,
     recovery_directory,
 )
@@ -121,7 +121,7 @@ def recover_checkpoint(
     needed = memory_bytes(ours, theirs, config, processes.count)
     if processes.is_main:
         on_memory(needed, processes.count)
-    with claimed_recovery(work):
+    with claimed_by_main(work):
         if processes.is_main:
             # Another process may have ended meanwhile.
             check_output(output, force=force, inputs=inputs)

@@ -35,7 +35,7 @@ from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import (
     check_recovery_directory,
     check_sizes,
-    claimed_recovery,
+    claimed_by_main,
     compress_loaded_,
     finish_recovery,
 )
@@ -161,7 +161,7 @@ def finishing_run(
         on_series(dataset.summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     _check_stages(recipe, loaded, device)
-    training = claimed_recovery(work if recipe.recover is not None else None)
+    training = claimed_by_main(work if recipe.recover is not None else None)
     with claimed(replaced) as claim, training:
         measured = _profile(loaded, recipe, given, on_progress)
         compressed = compress_loaded_(
