@@ -5,8 +5,8 @@
 Draws what `comparison.py` measured (`comparison-bolt.csv` in `--tables`), and Fracast-0 where
 `peers.py` measured it (`peers-bolt.csv`), means over the seeds: WQL and MASE as ratios to the
 original's, and the share of its skill that is kept, against the ratio of latencies. Folded models
-are those of `testbed.FRONT_SIZES`. A model that takes longer than the axis is long stands at its end,
-with its ratio.
+are those of `testbed.FRONT_SIZES`. A model that takes longer than the axis is long stands at its
+end, with its ratio.
 """
 
 from __future__ import annotations
