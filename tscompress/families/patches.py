@@ -28,7 +28,7 @@ PATCH_DEFAULTS = FamilyDefaults(
     ),
     target_weight=0.0,
     held_out_series=256,
-    real_weight=0.9,  # a third
+    real_weight=None,
     learning_rates={"adamw": 5e-4, "muon": 2e-3},
     learning_rate_by_distance=3e-3,
 )
