@@ -64,8 +64,8 @@ _BY_DESIGN = "tiny-by-design-table3-5-0.35"
 TABLES = (
     Table(
         "fold-front-bolt",
-        "fold.py sizes --model reference/bolt --size 64,0.5,160 --size 64,0.5,128 "
-        "--size 64,0.25,128 --size 32,0.5,128 --size 16,0.5,128 --output DIR/fold-front",
+        "fold.py sizes --model reference/bolt --size 64,0.5 --size 64,0.5,160 --size 64,0.5,128 "
+        "--size 64,0.25,128 --size 16,0.5,128 --output DIR/fold-front",
         8,
     ),
     Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 12),

@@ -37,7 +37,7 @@ from rich.console import Console
 from tscompress.checkpoints.load import load
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.data.suites import load_suite
-from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.score_cache import ScoreCache
 
 _BATCH_SIZE = 32
@@ -96,7 +96,7 @@ def measure(
     def ours(batch_size: Any) -> Callable[[EvaluationDataset], dict[str, float]]:
         def run(dataset: EvaluationDataset) -> dict[str, float]:
             options: dict[str, Any] = {"max_series": max_series, "datasets": [dataset.name]}
-            (row,) = evaluate(pipeline, name="m", batch_size=batch_size, **options).rows
+            (row,) = evaluate_pipeline(pipeline, name="m", batch_size=batch_size, **options).rows
             return {"MASE": row.MASE, "WQL": row.WQL}
 
         return run
@@ -129,7 +129,9 @@ def cold_and_cached(
         for _ in range(2):
             started = time.perf_counter()
             cache = ScoreCache(directory)
-            evaluate(pipeline, name="m", max_series=max_series, datasets=datasets, cache=cache)
+            evaluate_pipeline(
+                pipeline, name="m", max_series=max_series, datasets=datasets, cache=cache
+            )
             seconds.append(time.perf_counter() - started)
     return seconds[0], seconds[1]
 

@@ -51,7 +51,7 @@ def tiny_recipe(family: str, **changes: object) -> PretrainRecipe:
             d_kv=8,
             d_ff=40,
             num_layers=2,
-            num_decoder_layers=2,
+            num_decoder_layers=0 if family == "chronos-2" else 2,
             num_heads=4,
             context_length=64,
             prediction_length=16,
@@ -112,6 +112,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Path:
     """Each family's checkpoint in turn."""
     return checkpoints[request.param]
+
+
+Forbid = Callable[[str], None]
+
+
+@pytest.fixture
+def forbid(monkeypatch: pytest.MonkeyPatch) -> Forbid:
+    """A call of the function of this dotted name fails the test."""
+
+    def replace(name: str) -> None:
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail(f"{name} was called"))
+
+    return replace
 
 
 def cache_of(output: Any) -> Any:

@@ -10,13 +10,17 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from tscompress.checkpoints.given import refuse_pipeline
-from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
-from tscompress.compression.calibration import CalibrationConfig, check_calibration
+from tscompress.checkpoints.given import loaded_of, refuse_pipeline
+from tscompress.checkpoints.load import LoadedModel, cast_parameters_
+from tscompress.compression.calibration import (
+    CalibrationConfig,
+    check_calibration,
+    check_series,
+)
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
-from tscompress.io.arguments import check_type
+from tscompress.io.arguments import check_list, check_type
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
@@ -83,7 +87,7 @@ def compress(
     series: Sequence[FloatArray] | str | Path | None = None,
     recover: RecoveryConfig | None = None,
     revision: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     on_progress: OnProgress = silent,
 ) -> CompressedModel:
     """Load a model and make it smaller.
@@ -136,7 +140,7 @@ def compress(
     recover
         Distil from the original afterwards, also on ``series``.
     revision, device
-        As for :func:`tscompress.load`.
+        Of a directory or a Hub id, as for :func:`tscompress.load`; by default the CPU.
     on_progress
         Called with a stage, steps done and steps in all.
 
@@ -153,6 +157,7 @@ def compress(
     """
     refuse_pipeline("compress", model, "model")
     check_calibration(calibration, series)
+    check_list("exclude", exclude, (str,), "shell patterns")
     check_type("plan", plan, (Plan, type(None)), "a Plan, such as Plan.load(FILE)")
     check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
     check_type("recover", recover, (RecoveryConfig, type(None)), "a RecoveryConfig")
@@ -168,11 +173,8 @@ def compress(
         calibration=(calibration or CalibrationConfig()).model_dump(),
         recover=None if recover is None else recover.model_dump(),
     )
-    if isinstance(model, LoadedModel):
-        loaded = model
-        cast_parameters_(loaded.model, torch.float32)
-    else:
-        loaded = load(model, revision=revision, device=device, dtype=torch.float32)
+    loaded = loaded_of(model, revision=revision, device=device)
+    cast_parameters_(loaded.model, torch.float32)
     recipe = recipe.model_copy(
         update={"model": loaded.source, "revision": loaded.revision, "output": ""}
     )
@@ -187,7 +189,7 @@ def recover(
     series: Sequence[FloatArray] | str | Path | None = None,
     directory: str | Path | None = None,
     resume: bool = False,
-    device: str = "cpu",
+    device: str | None = None,
     report: OnRecovery = lambda line: None,
 ) -> CompressedModel:
     """Recover a compressed model by a short distillation from its original.
@@ -210,6 +212,8 @@ def recover(
         For the checkpoint and the log; None: nothing is written.
     resume
         Resume from the checkpoint in ``directory``.
+    device
+        Of a student and a teacher that are loaded; by default the CPU.
     report
         Called with each line of the log.
 
@@ -227,10 +231,10 @@ def recover(
     refuse_pipeline("recover", student, "student")
     refuse_pipeline("recover", teacher, "teacher")
     check_type("config", config, (RecoveryConfig, type(None)), "a RecoveryConfig")
-    ours, theirs = (
-        model if isinstance(model, LoadedModel) else load(model, device=device)
-        for model in (student, teacher)
-    )
+    check_series(series)
+    check_type("directory", directory, (str, Path, type(None)), "the path of a directory")
+    ours = loaded_of(student, device=device, dtype="stored", argument="student")
+    theirs = loaded_of(teacher, device=device, dtype="stored", argument="teacher")
     return recover_loaded_(
         ours,
         theirs,

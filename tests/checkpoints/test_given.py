@@ -162,6 +162,21 @@ def test_names_of_results(checkpoints: dict[str, Path]) -> None:
     assert loaded.name == "chronos-bolt"
 
 
+def test_names_of_datasets_from_an_iterator(checkpoints: dict[str, Path]) -> None:
+    found = tscompress.evaluate(
+        checkpoints["chronos-bolt"], datasets=(name for name in YEARLY), max_series=2
+    )
+    assert [row.dataset for row in found.rows] == YEARLY
+
+
+def test_progress_counts_the_datasets_of_each_model() -> None:
+    told: list[tuple[str, int, int]] = []
+    models = ["seasonal-naive", "seasonal-naive"]
+    tscompress.compare(models, **FEW, on_progress=lambda *step: told.append(step))
+    total = len(FEW["datasets"])
+    assert told == 2 * [("evaluate seasonal-naive", done + 1, total) for done in range(total)]
+
+
 def test_former_keywords(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-bolt"])
     with pytest.warns(DeprecationWarning, match="model"):
@@ -227,6 +242,14 @@ def test_options_of_loading_go_with_a_path(checkpoints: dict[str, Path]) -> None
         with pytest.raises(UsageError, match=name):
             loaded_of(loaded, **{name: value})  # type: ignore[arg-type]
     assert loaded_of(loaded, device="cpu", dtype="float32") is loaded
+    for options in ({"revision": "main"}, {"device": "cuda"}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            tscompress.compress(loaded, rank=4, **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="device"):
+        tscompress.recover(loaded, loaded, device="cuda")
+    loaded.model.train()
+    with pytest.raises(UsageError, match="training mode"):
+        tscompress.compress(loaded, rank=4)
 
 
 def test_pipelines_that_cannot_be_measured(
@@ -256,18 +279,30 @@ def test_no_model(measurement: str, model: Any) -> None:
     assert len(str(refused.value).splitlines()) == 1
 
 
+def recover_itself(model: Any, **options: Any) -> Any:
+    return tscompress.recover(model, model, **options)
+
+
 #: Option, wrong value, and the function that takes it; the model is not looked at.
 WRONG: list[tuple[str, Any, Any]] = [
     *(("max_series", value, tscompress.evaluate) for value in ("3", 1.5, True)),
     ("suite", 5, tscompress.evaluate),
     ("datasets", "monash_m1_yearly", tscompress.evaluate),
+    ("datasets", 5, tscompress.evaluate),
+    ("seed", None, tscompress.evaluate),
     ("seeds", 3, tscompress.evaluate),
+    ("name", 5, tscompress.evaluate),
+    ("root", 5, tscompress.evaluate),
+    ("cache", True, tscompress.evaluate),
     ("horizon", "3", tscompress.evaluate),
     ("id_column", "a", tscompress.evaluate),
     ("max_serie", 3, tscompress.evaluate),
     ("margin", "0.1", tscompress.compare),
     ("resamples", 100.5, tscompress.compare),
+    ("resamples", None, tscompress.compare),
+    ("seed", None, tscompress.compare),
     ("reference", "x", tscompress.compare),
+    ("on_dataset", print, tscompress.compare),
     ("epsilons", 0.1, tscompress.profile),
     ("epsilons", ["0.1"], tscompress.profile),
     ("calibration", {"num_series": 8}, tscompress.profile),
@@ -283,6 +318,12 @@ WRONG: list[tuple[str, Any, Any]] = [
     ("plan", {}, tscompress.compress),
     ("calibration", {}, tscompress.compress),
     ("series", 5, tscompress.compress),
+    ("exclude", "encoder*", tscompress.compress),
+    ("revision", 5, tscompress.load),
+    ("revision", "main", tscompress.load),
+    ("series", 5, recover_itself),
+    ("directory", 5, recover_itself),
+    ("config", {"steps": 1}, recover_itself),
 ]
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import typer
 import yaml
-from conftest import Command, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
+from conftest import Command, Forbid, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
 from safetensors import safe_open
 
 import tscompress
@@ -269,13 +269,11 @@ def test_what_an_encoding_lacks_is_a_question_mark(bolt: Path, machine: list[str
 @pytest.mark.parametrize("output", ["", ".", "x/..", "b\udcff"])
 @pytest.mark.parametrize("force", [(), ("--force",)])
 def test_what_can_be_no_output_is_refused_before_any_work(
-    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbid: Forbid,
     output: str, force: tuple[str, ...],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
-    )
+    forbid("tscompress.checkpoints.load.find")
     text = {"": "an empty path was given", "b\udcff": "is no name in UTF-8"}.get(
         output, "is or holds the home or the working directory"
     )
@@ -444,13 +442,11 @@ def test_no_input_is_lost(
 
 
 def test_what_a_walk_would_write_over_is_refused(
-    command: Command, precious: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, precious: Path, forbid: Forbid
 ) -> None:
     for module in ("workflows.run", "workflows.sweep", "training.pretrain_model"):
-        monkeypatch.setattr(f"tscompress.{module}.load", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr(
-        "tscompress.training.pretraining.pretrain", lambda *_, **__: pytest.fail("trained")
-    )
+        forbid(f"tscompress.{module}.load")
+    forbid("tscompress.training.pretraining.pretrain")
     run = {"model": str(precious / "model"), "output": str(precious)}
     shutil.copytree(precious / "model", precious / "recovery")
     (precious / "scores.csv").write_text('"dataset",model,MASE,WQL\n')  # of ours, but an input
@@ -589,7 +585,7 @@ def test_evaluate_against_prints_intervals_and_changes(
     done = command("evaluate", "seasonal-naive", *options)
     assert done.code == 0, done.err
     assert "seasonal-naive relative to chronos-bolt" in done.out
-    assert "(95 %)" in done.out
+    assert "(95%)" in done.out
     assert "series that got worst" in done.out
     content = json.loads((tmp_path / "out" / "scores.json").read_text())
     assert content["fidelity"]["datasets"][0]["dataset"] == "monash_m1_yearly"
@@ -644,6 +640,37 @@ def test_compare_refuses_what_it_cannot_read(command: Command, tmp_path: Path) -
     done = command("evaluate", "seasonal-naive", *DATA, "--output", tmp_path / "naive.json")
     assert done.code == 0
     assert_refused(command("compare", tmp_path / "naive.json"), 2, "1 result given")
+
+
+def test_compare_scores_models(
+    command: Command, checkpoints: dict[str, Path], tmp_path: Path, forbid: Forbid
+) -> None:
+    models = checkpoints["chronos-bolt"], checkpoints["chronos-2"]
+    file, out = tmp_path / "first.json", tmp_path / "out"
+    assert command("evaluate", models[0], *DATA, "--output", file).code == 0
+    shown = command("compare", *models, "seasonal-naive", *DATA, "--output", out, "--json")
+    assert shown.code == 0, shown.err
+    found = tscompress.compare(
+        [*models, "seasonal-naive"],
+        datasets=["monash_m1_yearly", "monash_m3_yearly"],
+        max_series=6,
+    )
+    assert shown.json == found.to_dict()
+    assert set(pd.read_csv(out / "series.csv")["model"]) == {
+        "chronos-bolt",
+        "chronos-2",
+        "seasonal-naive",
+    }
+    mixed = command("compare", file, *models[1:], *DATA, "--json")  # a file, and a model
+    assert mixed.json["models"] == shown.json["models"][:1]
+
+    forbid("tscompress.checkpoints.load.find")
+    assert_refused(command("compare", *models, *DATA, "--margin", 2), 2, "margin is 2.0")
+    assert_refused(command("compare", models[0], *DATA), 2, "1 result given")
+    assert_refused(command("compare", file, models[1], "--dataset", "none"), 2, "none")
+    assert_refused(command("compare", *models, "--horizon", 3), 2, "horizon")
+    refused = command("compare", file, file, "--max-series", 6)
+    assert_refused(refused, 2, "--max-series cannot go with it")
 
 
 @pytest.mark.parametrize("method", ["svd", "activation-svd"])

@@ -149,9 +149,10 @@ def test_settings_of_a_comparison_follow_the_weights_and_the_bound_of_the_rate(
     )
     of_fold, of_recovered = made.settings(fold), made.settings(recovered)
     assert made.settings(smaller) != made.settings(again)
-    made._settings.clear()
     monkeypatch.setattr(comparison, "rate_by_distance", lambda *_: 1e-3)
-    assert made.settings(recovered) != of_recovered
+    bounded = tiny_comparison(scripts, checkpoints["chronos-bolt"])
+    assert bounded.settings(fold) == of_fold
+    assert bounded.settings(recovered) != of_recovered
     with torch.no_grad():
         next(made.bed.original.model.parameters()).add_(1)
     assert made.settings(fold) != of_fold

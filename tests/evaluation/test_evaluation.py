@@ -39,7 +39,7 @@ from tscompress.evaluation.batching import (
     parse_batch_size,
     series_that_fit,
 )
-from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.metrics import (
     quantile_array,
@@ -164,7 +164,7 @@ def dataset_of(series: list[list[float]], horizon: int, freq: str = "Q") -> Eval
 
 def test_seasonal_naive_reproduces_the_published_scores() -> None:
     published = pd.read_csv(PUBLISHED)
-    ours = evaluate("seasonal-naive", "offline", name="seasonal-naive").frame()
+    ours = evaluate_pipeline("seasonal-naive", "offline", name="seasonal-naive").frame()
     assert ours["dataset"].tolist() == published["dataset"].tolist()
     for metric in ("MASE", "WQL"):
         np.testing.assert_allclose(ours[metric], published[metric], rtol=1e-3)
@@ -174,7 +174,9 @@ def test_seasonal_naive_reproduces_the_published_scores() -> None:
 def test_the_hub_holds_the_published_series() -> None:
     published = pd.read_csv(PUBLISHED).set_index("dataset").loc[YEARLY]
     try:
-        (row,) = evaluate("seasonal-naive", "zero-shot", name="naive", datasets=YEARLY).rows
+        (row,) = evaluate_pipeline(
+            "seasonal-naive", "zero-shot", name="naive", datasets=YEARLY
+        ).rows
     except OfflineError:
         pytest.skip("the Hub cannot be reached")
     scores = published[["MASE", "WQL"]].iloc[0].tolist()
@@ -232,7 +234,7 @@ def test_missing_labels_and_flat_contexts_are_left_out_of_mase() -> None:
 
 
 def test_scoring_keeps_the_terminal_silent(capfd: pytest.CaptureFixture[str]) -> None:
-    evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=2)
+    evaluate_pipeline("seasonal-naive", name="naive", datasets=YEARLY, max_series=2)
     assert capfd.readouterr() == ("", "")
 
 
@@ -329,7 +331,9 @@ def test_evaluate_keeps_every_series(t5: BaseChronosPipeline) -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
 
     def run(**options: Any) -> EvaluationResult:
-        return evaluate(t5, name="t", max_series=3, datasets=YEARLY, num_samples=3, **options)
+        return evaluate_pipeline(
+            t5, name="t", max_series=3, datasets=YEARLY, num_samples=3, **options
+        )
 
     both = run(seeds=(0, 5), on_forecasts=lambda data, q: seen.append((data.name, q.shape)))
     assert seen == [("monash_m1_yearly", (3, 9, 6))]
@@ -344,12 +348,12 @@ def test_evaluate_keeps_every_series(t5: BaseChronosPipeline) -> None:
 
 
 def test_models_that_draw_nothing_forecast_once(bolt: BaseChronosPipeline) -> None:
-    once = evaluate(bolt, name="b", max_series=2, datasets=YEARLY, seeds=(0, 1, 2))
+    once = evaluate_pipeline(bolt, name="b", max_series=2, datasets=YEARLY, seeds=(0, 1, 2))
     assert once.sampling is None
-    single = evaluate(bolt, name="b", max_series=2, datasets=YEARLY)
+    single = evaluate_pipeline(bolt, name="b", max_series=2, datasets=YEARLY)
     assert once.rows[0].series == single.rows[0].series
     with pytest.raises(UsageError, match=r"seeds are \[\]; give one or more"):
-        evaluate(bolt, name="b", datasets=YEARLY, seeds=())
+        evaluate_pipeline(bolt, name="b", datasets=YEARLY, seeds=())
 
 
 # --- forecasts ------------------------------------------------------------------------------------
@@ -639,7 +643,7 @@ def test_evaluate_a_model(t5: BaseChronosPipeline) -> None:
     seen: list[str] = []
 
     def run(seed: int, on_dataset: Callable[[DatasetScore], None] | None = None) -> Any:
-        return evaluate(
+        return evaluate_pipeline(
             t5,
             name="tiny",
             max_series=4,
@@ -660,17 +664,17 @@ def test_evaluate_a_model(t5: BaseChronosPipeline) -> None:
 
 def test_evaluate_quantile_models(bolt: BaseChronosPipeline, chronos2: Chronos2Pipeline) -> None:
     for pipeline in (bolt, chronos2):
-        (row,) = evaluate(pipeline, name="tiny", datasets=YEARLY, max_series=3).rows
+        (row,) = evaluate_pipeline(pipeline, name="tiny", datasets=YEARLY, max_series=3).rows
         assert np.isfinite([row.MASE, row.WQL]).all()
 
 
 def test_unknown_models_and_options_are_refused() -> None:
     with pytest.raises(UsageError, match="'seasonal-naive'"):
-        evaluate("amazon/chronos-t5-tiny", name="x")  # type: ignore[arg-type]
+        evaluate_pipeline("amazon/chronos-t5-tiny", name="x")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match="no suite 'nope'"):
-        evaluate("seasonal-naive", "nope", name="x")
+        evaluate_pipeline("seasonal-naive", "nope", name="x")
     with pytest.raises(DataError, match="is missing"):
-        evaluate("seasonal-naive", name="x", root="/nonexistent")
+        evaluate_pipeline("seasonal-naive", name="x", root="/nonexistent")
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -696,7 +700,7 @@ def test_result_survives_a_dict() -> None:
 
 
 def test_results_survive_a_file(tmp_path: Path) -> None:
-    kept = evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=3)
+    kept = evaluate_pipeline("seasonal-naive", name="naive", datasets=YEARLY, max_series=3)
     assert kept.rows[0].series is not None
     kept.save(tmp_path / "scores.json")
     assert EvaluationResult.load(tmp_path / "scores.json") == kept
@@ -729,7 +733,9 @@ def test_lists_of_numbers_are_one_line_and_strings_stay() -> None:
 
 
 def test_contributions_of_other_series_are_refused() -> None:
-    kept = evaluate("seasonal-naive", name="naive", datasets=YEARLY, max_series=3).to_dict()
+    kept = evaluate_pipeline(
+        "seasonal-naive", name="naive", datasets=YEARLY, max_series=3
+    ).to_dict()
     kept["rows"][0]["series_count"] = 4
     with pytest.raises(DataError, match="series_count is 4"):
         EvaluationResult.from_dict(kept)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tscompress._version import __version__
 from tscompress.checkpoints.load import load
 from tscompress.errors import UsageError
-from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.gift_eval import GiftEvalResults
 from tscompress.io.own_outputs import is_own_file
 
@@ -31,7 +31,7 @@ COLUMNS = [
 
 def evaluated(model: Any, name: str, **options: Any) -> tuple[Any, GiftEvalResults]:
     layout = GiftEvalResults()
-    found = evaluate(
+    found = evaluate_pipeline(
         model, name=name, max_series=3, datasets=DATASETS, on_forecasts=layout, **options
     )
     return found, layout
@@ -72,7 +72,7 @@ def test_metrics_beyond_nine_quantiles_are_empty_for_samples(checkpoints: dict[s
 def test_frequencies_have_the_names_of_gift_eval() -> None:
     layout = GiftEvalResults()
     names = ["vic_elec_30min", "electricity_prices_hourly", "us_gasoline_weekly"]
-    result = evaluate(
+    result = evaluate_pipeline(
         "seasonal-naive",
         "offline-frequencies",
         name="seasonal-naive",

@@ -24,7 +24,7 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.cli import app as cli
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation import evaluate as evaluation
-from tscompress.evaluation.evaluate import evaluate
+from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.forecasting import SeasonalNaive
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import DatasetScore, EvaluationResult
@@ -59,7 +59,7 @@ class Bench:
     def run(self, **options: Any) -> EvaluationResult:
         cache = ScoreCache(self.directory)
         settings = {"cache": cache, **self.options, **options}
-        return evaluate(self.loaded.forecaster, "offline", **settings)
+        return evaluate_pipeline(self.loaded.forecaster, "offline", **settings)
 
     def forecasts_of(self, **options: Any) -> int:
         before = self.forecasts
@@ -134,7 +134,7 @@ def test_irrelevant_settings_keep_the_key(bolt: Bench, t5: Bench) -> None:
 def test_seasonal_naive_is_kept_too(bolt: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> EvaluationResult:
         cache = ScoreCache(bolt.directory)
-        return evaluate("seasonal-naive", "offline", name="naive", cache=cache)
+        return evaluate_pipeline("seasonal-naive", "offline", name="naive", cache=cache)
 
     first = run()
     monkeypatch.setattr(SeasonalNaive, "forecast", None)

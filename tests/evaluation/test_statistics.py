@@ -16,7 +16,7 @@ from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.comparison import (
     Ratio,
-    compare,
+    compare_results,
     effective_series,
     few_series,
     series_frame,
@@ -138,7 +138,7 @@ def losses(seed: int = 0, shift: float = 0.0, sizes: tuple[int, ...] = (60, 40))
 
 def test_compare_gives_geometric_means_of_ratios() -> None:
     before, after = losses()
-    found = compare([result("a", before), result("b", after)])
+    found = compare_results([result("a", before), result("b", after)])
     ratios = [after[name].sum() / before[name].sum() for name in before]
     (model,) = found.models
     for ratio in (model.WQL, model.MASE):
@@ -148,15 +148,15 @@ def test_compare_gives_geometric_means_of_ratios() -> None:
         assert ratio.low < ratio.ratio < ratio.high
     assert [part.dataset for part in model.datasets] == ["d0", "d1"]
     assert model.datasets[0].WQL.ratio == pytest.approx(ratios[0])
-    assert compare([result("a", before), result("b", after)]) == found
-    other = compare([result("a", before), result("b", after)], seed=1)
+    assert compare_results([result("a", before), result("b", after)]) == found
+    other = compare_results([result("a", before), result("b", after)], seed=1)
     assert other.models[0].WQL.low != model.WQL.low
 
 
 def test_intervals_of_a_dataset_do_not_depend_on_the_others() -> None:
     before, after = losses(sizes=(60, 40, 30))
-    whole = compare([result("a", before), result("b", after)]).models[0].datasets[1]
-    alone = compare([result("a", {"d1": before["d1"]}), result("b", {"d1": after["d1"]})])
+    whole = compare_results([result("a", before), result("b", after)]).models[0].datasets[1]
+    alone = compare_results([result("a", {"d1": before["d1"]}), result("b", {"d1": after["d1"]})])
     assert alone.models[0].datasets[0] == whole
 
 
@@ -165,15 +165,15 @@ def test_models_are_compared_with_the_first_on_the_same_resamples() -> None:
     three = [
         result(name, given) for name, given in zip("abc", (before, after, before), strict=True)
     ]
-    found = compare(three)
+    found = compare_results(three)
     assert [model.model for model in found.models] == ["b", "c"]
-    assert found.models[0].WQL == compare(three[:2]).models[0].WQL
+    assert found.models[0].WQL == compare_results(three[:2]).models[0].WQL
     assert found.models[1].WQL.model_dump() == {"ratio": 1, "low": 1, "high": 1}
 
 
 def test_identical_models_are_equal_to_the_last_bit() -> None:
     before, _ = losses(sizes=(700, 3))
-    found = compare([result("a", before), result("a", before)])
+    found = compare_results([result("a", before), result("a", before)])
     (model,) = found.models
     assert model.model == "a (2)"
     for part in (model, *model.datasets):
@@ -183,7 +183,7 @@ def test_identical_models_are_equal_to_the_last_bit() -> None:
 
 def test_one_series_has_no_interval() -> None:
     before, after = losses(sizes=(50, 1))
-    found = compare([result("a", before), result("b", after)])
+    found = compare_results([result("a", before), result("b", after)])
     (model,) = found.models
     assert model.datasets[0].WQL.low is not None
     assert model.datasets[1].WQL.low is None
@@ -194,7 +194,7 @@ def test_one_series_has_no_interval() -> None:
 
 def test_few_large_series_are_told() -> None:
     values = np.concatenate([np.full(100, 0.01), [5.0, 5.0]])
-    found = compare([result("a", {"d": values}), result("b", {"d": values})])
+    found = compare_results([result("a", {"d": values}), result("b", {"d": values})])
     (note,) = (note for note in found.notes if note.startswith("WQL"))
     assert "d on about 2 of its 102" in note  # of what
     assert "--windows" in note  # what to do
@@ -263,7 +263,7 @@ def test_sql_is_compared_as_wql_is() -> None:
     pair_ = [
         scaled_quantile_losses(result(n, x), datasets) for n, x in (("b", before), ("a", after))
     ]
-    ratio = compare(pair_).models[0].WQL
+    ratio = compare_results(pair_).models[0].WQL
     assert ratio.ratio == pytest.approx((1.1 * 0.8) ** 0.5)
     assert ratio.low == pytest.approx(ratio.high)  # each series has the same ratio
     (one,) = scaled_quantile_losses(result("a", after), datasets[1:]).rows
@@ -295,7 +295,7 @@ def test_mean_of_runs_scores_the_mean_and_is_surer_than_one() -> None:
         expected = np.mean([getattr(run.rows[0], metric) for run in runs])
         assert getattr(mean.rows[0], metric) == pytest.approx(expected)
     reference = result("r", {"d": before})
-    one, all_ = (compare([reference, other]).models[0].WQL for other in (runs[0], mean))
+    one, all_ = (compare_results([reference, other]).models[0].WQL for other in (runs[0], mean))
     assert one.low is not None
     assert one.high is not None
     assert all_.low is not None
@@ -317,12 +317,12 @@ def test_mean_of_runs_scores_the_mean_and_is_surer_than_one() -> None:
 def test_results_without_series_have_ratios_only() -> None:
     before, after = losses()
     a, b, c = result("a", before), without_series(result("b", after)), result("c", after)
-    found = compare([a, b, c])
+    found = compare_results([a, b, c])
     assert found.models[0].WQL.low is None
     assert found.models[0].WQL.ratio == pytest.approx(found.models[1].WQL.ratio)
     assert found.models[1].WQL.low is not None
     assert any(note.startswith("no contributions of series for b") for note in found.notes)
-    assert compare([without_series(a), c]).models[0].WQL.low is None
+    assert compare_results([without_series(a), c]).models[0].WQL.low is None
 
 
 def test_series_that_do_not_count_for_mase_are_not_resampled() -> None:
@@ -333,7 +333,7 @@ def test_series_that_do_not_count_for_mase_are_not_resampled() -> None:
         content = given.to_dict()
         content["rows"][0]["series"]["scaled_steps"] = [4, 4, 4, 0, 0, 0]
         pair_.append(EvaluationResult.from_dict(content))
-    (model,) = compare(pair_).models
+    (model,) = compare_results(pair_).models
     # With the last three, some resamples would hold nothing at all.
     assert model.MASE.low == pytest.approx(1.1)
     assert model.MASE.high == pytest.approx(1.1)
@@ -341,7 +341,7 @@ def test_series_that_do_not_count_for_mase_are_not_resampled() -> None:
 
 def test_resamples_that_hold_no_loss_of_the_reference() -> None:
     perfect = np.array([0.0, 0.0, 1.0])
-    found = compare([result("a", {"d": perfect}), result("b", {"d": np.ones(3)})])
+    found = compare_results([result("a", {"d": perfect}), result("b", {"d": np.ones(3)})])
     assert found.models[0].WQL.low is None
 
 
@@ -351,12 +351,12 @@ def test_contributions_that_are_not_finite(bad: float) -> None:
     content = result("b", after).to_dict()
     content["rows"][1]["series"]["quantile_loss"][7] = bad
     with pytest.raises(DataError, match=r"series 7 of 'd1' .* 'b'"):
-        compare([result("a", before), EvaluationResult.from_dict(content)])
+        compare_results([result("a", before), EvaluationResult.from_dict(content)])
 
 
 def test_scores_of_zero() -> None:
     with pytest.raises(DataError, match="ratio"):
-        compare([result("a", {"d": np.zeros(3)}), result("b", {"d": np.ones(3)})])
+        compare_results([result("a", {"d": np.zeros(3)}), result("b", {"d": np.ones(3)})])
 
 
 def test_other_labels_are_other_series() -> None:
@@ -364,9 +364,9 @@ def test_other_labels_are_other_series() -> None:
     content = result("b", after).to_dict()
     content["rows"][0]["series"]["absolute_label"][0] = 3.0
     with pytest.raises(UsageError, match="'d0'"):
-        compare([result("a", before), EvaluationResult.from_dict(content)])
+        compare_results([result("a", before), EvaluationResult.from_dict(content)])
     with pytest.raises(UsageError, match="not evaluated on the same series"):
-        compare([result("a", before), result("b", {"d0": after["d0"]})])
+        compare_results([result("a", before), result("b", {"d0": after["d0"]})])
 
 
 def test_different_random_numbers_are_told() -> None:
@@ -376,8 +376,8 @@ def test_different_random_numbers_are_told() -> None:
         result(name, given, sampling=sampling)
         for name, given, sampling in zip("ab", (before, after), drawn, strict=True)
     )
-    assert any("different seeds" in note for note in compare([a, b]).notes)
-    assert not compare([a, result("c", after, sampling=drawn[0])]).notes
+    assert any("different seeds" in note for note in compare_results([a, b]).notes)
+    assert not compare_results([a, result("c", after, sampling=drawn[0])]).notes
 
 
 @pytest.mark.parametrize(
@@ -393,9 +393,9 @@ def test_different_random_numbers_are_told() -> None:
 def test_options_are_checked(options: dict[str, Any], text: str) -> None:
     before, after = losses()
     with pytest.raises(UsageError, match=text):
-        compare([result("a", before), result("b", after)], **options)
+        compare_results([result("a", before), result("b", after)], **options)
     with pytest.raises(UsageError, match="1 result given"):
-        compare([result("a", before)])
+        compare_results([result("a", before)])
 
 
 # --- words and tables -----------------------------------------------------------------------------
@@ -404,11 +404,11 @@ def test_options_are_checked(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (0.98, 0.99, "WQL is better by between 1.00 % and 2.00 % (95 %)"),
-        (1.01, 1.02, "WQL is worse by between 1.00 % and 2.00 % (95 %)"),
-        (1.001, 1.004, "WQL is worse by between 0.10 % and 0.40 % (95 %), no more than"),
-        (0.99, 1.004, "WQL is no worse by more than 0.5 % (95 %): between 1.00 % better"),
-        (0.99, 1.02, "WQL cannot be distinguished from equal: between 1.00 % better"),
+        (0.98, 0.99, "WQL is better by between 1.00% and 2.00% (95%)"),
+        (1.01, 1.02, "WQL is worse by between 1.00% and 2.00% (95%)"),
+        (1.001, 1.004, "WQL is worse by between 0.10% and 0.40% (95%), no more than"),
+        (0.99, 1.004, "WQL is no worse by more than 0.5% (95%): between 1.00% better"),
+        (0.99, 1.02, "WQL cannot be distinguished from equal: between 1.00% better"),
         (1.0, 1.0, "WQL is the same"),
         (None, None, "WQL × 1.0012, without an interval"),
     ],
@@ -420,7 +420,7 @@ def test_verdicts(low: float | None, high: float | None, words: str) -> None:
 def test_frames() -> None:
     before, after = losses(sizes=(5, 4))
     results = [result("a", before), result("b", after), without_series(result("c", after))]
-    frame = compare(results).frame()
+    frame = compare_results(results).frame()
     assert list(frame) == ["model", "reference", "dataset", "metric", "ratio", "low", "high"]
     assert len(frame) == 2 * 3 * 2
     series = series_frame(results)
@@ -431,7 +431,7 @@ def test_frames() -> None:
 
 def test_tables_show_intervals() -> None:
     before, after = losses()
-    found = compare([result("[a]", before), result("b", after), result("c", before)])
+    found = compare_results([result("[a]", before), result("b", after), result("c", before)])
     console = Console(file=StringIO(), width=110)
     for table in comparison_tables(found):
         console.print(table)

@@ -7,17 +7,19 @@ import math
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from chronos import BaseChronosPipeline, ChronosBoltPipeline, ChronosPipeline
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from conftest import tiny_recipe
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tscompress.data.batch import ForecastBatch
+from tscompress.data.multivariate import GroupsConfig
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import (
     CorruptCheckpointError,
@@ -26,16 +28,17 @@ from tscompress.errors import (
     RecipeError,
     UsageError,
 )
+from tscompress.families.registry import adapter_of
 from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.pretrain_batches import make_batch, stage_corpora
-from tscompress.training.pretrain_losses import bolt_loss, loss_function, token_cross_entropy
+from tscompress.training.pretrain_losses import loss_function, token_cross_entropy
 from tscompress.training.pretrain_model import build_model, fourier_token_embedding
 from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
 from tscompress.training.pretraining import Progress, parameter_groups, pretrain
 from tscompress.training.windows import Bucket
 
-TRAINED = ["chronos-bolt", "chronos-t5"]
+TRAINED = ["chronos-bolt", "chronos-t5", "chronos-2"]
 SEASONAL = CorpusConfig(
     kernel_weight=0,
     stochastic_weight=0,
@@ -88,7 +91,9 @@ def test_the_loss_falls(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "pipeline"), [
-    ("chronos-bolt", ChronosBoltPipeline), ("chronos-t5", ChronosPipeline)
+    ("chronos-bolt", ChronosBoltPipeline),
+    ("chronos-t5", ChronosPipeline),
+    ("chronos-2", Chronos2Pipeline),
 ])  # fmt: skip
 def test_the_result_opens_in_stock_chronos(family: str, pipeline: type, tmp_path: Path) -> None:
     model = pretrain(short(family, steps=1), tmp_path)
@@ -217,7 +222,7 @@ def test_divergence_keeps_the_last_checkpoint(
     def diverging(model: torch.nn.Module, batch: ForecastBatch) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        loss = bolt_loss(model, batch)
+        loss = adapter_of("chronos-bolt").stock_loss(model, batch)
         if calls == 3 and what == "loss":
             return loss * math.nan
         if calls == 3:  # a finite loss, of which the gradient is not
@@ -255,6 +260,98 @@ def test_unfit_checkpoints_are_refused_on_resume(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Recipes and schedules
 # --------------------------------------------------------------------------------------------------
+
+
+def grouped(**changes: object) -> PretrainRecipe:
+    bucket = Bucket(context_length=32, horizon=16, batch_size=64)
+    stage = Stage(steps=1, buckets=(bucket,), groups=GroupsConfig(share=0.8), horizon_multiple=4)
+    return tiny_recipe("chronos-2", stages=(stage,), missing_probability=0.0, **changes)
+
+
+def test_a_known_series_has_a_future_and_no_target() -> None:
+    recipe = grouped()
+    batch = make_batch(recipe, stage_corpora(recipe), 0)
+    assert batch.future is not None
+    assert batch.group_ids is not None
+    known = batch.future.isfinite().any(1)
+    assert 0 < known.sum() < len(batch)
+    assert batch.future[known].isfinite().all()
+    assert not batch.target[known].isfinite().any()
+    for group in batch.group_ids.unique():
+        rows = batch.group_ids == group
+        assert not known[rows].all()
+        begins = batch.context[rows].isfinite().int().argmax(1)
+        assert len(begins.unique()) == 1  # contexts of a group are cut alike
+
+
+def test_horizons_are_drawn_in_multiples() -> None:
+    recipe = grouped()
+    horizons = {
+        make_batch(recipe.model_copy(update={"seed": seed}), stage_corpora(recipe), 0).target.shape[
+            1
+        ]
+        for seed in range(40)
+    }
+    assert horizons == {4, 8, 12, 16}
+
+
+def test_a_known_future_changes_the_loss_of_others() -> None:
+    recipe = grouped()
+    batch = make_batch(recipe, stage_corpora(recipe), 0)
+    model = build_model(recipe)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+        loss_of = loss_function(model)
+        assert batch.future is not None
+        hidden = replace(batch, future=torch.full_like(batch.future, torch.nan))
+        alone = replace(hidden, group_ids=None)
+        assert len({float(loss_of(model, one)) for one in (batch, hidden, alone)}) == 3
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_the_loss_is_a_mean_over_observed_steps(family: str) -> None:
+    model = build_model(short(family))
+    series = torch.randn(8, 48, generator=torch.Generator().manual_seed(0))
+    batch = ForecastBatch(series[:, :32], series[:, 32:])
+    halves = []
+    for rows in (slice(0, 4), slice(4, 8)):
+        target = torch.full_like(batch.target, torch.nan)
+        target[rows] = batch.target[rows]
+        halves.append(loss_function(model)(model, replace(batch, target=target)).item())
+    whole = loss_function(model)(model, batch).item()
+    assert sum(halves) / 2 == pytest.approx(whole, rel=1e-4)
+
+
+def test_groups_of_a_family_that_reads_series_alone_are_refused() -> None:
+    stage = grouped().stages[0]
+    with pytest.raises(ValidationError, match="groups"):
+        tiny_recipe("chronos-bolt", stages=(stage,))
+
+
+@pytest.mark.parametrize("levels", [(), (0.5, 0.1), (0.0, 0.5), (0.5, 1.0), (0.5, 0.5)])
+def test_quantiles_that_do_not_rise_are_refused(levels: tuple[float, ...]) -> None:
+    shape = tiny_recipe("chronos-2").architecture.model_dump() | {"quantiles": levels}
+    with pytest.raises(ValidationError, match="quantiles"):
+        tiny_recipe("chronos-2", architecture=shape)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "word"),
+    [
+        ("chronos-2", {"num_decoder_layers": 2}, "num_decoder_layers"),
+        ("chronos-bolt", {"num_decoder_layers": 0}, "num_decoder_layers"),
+        ("chronos-t5", {"num_decoder_layers": 0}, "num_decoder_layers"),
+        ("chronos-2", {"prediction_length": 17}, "prediction_length"),
+    ],
+)
+def test_a_shape_that_a_family_lacks_is_refused(
+    family: str, shape: dict[str, int], word: str
+) -> None:
+    plain = tiny_recipe(family)
+    architecture = plain.architecture.model_copy(update=shape)
+    with pytest.raises(RecipeError, match=word):
+        build_model(plain.model_copy(update={"architecture": architecture}))
 
 
 def test_learning_rate_warms_up_holds_and_decays() -> None:

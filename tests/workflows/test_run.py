@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Forbid
 
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
@@ -258,7 +259,7 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
+    ("changes", "text"),
     [
         ({"bench": Workload(batch_size=2, context_length=10**6)}, "context_length"),
         ({"evaluation": EvaluationConfig(datasets=("nothing",))}, "nothing"),
@@ -269,15 +270,11 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
     ],
 )
 def test_what_a_later_stage_would_refuse_is_refused_first(
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    match: str,
+    checkpoints: dict[str, Path], tmp_path: Path, forbid: Forbid, changes: dict[str, Any], text: str
 ) -> None:
-    monkeypatch.setattr(running, "profile", lambda *_, **__: pytest.fail("profiled"))
+    forbid("tscompress.workflows.run.profile")
     recipe = small_recipe(checkpoints["chronos-bolt"], tmp_path / "out", **changes)
-    with pytest.raises(TscompressError, match=match):
+    with pytest.raises(TscompressError, match=text):
         run(recipe)
     assert not (tmp_path / "out").exists()
 

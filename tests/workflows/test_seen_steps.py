@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from chronos import BaseChronosPipeline
 
 import tscompress
 from tscompress.checkpoints.load import load
@@ -88,7 +89,8 @@ def test_steps_that_were_calibrated_on_are_not_scored(
     for file in (sales, copy):
         with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
             evaluate_models(config(file), lambda: load(too_few))
-        for model in (too_few, load(too_few)):
+        pipeline = BaseChronosPipeline.from_pretrained(too_few)
+        for model in (too_few, load(too_few), pipeline):
             with pytest.raises(LeakError, match="sales"):
                 tscompress.evaluate(model, file, horizon=SCORED // 2, windows=2, **COLUMNS)
 

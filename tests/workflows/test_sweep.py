@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import hear_ctrl_c
+from conftest import Forbid, hear_ctrl_c
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -560,8 +560,8 @@ def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     assert again.stderr == ""  # nothing was measured again
 
 
-def test_a_grid_is_counted_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Grid, "combinations", lambda _: pytest.fail("it was built"))
+def test_a_grid_is_counted_before_it_is_built(forbid: Forbid) -> None:
+    forbid("tscompress.workflows.sweep_points.Grid.combinations")
     many = [{"rank": list(range(2, 102)), "latent": list(range(2, 102)), "ff_ratio": [0.5, 0.25]}]
     with pytest.raises(RecipeError, match="20,000"):
         points_of(recipe(grid=many))
@@ -596,13 +596,9 @@ def test_common_errors_of_points_are_refused_first(
     ],
 )
 def test_a_point_of_sizes_that_the_model_cannot_have_is_refused_first(
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    grid: dict[str, Any],
-    label: str,
+    checkpoints: dict[str, Path], tmp_path: Path, forbid: Forbid, grid: dict[str, Any], label: str
 ) -> None:
-    monkeypatch.setattr(measuring, "compress_loaded_", lambda *_, **__: pytest.fail("it measured"))
+    forbid("tscompress.workflows.measure_point.compress_loaded_")
     output = tmp_path / "out"
     with pytest.raises(TscompressError) as refused:
         sweep(recipe(checkpoints["chronos-bolt"], output, grid=[grid]))

@@ -14,6 +14,7 @@ from tscompress.checkpoints.given import AnyModel, loaded_of, weights_directory
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import UsageError
 from tscompress.io.arguments import check_type
+from tscompress.io.text import numbered
 from tscompress.layers.shared_cross_attention import share_cross_attention
 
 #: A model, several, or several with names.
@@ -72,7 +73,7 @@ def loaded_pipelines(
             pipelines[name] = model  # timing needs no more of it than the call
             continue
         loaded = _loaded(model, name, options, is_last=position == len(pairs) - 1)
-        label = loaded.name if name is not None else _distinct(loaded.name, pipelines)
+        label = loaded.name if name is not None else numbered(loaded.name, pipelines)
         pipelines[label] = loaded.forecaster
         directories[label] = weights_directory(loaded)
     if share:
@@ -90,15 +91,6 @@ def _loaded(
         return loaded_of(model, name=name, argument="a model to measure")
     revision = options["revision"] if is_last else None
     return loaded_of(model, name=name, **{**options, "revision": revision})
-
-
-def _distinct(name: str, taken: Iterable[str]) -> str:
-    again = 1
-    label = name
-    while label in taken:
-        again += 1
-        label = f"{name} ({again})"
-    return label
 
 
 def workload_of(

@@ -183,6 +183,7 @@ def find(model: str | Path, *, revision: str | None = None) -> Checkpoint:
     Parameters and errors are as for :func:`load`.
     """
     source = str(model)
+    check_type("revision", revision, (str, type(None)), "a branch, tag or commit")
     directory, commit = locate(source, revision)
     try:
         check_files(directory, source)

@@ -45,6 +45,8 @@ def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
     if path.is_file():
         raise ModelNotFoundError(f"{source!r} is a file; give the directory that holds it.")
     if source.startswith(REFERENCE_PREFIX):
+        if revision is not None:
+            raise UsageError(f"{source!r} has no revisions; a revision goes with a Hub id only.")
         return _reference_directory(source), None
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ModelNotFoundError(f"there is no directory {source!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,6 @@ from tscompress.cli.options import (
     Margin,
     Revision,
     Samples,
-    load_model,
 )
 from tscompress.cli.series_options import (
     COLUMN_OPTIONS,
@@ -29,11 +28,38 @@ from tscompress.cli.series_options import (
 from tscompress.errors import UsageError
 
 if TYPE_CHECKING:
+    from tscompress.data.suites import Suite
+    from tscompress.evaluation.results import EvaluationResult
+    from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.evaluate_models import EvaluatedModels, Scored
     from tscompress.workflows.recipe import EvaluationConfig
 
 _WINDOW_OPTIONS = ("windows", "seasonality")
 _LONG_FORMAT_OPTIONS = (*_WINDOW_OPTIONS, *COLUMN_OPTIONS)
+SuiteName = Annotated[
+    str,
+    typer.Option(
+        help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, or a file of series "
+        "(with --horizon)."
+    ),
+]
+Horizon = Annotated[int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)]
+Windows = Annotated[
+    int, typer.Option(help="Of a file of series: windows to forecast, up to its end.", min=1)
+]
+Seasonality = Annotated[
+    int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
+]
+Datasets = Annotated[list[str] | None, typer.Option(help="Only this dataset; repeatable.")]
+FirstSeries = Annotated[
+    int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
+
+_FOR_MODELS = (
+    "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "no_cache", "device",
+    "dtype",
+)  # fmt: skip
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
     "fidelity", "gift_eval", "no_cache",
@@ -54,23 +80,12 @@ def evaluate(
             "series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
         ),
     ] = "offline",
-    horizon: Annotated[
-        int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)
-    ] = None,
-    windows: Annotated[
-        int,
-        typer.Option(help="Of a file of series: windows to forecast, up to its end.", min=1),
-    ] = 1,
-    seasonality: Annotated[
-        int | None, typer.Option(help="Of a file of series: steps in a season, for MASE.", min=1)
-    ] = None,
+    horizon: Horizon = None,
+    windows: Windows = 1,
+    seasonality: Seasonality = None,
     files: SeriesOptions = NOTHING_SAID,
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Only this dataset; repeatable.")
-    ] = None,
-    max_series: Annotated[
-        int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
-    ] = None,
+    dataset: Datasets = None,
+    max_series: FirstSeries = None,
     root: Annotated[
         Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.", parser=path)
     ] = None,
@@ -88,9 +103,7 @@ def evaluate(
     gift_eval: Annotated[
         bool, typer.Option("--gift-eval", help="Also write all_results.csv in GIFT-Eval's layout.")
     ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")
-    ] = False,
+    no_cache: NoCache = False,
     output: Annotated[
         Path | None,
         typer.Option(help="Directory for CSV and JSON, or FILE.json; for compare.", parser=path),
@@ -106,7 +119,7 @@ def evaluate(
     Scores are cached below $TSCOMPRESS_CACHE, so a stopped run resumes. Several processes:
     torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
-    from tscompress.evaluation.batching import Processes
+    from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.evaluate_models import (
@@ -131,7 +144,7 @@ def evaluate(
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:
         refuse(context, "--seeds has every seed", ("seed",))
-    config = _evaluation_config(context, files)
+    config = _evaluation_config(context, files, batch_size=parse_batch_size(batch_size), seed=seed)
     _read_suite(config, processes.is_main)
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
@@ -152,8 +165,7 @@ def evaluate(
     processes.leave()
     if not processes.is_main:
         return
-    if cache is not None and cache.trouble:
-        typer.echo(f"note: scores are not cached: {cache.trouble}", err=True)
+    _say_trouble(cache)
     if output is not None:
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
@@ -165,7 +177,7 @@ def evaluate(
     show(as_json, content, *_tables(evaluated, margin))
 
 
-def _read_suite(config: EvaluationConfig, says: bool) -> None:
+def _read_suite(config: EvaluationConfig, says: bool) -> Suite:
     """Refuse a suite that is none, before a model is loaded; say what is in a file of series."""
     from tscompress.data.suites import find_suite, load_suite
 
@@ -174,12 +186,17 @@ def _read_suite(config: EvaluationConfig, says: bool) -> None:
         (read,) = load_suite(found, config.max_series)
         if says:
             say_series(read.summary)
+    return found
 
 
-def _evaluation_config(context: typer.Context, files: SeriesOptions) -> EvaluationConfig:
-    """The evaluation config from the options of ``evaluate``."""
+def _evaluation_config(
+    context: typer.Context, files: SeriesOptions, **sampling: Any
+) -> EvaluationConfig:
+    """The evaluation config from the options of ``evaluate`` or ``compare``.
+
+    ``sampling`` are the fields whose options mean something else in ``compare``, or are not there.
+    """
     from tscompress.data.evaluation_sets import LongFormat
-    from tscompress.evaluation.batching import parse_batch_size
     from tscompress.workflows.recipe import EvaluationConfig, validate
 
     given = context.params
@@ -196,18 +213,17 @@ def _evaluation_config(context: typer.Context, files: SeriesOptions) -> Evaluati
         long_format=long_format,
         datasets=tuple(given["dataset"]) if given["dataset"] else None,
         max_series=given["max_series"],
-        batch_size=parse_batch_size(given["batch_size"]),
-        seed=given["seed"],
-        root=None if given["root"] is None else str(given["root"]),
+        root=None if given.get("root") is None else str(given["root"]),
+        **sampling,
     )
 
 
 def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
-    return (
-        "seasonal-naive"
-        if name == "seasonal-naive"
-        else partial(load_model, name, device, dtype, revision)
-    )
+    from tscompress.checkpoints.load import load
+
+    if name == "seasonal-naive":
+        return "seasonal-naive"
+    return partial(load, name, device=device, dtype=dtype, revision=revision)
 
 
 def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
@@ -259,20 +275,34 @@ def _evaluate_fev(context: typer.Context) -> None:
     show(given["as_json"], {"summaries": summaries}, table)
 
 
+@with_series_options(hold_out=False)
 def compare(
+    context: typer.Context,
     results: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="Outputs of evaluate --output; the first is the reference.", parser=path
+            metavar="RESULTS...",
+            help="Outputs of evaluate --output, MODELS, or seasonal-naive; the first is the "
+            "reference. Models are scored.",
         ),
     ],
+    suite: SuiteName = "offline",
+    horizon: Horizon = None,
+    windows: Windows = 1,
+    seasonality: Seasonality = None,
+    files: SeriesOptions = NOTHING_SAID,
+    dataset: Datasets = None,
+    max_series: FirstSeries = None,
     margin: Margin = 0.005,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="Of the series, for the intervals.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
+    no_cache: NoCache = False,
     output: Annotated[
         Path | None, typer.Option(help="Directory for ratios.csv and series.csv.", parser=path)
     ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -280,23 +310,37 @@ def compare(
 
     A single result is compared with the one of --against in the same file.
     """
-    from tscompress.evaluation.comparison import compare as compare_results
     from tscompress.evaluation.comparison import series_frame
-    from tscompress.evaluation.results import SCORES_FILE, load_results
+    from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
+    from tscompress.workflows.evaluate import compare as compare_all
+    from tscompress.workflows.evaluate import is_model
 
-    inputs = [given / SCORES_FILE if given.is_dir() else given for given in results]
+    places = [path(given) for given in results]
+    inputs = [file if (file := given / SCORES_FILE).is_file() else given for given in places]
     names = "ratios.csv", "series.csv"
     if output is not None:
         check_output(output, force=force, inputs=inputs, writes=names)
-    if len(results) == 1:
-        found = list(reversed(load_results(results[0])))
+    if not any(map(is_model, results)):
+        refuse(context, "these are results already", _FOR_MODELS)
+        evaluation = {}
     else:
-        found = [load_results(path)[0] for path in results]
-    comparison = compare_results(
-        found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
-    )
+        evaluation = _evaluation_options(context, files)
+    found: list[EvaluationResult] = []
+    with progress_bars() as advance:
+        if evaluation:
+            evaluation["on_progress"] = advance
+        comparison = compare_all(
+            results,
+            margin=margin,
+            confidence=confidence,
+            resamples=resamples,
+            seed=seed,
+            on_result=found.append,
+            **evaluation,
+        )
+    _say_trouble(evaluation.get("cache"))
     if output is not None:
         tables = comparison.frame(), series_frame(found)
         with new_directory(output, force=force, writes=names, inputs=inputs) as directory:
@@ -308,3 +352,25 @@ def compare(
         *comparison_tables(comparison),
         "\n".join(comparison.lines()),
     )
+
+
+def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[str, Any]:
+    """What ``compare`` says of the models among its arguments."""
+    from tscompress.evaluation.score_cache import ScoreCache
+
+    given = context.params
+    config = _evaluation_config(context, files)
+    return {
+        "suite": _read_suite(config, says=True),
+        "datasets": config.datasets,
+        "max_series": config.max_series,
+        "cache": None if given["no_cache"] else ScoreCache(),
+        "device": given["device"],
+        "dtype": given["dtype"],
+        "on_note": say_note,
+    }
+
+
+def _say_trouble(cache: ScoreCache | None) -> None:
+    if cache is not None and cache.trouble:
+        say_note(f"scores are not cached: {cache.trouble}")

@@ -22,8 +22,6 @@ from tscompress.cli.options import (
     Revision,
     Samples,
     Threads,
-    distinct,
-    load_model,
 )
 from tscompress.cli.series_options import (
     NOTHING_SAID,
@@ -167,9 +165,11 @@ def probe(
 
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
+    from tscompress.checkpoints.load import load
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.io.files import check_file, write_output
     from tscompress.io.results import results_json
+    from tscompress.io.text import numbered
     from tscompress.probing.measure import ProbeConfig
     from tscompress.probing.measure import probe as measure
     from tscompress.probing.results import probe_content
@@ -188,9 +188,9 @@ def probe(
     )
     config.chosen()  # check it before a model is loaded
     names = [(model, revision)] if against is None else [(model, revision), (against, None)]
-    loaded = [load_model(name, device, dtype, at) for name, at in names]
+    loaded = [load(name, device=device, dtype=dtype, revision=at) for name, at in names]
     labels = [one.name for one in loaded]
-    labels[0] = labels[0] if against is None else distinct(*labels)
+    labels[0] = numbered(labels[0], labels[1:])
     results = []
     with progress_bars() as advance:
         for one, label in zip(loaded, labels, strict=True):

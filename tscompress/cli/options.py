@@ -1,19 +1,16 @@
-"""Options that several commands share, with their help, and loading of models."""
+"""Options that several commands share, with their help."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tscompress.cli.console import path
 from tscompress.families.calibration_sizes import BY_DEFAULT
-
-if TYPE_CHECKING:
-    from tscompress.checkpoints.load import LoadedModel
 
 Model = Annotated[str, typer.Argument(help="Hub id, directory, or reference/bolt, reference/t5.")]
 Against = Annotated[str | None, typer.Option(help="Compare with this model.")]
@@ -46,18 +43,6 @@ OutputInstead = Annotated[
 MaxSeries = Annotated[
     int | None, typer.Option(help="Evaluate on the first N series of each dataset.", min=1)
 ]
-
-
-def load_model(model: str, device: str, dtype: str, revision: str | None = None) -> LoadedModel:
-    """The model of an argument; ``dtype`` is a name of torch's, or ``stored``."""
-    from tscompress.checkpoints.load import load
-
-    return load(model, device=device, dtype=None if dtype == "stored" else dtype, revision=revision)
-
-
-def distinct(name: str, other: str) -> str:
-    """``name``, with a number if another model has the same name."""
-    return name if name != other else f"{name} (2)"
 
 
 class StoppedAndSaved(Exception):

@@ -164,7 +164,7 @@ def pretrain(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a Chronos-Bolt or Chronos-T5 from scratch on synthetic series.
+    """Train a Chronos-Bolt, Chronos-T5 or Chronos-2 from scratch on synthetic series.
 
     With a schedule in the recipe it is compressed by design: head sizes differ by layer.
     """

@@ -85,6 +85,11 @@ def check_calibration(config: object, series: object) -> None:
     UsageError
     """
     check_type("calibration", config, (CalibrationConfig, type(None)), "a CalibrationConfig")
+    check_series(series)
+
+
+def check_series(series: object) -> None:
+    """Refuse what is neither series nor the path of a file of them, nor None; UsageError."""
     check_type(
         "series", series, (Iterable, Path, type(None)), "a list of series, or a file of them"
     )

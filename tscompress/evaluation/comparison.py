@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
 from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
-from tscompress.io.text import ratio_text
+from tscompress.io.text import numbered, percent, ratio_text
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
@@ -122,7 +122,7 @@ class Comparison(BaseModel):
         return [*found, *(f"note: {note}." for note in self.notes)]
 
 
-def compare(
+def compare_results(
     results: Sequence[EvaluationResult],
     *,
     margin: float = 0.005,
@@ -130,18 +130,7 @@ def compare(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Ratios of scores to those of the first result, with intervals and verdicts.
-
-    Parameters
-    ----------
-    results
-        The reference, usually the original, and one or more others.
-    margin
-        The acceptable rise of a score, as a share: 0.005 is half a per cent.
-    confidence
-        Of the two-sided intervals.
-    resamples, seed
-        Of the bootstrap.
+    """:func:`tscompress.compare` of results that are in memory.
 
     Raises
     ------
@@ -150,7 +139,7 @@ def compare(
     DataError
         A score or a contribution is not finite, or a score is zero.
     """
-    _check_options(len(results), margin, confidence, resamples, seed)
+    check_comparison(len(results), margin, confidence, resamples, seed)
     reference, *others = results
     names = distinct_names(results)
     points = [relative(other, reference) for other in others]
@@ -175,7 +164,10 @@ def compare(
     )
 
 
-def _check_options(count: int, margin: float, confidence: float, resamples: int, seed: int) -> None:
+def check_comparison(
+    count: int, margin: float, confidence: float, resamples: int, seed: int
+) -> None:
+    """Refuse fewer than two results, and options of a comparison out of range; UsageError."""
     if count < 2:
         raise UsageError(f"{count} result given; a comparison needs at least two.")
     for name, value, allowed, fits in (
@@ -192,8 +184,7 @@ def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
     """The models' names; repeated ones get a number."""
     names: list[str] = []
     for result in results:
-        again = sum(other.model == result.model for other in results[: len(names)])
-        names.append(f"{result.model} ({again + 1})" if again else result.model)
+        names.append(numbered(result.model, names))
     return names
 
 
@@ -298,21 +289,21 @@ def verdict(metric: str, ratio: Ratio, margin: float, confidence: float) -> str:
         return f"{metric} × {ratio.ratio:.4f}, without an interval"
     if low == high == 1:
         return f"{metric} is the same"
-    level = f"({100 * confidence:g} %)"
-    allowed = f"{100 * margin:g} %"
+    level = f"({percent(confidence)})"
+    allowed = percent(margin)
     if high < 1:
-        return f"{metric} is better by between {_percent(high)} and {_percent(low)} {level}"
+        return f"{metric} is better by between {_change(high)} and {_change(low)} {level}"
     if low > 1:
         tail = f", no more than the margin of {allowed}" if high <= 1 + margin else ""
-        return f"{metric} is worse by between {_percent(low)} and {_percent(high)} {level}{tail}"
-    span = f"between {_percent(low)} better and {_percent(high)} worse"
+        return f"{metric} is worse by between {_change(low)} and {_change(high)} {level}{tail}"
+    span = f"between {_change(low)} better and {_change(high)} worse"
     if high <= 1 + margin:
         return f"{metric} is no worse by more than {allowed} {level}: {span}"
     return f"{metric} cannot be distinguished from equal: {span} {level}"
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * abs(ratio - 1):.2f} %"
+def _change(ratio: float) -> str:
+    return percent(abs(ratio - 1), 2)
 
 
 def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[str]:

@@ -44,7 +44,7 @@ from tscompress.evaluation.results import (
 from tscompress.evaluation.score_cache import ScoreCache, score_key
 
 
-def evaluate(
+def evaluate_pipeline(
     model: BaseChronosPipeline | Literal["seasonal-naive"],
     suite: str | Path | Suite = "offline",
     *,
@@ -60,29 +60,17 @@ def evaluate(
     on_dataset: Callable[[DatasetScore], None] | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
 ) -> EvaluationResult:
-    """Score a model on a suite.
+    """Score a pipeline in memory, or seasonal naive, on a suite.
+
+    Unlike :func:`tscompress.evaluate`, whose other parameters it has, it loads no model and does
+    not look for series that the model was fitted to.
 
     Parameters
     ----------
     model
         A Chronos pipeline, or ``"seasonal-naive"``.
-    suite, max_series, datasets, root
-        The series; see :func:`tscompress.data.suites.load_suite`.
     name
         Column ``model`` of the result.
-    batch_size, seed, num_samples
-        See :func:`forecast`. Two models are comparable if all three are the same; seasonal naive
-        does not depend on them.
-    seeds
-        Instead of ``seed``: forecast with each and average the contributions of each series, which
-        reduces the noise of a Chronos-T5's scores. Other models do not sample and forecast once.
-    cache
-        Read the scores of datasets that it has, and write the others as they are computed, so that
-        a stopped run resumes. With ``on_forecasts`` it is not read.
-    on_dataset
-        Called with the score of each dataset when it is known.
-    on_forecasts
-        Called with each dataset and the quantiles of the first seed.
 
     Raises
     ------

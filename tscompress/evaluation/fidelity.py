@@ -145,6 +145,14 @@ class Fidelity(Result):
     """Geometric means over the datasets that have such series."""
     worst: tuple[WorstSeries, ...]
 
+    @property
+    def coverage(self) -> tuple[float, float]:
+        """Share of labels from the quantile 0.1 to 0.9, of original and compressed model."""
+        return (
+            float(np.mean([part.original.coverage for part in self.datasets])),
+            float(np.mean([part.compressed.coverage for part in self.datasets])),
+        )
+
     def __repr__(self) -> str:
         drift = [value for value in self.drift if math.isfinite(value)]
         found = (
@@ -360,8 +368,8 @@ class PairedForecasts:
     """Collects the forecasts of two models, one after the other, and compares them.
 
     Pass :meth:`original` and then :meth:`compressed` as ``on_forecasts`` to
-    :func:`tscompress.evaluation.evaluate.evaluate`. When both models' quantiles of a dataset are
-    known, they are passed to ``on_pair``.
+    :func:`tscompress.evaluation.evaluate.evaluate_pipeline`. When both models' quantiles of a
+    dataset are known, they are passed to ``on_pair``.
     """
 
     def __init__(self, on_pair: OnPair | None = None) -> None:

@@ -86,6 +86,7 @@ class ModelShape(Protocol):
     prediction_length: int
     vocab_size: int
     patch_size: int
+    quantiles: tuple[float, ...]
     top_k: int
 
 
@@ -506,5 +507,24 @@ class ForecastFamily(Family):
     # Pretraining
 
     def stock_config(self, shape: ModelShape) -> Any:
-        """The stock config of a fresh model."""
+        """The stock config of a fresh model.
+
+        Raises
+        ------
+        RecipeError
+            The family has no models of such a shape.
+        """
         raise NotImplementedError(f"{self.name} models are not pretrained here.")
+
+    def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
+        """The loss of the official training code, a mean over the observed steps of the targets.
+
+        Families that draw samples have a loss on tokens instead
+        (:class:`tscompress.training.pretrain_losses.TokenLoss`).
+
+        Parameters
+        ----------
+        model
+            Of this family, or a wrapper around it.
+        """
+        raise NotImplementedError(f"{self.name} models have no loss of their own.")

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
 from chronos.chronos2 import Chronos2Model
+from chronos.chronos2.config import Chronos2CoreConfig
 from torch import Tensor, nn
 
-from tscompress.families.base import Pass, PredictCall, Windows
-from tscompress.families.patches import PatchFamily, patch_count
+from tscompress.errors import RecipeError
+from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
+from tscompress.families.patches import PatchFamily, patch_count, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.plan.layer_plans import stock_frequencies
@@ -70,13 +72,31 @@ class Chronos2(PatchFamily):
         return features, observed
 
     def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
-        patch = pipeline.inner_model.chronos_config.output_patch_size
+        patch = self._patch_size(pipeline.inner_model)
         return {
             "context": batch.context,
             "group_ids": batch.group_ids,
             "future_covariates": batch.future,
             "num_output_patches": -(-batch.target.shape[1] // patch),
         }
+
+    def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
+        target = batch.target
+        patch = self._patch_size(model)
+        output = model(
+            context=batch.context,
+            group_ids=batch.group_ids,
+            future_covariates=batch.future,
+            num_output_patches=-(-target.shape[1] // patch),
+            future_target=target,
+        )
+        levels = output.quantile_preds.shape[1]  # the stock loss is a sum over them
+        observed = torch.isfinite(target)
+        return per_observed_step(output.loss / levels, observed, output.quantile_preds)
+
+    @staticmethod
+    def _patch_size(model: Any) -> int:
+        return int(model.chronos_config.output_patch_size)
 
     def predict(
         self,
@@ -132,4 +152,37 @@ class Chronos2(PatchFamily):
             input_patches=patches,
             paths=1,
             outputs=outputs,
+        )
+
+    def stock_config(self, shape: ModelShape) -> Chronos2CoreConfig:
+        if shape.num_decoder_layers:
+            raise RecipeError(
+                f"architecture: num_decoder_layers is {shape.num_decoder_layers}; {self.name} has "
+                "no decoder, leave it out."
+            )
+        if shape.prediction_length % shape.patch_size:
+            raise RecipeError(
+                f"architecture: prediction_length is {shape.prediction_length}; give a multiple of "
+                f"patch_size, {shape.patch_size}."
+            )
+        return Chronos2CoreConfig(
+            d_model=shape.d_model,
+            d_kv=shape.d_kv,
+            d_ff=shape.d_ff,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            dropout_rate=0.0,
+            chronos_config={
+                "context_length": shape.context_length,
+                "input_patch_size": shape.patch_size,
+                "input_patch_stride": shape.patch_size,
+                "output_patch_size": shape.patch_size,
+                "max_output_patches": shape.prediction_length // shape.patch_size,
+                "quantiles": list(shape.quantiles),
+                "time_encoding_scale": shape.context_length,
+                "use_arcsinh": True,
+                "use_reg_token": True,
+            },
+            chronos_pipeline_class="Chronos2Pipeline",
+            architectures=["Chronos2Model"],
         )

@@ -11,9 +11,8 @@ from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor, nn
 from transformers import T5Config
 
-from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
-from tscompress.families.patches import PatchFamily, patch_count
+from tscompress.families.patches import PatchFamily, patch_count, per_observed_step
 from tscompress.families.t5_stack import describe_t5, shape_settings
 from tscompress.plan.architecture import Architecture
 
@@ -44,6 +43,13 @@ class ChronosBolt(PatchFamily):
     def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
         return {"context": batch.context}
 
+    def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
+        observed = torch.isfinite(batch.target)
+        output = model(
+            context=batch.context, target=torch.nan_to_num(batch.target), target_mask=observed
+        )
+        return per_observed_step(output.loss, observed, output.quantile_preds)
+
     def one_embedding(self, config: Any) -> bool:
         return bool(config.decoder_start_token_id == getattr(config, "reg_token_id", None))
 
@@ -73,7 +79,7 @@ class ChronosBolt(PatchFamily):
                 "prediction_length": shape.prediction_length,
                 "input_patch_size": shape.patch_size,
                 "input_patch_stride": shape.patch_size,
-                "quantiles": list(QUANTILE_LEVELS),
+                "quantiles": list(shape.quantiles),
                 "use_reg_token": True,
             },
             chronos_pipeline_class="ChronosBoltPipeline",

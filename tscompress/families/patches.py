@@ -28,7 +28,7 @@ PATCH_DEFAULTS = FamilyDefaults(
     ),
     target_weight=0.0,
     held_out_series=256,
-    real_weight=None,
+    real_weight=0.9,  # a third
     learning_rates={"adamw": 5e-4, "muon": 2e-3},
     learning_rate_by_distance=3e-3,
 )
@@ -74,6 +74,22 @@ class PatchFamily(ForecastFamily):
         varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
         counts = torch.isfinite(target) & varies
         return float(pinball.mean(1)[counts].sum()), int(counts.sum())
+
+
+def per_observed_step(loss: Tensor, observed: Tensor, quantiles: Tensor) -> Tensor:
+    """A mean over all steps that a model forecasts, as a mean over the observed ones.
+
+    Parameters
+    ----------
+    loss
+        A scalar; steps that are not observed add nothing.
+    observed
+        Bool ``[B, H]``.
+    quantiles
+        Forecast ``[B, Q, H']``, H' ≥ H.
+    """
+    share = observed.float().mean() * observed.shape[-1] / quantiles.shape[-1]
+    return loss / share.clamp_min(1e-3)
 
 
 def patch_count(settings: Mapping[str, Any], steps: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from tscompress.errors import UnsupportedModelError
+from tscompress.errors import RecipeError, UnsupportedModelError
 from tscompress.families.base import ModelShape
 from tscompress.families.stacks import Sublayer, stack_layers, sublayers
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
@@ -95,7 +95,17 @@ def tie_weights_(model: Any) -> None:
 
 
 def shape_settings(shape: ModelShape) -> dict[str, Any]:
-    """Arguments of a ``T5Config`` common to all fresh models."""
+    """Arguments of a ``T5Config`` common to all fresh models.
+
+    Raises
+    ------
+    RecipeError
+        There is no decoder layer.
+    """
+    if shape.num_decoder_layers < 1:
+        raise RecipeError(
+            f"architecture: num_decoder_layers is {shape.num_decoder_layers}; give at least 1."
+        )
     return {
         "d_model": shape.d_model,
         "d_kv": shape.d_kv,

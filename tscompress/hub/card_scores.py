@@ -11,7 +11,7 @@ import pandas as pd
 import pydantic
 
 from tscompress.errors import DataError, UsageError
-from tscompress.evaluation.comparison import compare
+from tscompress.evaluation.comparison import compare_results
 from tscompress.evaluation.results import (
     METRICS,
     SCORES_FILE,
@@ -45,7 +45,7 @@ class CardScores:
     ratios
         WQL and MASE: geometric mean over the datasets of the ratio to the original.
     intervals
-        95 % confidence interval of each ratio, where it was measured.
+        95% confidence interval of each ratio, where it was measured.
     model, against
         Names of the two models in the results; None if the file does not record them.
     """
@@ -102,7 +102,7 @@ def _intervals(
     """Confidence intervals of the ratios, if both results have contributions of series."""
     if any(row.series is None for row in (*result.rows, *original.rows)):
         return {}
-    (found,) = compare([original, result]).models
+    (found,) = compare_results([original, result]).models
     ratios = {metric: getattr(found, metric) for metric in METRICS}
     return {m: (r.low, r.high) for m, r in ratios.items() if r.low is not None}
 

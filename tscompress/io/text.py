@@ -1,9 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers and names as people read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def interval_text(low: float | None, high: float | None, digits: int) -> str:
@@ -24,12 +24,37 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {plural}"
 
 
+def numbered(name: str, taken: Iterable[str]) -> str:
+    """``name``, with a number where it is taken: ``small (2)``."""
+    others = set(taken)
+    label, again = name, 1
+    while label in others:
+        again += 1
+        label = f"{name} ({again})"
+    return label
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """``a, b and c``; of more than ``most`` the others by number."""
     shown, more = list(names[:most]), len(names) - most
     if more > 0:
         shown.append(f"{more} more")
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def percent(share: float, digits: int | None = None) -> str:
+    """``36%``: a share as people read it, here and in what they write (``wql=1%``).
+
+    Parameters
+    ----------
+    digits
+        Behind the point, zeros included; by default as many as a share that somebody chose has,
+        such as ``0.5%`` or ``97.5%``.
+    """
+    value = 100 * share
+    if digits is None:
+        return f"{value:g}%"
+    return f"{round(value, digits) + 0.0:.{digits}f}%"  # no -0%
 
 
 def rounded_count(count: int) -> str:

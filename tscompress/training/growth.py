@@ -41,7 +41,7 @@ def grow_(model: PreTrainedModel, small: PreTrainedModel) -> None:
     Parameters
     ----------
     model
-        Chronos-T5 or Chronos-Bolt of the wanted shape (``d_model`` D); weights are overwritten.
+        A model of the wanted shape (``d_model`` D); weights are overwritten.
     small
         A trained model of the same family (``d_model`` d).
 
@@ -97,7 +97,8 @@ def _check_fit(model: PreTrainedModel, small: PreTrainedModel) -> None:
                 f"{getattr(wanted, name)}; they must be alike."
             )
     for name in ("d_model", "num_heads", "d_ff", "num_layers", "num_decoder_layers"):
-        if getattr(wanted, name) < getattr(given, name):
+        # Chronos-2 has no decoder.
+        if getattr(wanted, name, 0) < getattr(given, name, 0):
             raise RecipeError(
                 f"start_from: its {name} is {getattr(given, name)}, the recipe's only "
                 f"{getattr(wanted, name)}; start from a model that is no larger."

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tscompress.compression.fold_config import multiplies_bfloat16
+from tscompress.layers.group_attention import attention_within_groups
 
 Precision = Literal["no", "bf16"]
 
@@ -51,19 +52,21 @@ class StopRequest:
 
 @contextmanager
 def attention_for_training(model: nn.Module) -> Iterator[None]:
-    """Within the block, attention with learnt biases uses unfused matrix products on a CPU.
+    """Within the block, attention of ``model`` is computed as is fastest with a backward pass.
 
-    Fused attention on a CPU has a slow backward pass through a learnt bias.
+    On a CPU that is unfused matrix products: the backward pass of fused attention is slow through a
+    learnt bias, and for the few patches of Chronos-2. Its group attention is computed within its
+    groups.
     """
     configs: list[Any] = []
-    device = next(model.parameters()).device.type
-    if device == "cpu" and any("relative_attention_bias" in n for n, _ in model.named_parameters()):
+    if next(model.parameters()).device.type == "cpu":
         found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
         configs = [c for c in found.values() if getattr(c, "_attn_implementation", None) == "sdpa"]
     for config in configs:
         config._attn_implementation = "eager"
     try:
-        yield
+        with attention_within_groups(model):
+            yield
     finally:
         for config in configs:
             config._attn_implementation = "sdpa"

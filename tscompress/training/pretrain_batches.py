@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tscompress.data.batch import ForecastBatch
+from tscompress.data.multivariate import draw_groups
 from tscompress.data.synthetic import SyntheticCorpus
 from tscompress.data.training_collections import training_series
 from tscompress.errors import RecipeError
@@ -38,9 +39,31 @@ def make_batch(
     index = recipe.stage_at(step)
     stage, corpus = recipe.stages[index], corpora[index]
     bucket = draw_bucket(rng, stage.buckets)
-    length = bucket.context_length
-    series = corpus.sample(rng, bucket.batch_size, length + bucket.horizon)
+    length, horizon = bucket.context_length, bucket.horizon
+    if stage.horizon_multiple is not None:
+        most = horizon // stage.horizon_multiple
+        horizon = stage.horizon_multiple * int(rng.integers(1, most + 1))
+    if stage.groups is None:
+        series = corpus.sample(rng, bucket.batch_size, length + horizon)
+        context, target = split_windows(
+            rng, series, length, recipe.missing_probability, stage.shorten_probability
+        )
+        return ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
+    groups = draw_groups(rng, corpus, bucket.batch_size, length + horizon, stage.groups)
     context, target = split_windows(
-        rng, series, length, recipe.missing_probability, stage.shorten_probability
+        rng,
+        groups.series,
+        length,
+        recipe.missing_probability,
+        stage.shorten_probability,
+        groups.group_ids,
     )
-    return ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
+    known = groups.known[:, None]
+    future = np.where(known, groups.series[:, length:], np.float32(np.nan))
+    target = np.where(known, np.float32(np.nan), target)
+    return ForecastBatch(
+        torch.from_numpy(context),
+        torch.from_numpy(target),
+        group_ids=torch.from_numpy(groups.group_ids),
+        future=torch.from_numpy(future),
+    )

@@ -1,6 +1,6 @@
 """Losses of a pretraining: those of the official training code, with smoothed labels for T5.
 
-Pinball loss on instance-normalised targets for Bolt, cross-entropy on tokens for T5, with one
+Pinball loss on scaled targets for models of patches, cross-entropy on tokens for T5, with one
 addition: ``label_smoothing_bins`` spreads a target token over its neighbours on the value axis.
 """
 
@@ -20,17 +20,6 @@ from tscompress.families.registry import adapter_of_model
 
 #: Of a model, or a wrapper around it, on a batch.
 Loss = Callable[[nn.Module, ForecastBatch], torch.Tensor]
-
-
-def bolt_loss(model: nn.Module, batch: ForecastBatch) -> torch.Tensor:
-    """Pinball loss on instance-normalised targets, per observed target value."""
-    target = batch.target
-    observed = torch.isfinite(target)
-    output = model(context=batch.context, target=torch.nan_to_num(target), target_mask=observed)
-    horizon = output.quantile_preds.shape[-1]
-    share = observed.float().mean() * target.shape[-1] / horizon
-    loss: torch.Tensor = output.loss / share.clamp_min(1e-3)
-    return loss
 
 
 class TokenLoss:
@@ -96,8 +85,9 @@ def token_cross_entropy(
 
 
 def loss_function(model: PreTrainedModel, smoothing_bins: float = 0.0) -> Loss:
-    """The training loss of the model's family; Bolt has no labels to smooth."""
-    if not adapter_of_model(model).draws_samples:
-        return bolt_loss
+    """The training loss of the model's family; only Chronos-T5 has labels to smooth."""
+    family = adapter_of_model(model)
+    if not family.draws_samples:
+        return family.stock_loss
     config = ChronosConfig(**model.config.chronos_config)
     return TokenLoss(config.create_tokenizer(), config.prediction_length, smoothing_bins)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS
+from tscompress.data.multivariate import GroupsConfig
 from tscompress.data.synthetic import CorpusConfig
 from tscompress.errors import RecipeError
+from tscompress.families.registry import adapter_of
 from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.loop import Precision
 from tscompress.training.optimizers import OptimizerName
@@ -32,10 +35,26 @@ class Stage(BaseModel):
     shorten_probability: float = Field(
         default=0.5, ge=0, le=1, description="share of contexts that are cut short"
     )
+    groups: GroupsConfig | None = Field(
+        default=None, description="Chronos-2: series that depend on others; null: none does"
+    )
+    horizon_multiple: int | None = Field(
+        default=None, ge=1, description="horizons are drawn: multiples of it; null: the bucket's"
+    )
+
+    @model_validator(mode="after")
+    def _horizons_can_be_drawn(self) -> Stage:
+        shortest = min(bucket.horizon for bucket in self.buckets)
+        if self.horizon_multiple is not None and self.horizon_multiple > shortest:
+            raise ValueError(
+                f"horizon_multiple is {self.horizon_multiple}, a bucket's horizon {shortest}; "
+                "give no more than that"
+            )
+        return self
 
 
 class Architecture(BaseModel):
-    """Shape of the T5 stacks."""
+    """Shape of the stacks."""
 
     model_config = _STRICT
 
@@ -43,13 +62,25 @@ class Architecture(BaseModel):
     d_kv: int = Field(ge=1, description="of every head; with a schedule, the most that one gets")
     d_ff: int = Field(ge=1)
     num_layers: int = Field(ge=1)
-    num_decoder_layers: int = Field(ge=1)
+    num_decoder_layers: int = Field(default=0, ge=0, description="0 for Chronos-2")
     num_heads: int = Field(ge=1)
     context_length: int = Field(ge=1)
     prediction_length: int = Field(default=64, ge=1)
     vocab_size: int = Field(default=4096, ge=16, description="T5 only")
-    patch_size: int = Field(default=16, ge=1, description="Bolt only")
+    patch_size: int = Field(default=16, ge=1, description="Bolt and Chronos-2")
+    quantiles: tuple[float, ...] = Field(
+        default=tuple(QUANTILE_LEVELS),
+        min_length=1,
+        description="Bolt and Chronos-2: levels, rising",
+    )
     top_k: int = Field(default=50, ge=1, description="T5 only: tokens kept when sampling")
+
+    @field_validator("quantiles")
+    @classmethod
+    def _levels_rise(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < a < b < 1 for a, b in zip(levels, (*levels[1:], 1 - 1e-9), strict=True)):
+            raise ValueError(f"levels rise, above 0 and below 1; got {list(levels)}")
+        return levels
 
 
 class PretrainRecipe(BaseModel):
@@ -57,7 +88,7 @@ class PretrainRecipe(BaseModel):
 
     model_config = _STRICT
 
-    family: Literal["chronos-bolt", "chronos-t5"]
+    family: Literal["chronos-bolt", "chronos-t5", "chronos-2"]
     name: str
     architecture: Architecture
     schedule: PowerLawSchedule | None = Field(
@@ -108,6 +139,15 @@ class PretrainRecipe(BaseModel):
             raise ValueError(
                 f"a bucket's horizon is {longest}, prediction_length of the architecture "
                 f"{self.architecture.prediction_length}; ask for no more than that"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_read(self) -> PretrainRecipe:
+        grouped = any(stage.groups is not None for stage in self.stages)
+        if grouped and adapter_of(self.family).group_size == 1:
+            raise ValueError(
+                f"a stage has groups, and {self.family} reads each series alone; leave them out"
             )
         return self
 

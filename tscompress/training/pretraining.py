@@ -1,4 +1,4 @@
-"""Pretraining of Chronos-Bolt and Chronos-T5 from scratch on the synthetic corpus.
+"""Pretraining of Chronos-Bolt, Chronos-T5 and Chronos-2 from scratch on the synthetic corpus.
 
 The batch of step ``n`` depends only on the seed and ``n``, the optimizer state is saved with the
 weights, and the learning rate is a function of the step: a stopped run resumes to the same weights.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.data.synthetic import FloatArray
@@ -33,15 +34,16 @@ def split_windows(
     context_length: int,
     missing_probability: float,
     shorten_probability: float = 0.5,
+    group_ids: NDArray[np.int64] | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Context ``[B, T]`` and target ``[B, H]`` of windows ``[B, T + H]``, as a model meets them.
 
     A share ``shorten_probability`` of the contexts is shortened, in a share
     ``missing_probability`` of them values go missing, and targets that cannot follow from their
-    context are NaN.
+    context are NaN. Series of one group, by ``group_ids`` ``[B]``, have contexts of one length.
     """
     context, target = windows[:, :context_length].copy(), windows[:, context_length:].copy()
-    _shorten_contexts(rng, context, shorten_probability)
+    _shorten_contexts(rng, context, shorten_probability, group_ids)
     _drop_values(rng, context, missing_probability)
     _mask_unpredictable(context, target)
     # A context in which nothing is observed has no scale; give it one value to normalise by.
@@ -49,11 +51,18 @@ def split_windows(
     return context, target
 
 
-def _shorten_contexts(rng: np.random.Generator, context: FloatArray, probability: float) -> None:
+def _shorten_contexts(
+    rng: np.random.Generator,
+    context: FloatArray,
+    probability: float,
+    group_ids: NDArray[np.int64] | None,
+) -> None:
     """Some of the series keep a shorter history, uniformly from 6 steps to the bucket's."""
     count, length = context.shape
     kept = rng.integers(min(6, length), length + 1, size=count)
     kept[rng.random(count) >= probability] = length
+    if group_ids is not None:
+        kept = kept[np.unique(group_ids, return_index=True)[1]][group_ids]
     context[np.arange(length)[None, :] < length - kept[:, None]] = np.nan
 
 

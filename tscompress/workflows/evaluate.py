@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,8 @@ from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.comparison import Comparison
-from tscompress.evaluation.comparison import compare as compare_results
-from tscompress.evaluation.evaluate import evaluate as evaluate_pipeline
+from tscompress.evaluation.comparison import Comparison, check_comparison, compare_results
+from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import (
     SCORES_FILE,
@@ -34,13 +34,17 @@ from tscompress.io.arguments import (
     check_list,
     check_number,
     check_type,
+    described,
     refuse_unknown,
 )
+from tscompress.io.files import user_path
+from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import validate
 from tscompress.workflows.seen_steps import check_unseen
 
 #: How a file of series is written.
 _COLUMNS = tuple(SeriesFormat.model_fields)
+OnDataset = Callable[[DatasetScore], None]
 
 
 def evaluate(
@@ -63,8 +67,9 @@ def evaluate(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     on_note: Callable[[str], None] = lambda note: warnings.warn(note, stacklevel=3),
-    on_dataset: Callable[[DatasetScore], None] | None = None,
+    on_dataset: OnDataset | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
+    on_progress: OnProgress = silent,
     **columns: Any,
 ) -> EvaluationResult:
     """Score a model on a suite.
@@ -99,6 +104,8 @@ def evaluate(
         Called with the score of each dataset when it is known.
     on_forecasts
         Called with each dataset and the quantiles of the first seed.
+    on_progress
+        Called with a stage, datasets done and datasets in all.
 
     Raises
     ------
@@ -107,18 +114,24 @@ def evaluate(
     ModelLoadError
         The model cannot be loaded.
     LeakError
-        The model was fitted to the steps of a file that are scored.
+        The model was fitted to the steps of a file that are scored, by its own records or those of
+        the directory that it was loaded from.
     DataError, OfflineError
         A dataset cannot be read, or a forecast is not finite.
     """
     check_counts(max_series=max_series, seed=seed, num_samples=num_samples, horizon=horizon,
                  windows=windows, seasonality=seasonality)  # fmt: skip
+    check_number("seed", seed)
     check_list("seeds", seeds, (int,), "integers")
+    check_type("name", name, (str, type(None)), "a name for the results")
+    check_type("root", root, (str, Path, type(None)), "the path of a directory")
+    check_type("cache", cache, (ScoreCache, type(None)), "a ScoreCache")
     refuse_unknown("evaluate", columns, _COLUMNS)
     form = {"horizon": horizon, "windows": windows, "seasonality": seasonality, **columns}
     found = _suite(suite, {key: value for key, value in form.items() if value is not None})
-    if isinstance(datasets, str):
-        raise UsageError(f"datasets is {datasets!r}; give a list of names.")
+    if isinstance(datasets, str) or not isinstance(datasets, Iterable | None):
+        raise UsageError(f"datasets is {described(datasets)}; give a list of names.")
+    datasets = None if datasets is None else tuple(datasets)
     scored: BaseChronosPipeline | Literal["seasonal-naive"] = SEASONAL_NAIVE
     label = name or SEASONAL_NAIVE
     if not (isinstance(model, str) and model == SEASONAL_NAIVE):
@@ -140,9 +153,22 @@ def evaluate(
         num_samples=num_samples,
         root=root,
         cache=cache,
-        on_dataset=on_dataset,
+        on_dataset=_counted(label, len(found.select(datasets).datasets), on_progress, on_dataset),
         on_forecasts=on_forecasts,
     )
+
+
+def _counted(
+    name: str, total: int, on_progress: OnProgress, on_dataset: OnDataset | None
+) -> OnDataset:
+    done = count(1)
+
+    def call(score: DatasetScore) -> None:
+        on_progress(f"evaluate {name}", next(done), total)
+        if on_dataset is not None:
+            on_dataset(score)
+
+    return call
 
 
 def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
@@ -166,6 +192,13 @@ def _check_unseen(loaded: LoadedModel, suite: Suite, max_series: int | None) -> 
     return check_unseen(loaded, dataset, config.path)
 
 
+#: Options of :func:`evaluate` that :func:`compare` takes.
+_FOR_MODELS = (
+    "suite", "max_series", "datasets", "batch_size", "seeds", "num_samples", "root", "horizon",
+    "windows", "seasonality", "cache", "device", "dtype", "on_note", "on_progress",
+)  # fmt: skip
+
+
 def compare(
     results: Sequence[EvaluationResult | AnyModel] | EvaluationResult | AnyModel,
     *,
@@ -173,6 +206,7 @@ def compare(
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
+    on_result: Callable[[EvaluationResult], None] = lambda result: None,
     **evaluation: Any,
 ) -> Comparison:
     """Ratios of scores to those of the first, with intervals and verdicts.
@@ -189,6 +223,8 @@ def compare(
         Of the two-sided intervals.
     resamples, seed
         Of the bootstrap.
+    on_result
+        Called with each result that is compared, the reference first.
     evaluation
         Options of :func:`evaluate` for the models among ``results``, such as ``suite="offline"``,
         ``max_series=50``, ``seeds=(0, 1)``.
@@ -204,48 +240,44 @@ def compare(
         A model cannot be scored; see :func:`evaluate`.
     """
     check_counts(resamples=resamples, seed=seed)
-    check_number("margin", margin)
-    check_number("confidence", confidence)
+    for option, value in (
+        ("margin", margin), ("confidence", confidence), ("resamples", resamples), ("seed", seed),
+    ):  # fmt: skip
+        check_number(option, value)
     refuse_unknown("compare", evaluation, (*_FOR_MODELS, *_COLUMNS))
     items = list(results) if isinstance(results, list | tuple) else [results]
-    files = [_result_file(one) for one in items]
-    if len(items) == 1 and files[0] is not None:
-        return compare_results(
-            list(reversed(load_results(files[0]))),
-            margin=margin, confidence=confidence, resamples=resamples, seed=seed,
-        )  # fmt: skip
-    models = [
-        file is None and not isinstance(one, EvaluationResult)
-        for one, file in zip(items, files, strict=True)
-    ]
-    if evaluation and not any(models):
+    if evaluation and not any(map(is_model, items)):
         raise UsageError(
             f"{', '.join(sorted(evaluation))} are for models, and these are results already."
         )
-    if len(items) < 2:
-        raise UsageError(f"{len(items)} result given; a comparison needs at least two.")
-    found: list[Any] = []
-    for one, file, is_model in zip(items, files, models, strict=True):
-        if is_model:
-            found.append(evaluate(one, **evaluation))
-        else:
-            found.append(one if file is None else load_results(file)[0])
-    return compare_results(
+    read = _results_in_files(items)
+    check_comparison(len(read), margin, confidence, resamples, seed)  # before a model is scored
+    found = [evaluate(one, **evaluation) if is_model(one) else one for one in read]
+    comparison = compare_results(
         found, margin=margin, confidence=confidence, resamples=resamples, seed=seed
     )
+    for result in found:
+        on_result(result)
+    return comparison
 
 
-_FOR_MODELS = (
-    "suite", "max_series", "datasets", "batch_size", "seeds", "num_samples", "root", "horizon",
-    "windows", "seasonality", "cache", "device", "dtype",
-)  # fmt: skip
+def _results_in_files(given: Sequence[Any]) -> list[Any]:
+    """What was given, and in the place of files what they hold: of a single one, both results."""
+    if len(given) == 1 and (file := _result_file(given[0])) is not None:
+        return list(reversed(load_results(file)))
+    return [load_results(file)[0] if (file := _result_file(one)) else one for one in given]
+
+
+def is_model(one: object) -> bool:
+    """Whether :func:`compare` scores it: it is no result of an evaluation, nor a file of one."""
+    return not isinstance(one, EvaluationResult) and _result_file(one) is None
 
 
 def _result_file(one: object) -> Path | None:
     """The file of an evaluation; None: it is a result, or a model."""
     if not isinstance(one, str | Path):
         return None
-    path = Path(one).expanduser()
+    path = user_path(one)
     if (path / SCORES_FILE).is_file():
         return path
     return path if path.is_file() or path.suffix == ".json" else None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.suites import find_suite
-from tscompress.evaluation.comparison import Comparison, compare
+from tscompress.evaluation.comparison import Comparison, compare_results
 from tscompress.evaluation.fidelity import Fidelity, OnPair, PairedForecasts
 from tscompress.evaluation.gift_eval import CONFIG_FILE, RESULTS_FILE
 from tscompress.evaluation.metrics import Quantiles
@@ -63,7 +63,11 @@ class EvaluatedModels:
 
     def comparison(self, margin: float) -> Comparison | None:
         """Ratios to ``against``, with intervals; ``margin`` is the acceptable rise, as a share."""
-        return None if self.against is None else compare([self.against, self.model], margin=margin)
+        return (
+            None
+            if self.against is None
+            else compare_results([self.against, self.model], margin=margin)
+        )
 
     def to_dict(self, margin: float) -> dict[str, Any]:
         """Content of ``scores.json``."""
@@ -235,18 +239,9 @@ def score(
 
     The other parameters are those of :func:`tscompress.evaluate`.
     """
-    done = 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        on_progress(f"evaluate {name}", done, total)
-
-    suite = find_suite(config.suite, config.long_format)
-    total = len(suite.select(config.datasets).datasets)
     return evaluate(
         model,
-        suite,
+        find_suite(config.suite, config.long_format),
         name=name,
         max_series=config.max_series,
         datasets=config.datasets,
@@ -257,6 +252,6 @@ def score(
         root=config.root,
         cache=cache,
         on_note=on_note,
-        on_dataset=count,
         on_forecasts=on_forecasts,
+        on_progress=on_progress,
     )

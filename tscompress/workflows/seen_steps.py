@@ -62,10 +62,12 @@ def _sources(loaded: LoadedModel) -> list[FittedSource]:
     found: list[FittedSource] = []
     if isinstance(loaded, CompressedModel):
         recipe, found = loaded.recipe, [*loaded.fitted_to]
-    elif loaded.directory is not None:
-        path = loaded.directory / RECIPE_FILE
+    elif loaded.source:
+        # A pipeline has no directory of its own, but remembers the path that it was loaded from.
+        directory = loaded.directory or user_path(loaded.source)
+        path = directory / RECIPE_FILE
         recipe = load_recipe(path) if path.is_file() else None
-        found = [*recorded_sources(loaded.directory)]
+        found = [*recorded_sources(directory)]
     if recipe is not None:
         found += calibration_sources(recipe)
         found += recovery_sources(recipe.recover, recipe.series)

@@ -1,0 +1,138 @@
+"""Groups of dependent series: reproducible, well-formed, of the relations asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from tscompress.data.multivariate import Groups, GroupsConfig, draw_groups
+from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
+
+RELATIONS = ("driven", "events", "mixed", "leading", "cointegrated", "unrelated")
+NOISE = CorpusConfig(
+    kernel_weight=0,
+    structural_weight=0,
+    count_weight=0,
+    real_weight=0,
+    mixup_probability=0,
+    shift_probability=0,
+    outlier_probability=0,
+)
+REAL = [np.arange(10, dtype=np.float32) + 1, np.sin(np.arange(300, dtype=np.float32)) + 5]
+
+
+def only(relation: str, **changes: Any) -> GroupsConfig:
+    weights = {f"{name}_weight": float(name == relation) for name in RELATIONS}
+    return GroupsConfig.model_validate({"share": 1.0, **weights, **changes})
+
+
+def draw(
+    config: GroupsConfig, seed: int = 0, count: int = 120, corpus: CorpusConfig = NOISE
+) -> Groups:
+    rng = np.random.default_rng(seed)
+    return draw_groups(rng, SyntheticCorpus(corpus, REAL), count, 160, config)
+
+
+def correlation(first: NDArray[Any], second: NDArray[Any]) -> float:
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def best_lag(leader: NDArray[Any], follower: NDArray[Any], longest: int) -> tuple[int, float]:
+    """The lag with the highest absolute correlation, and that."""
+    found = [
+        abs(correlation(leader[: len(leader) - lag], follower[lag:])) for lag in range(longest + 1)
+    ]
+    return int(np.argmax(found)), max(found)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_groups_are_well_formed(relation: str) -> None:
+    groups = draw(only(relation), corpus=CorpusConfig())
+    assert groups.series.shape == (120, 160)
+    assert groups.series.dtype == np.float32
+    assert not np.isinf(groups.series).any()
+    missing = np.isnan(groups.series)
+    assert np.array_equal(missing, np.logical_and.accumulate(missing, axis=1))  # left padding
+    steps = np.diff(groups.group_ids)
+    assert set(steps.tolist()) <= {0, 1}
+    sizes = np.bincount(groups.group_ids)
+    assert sizes.max() <= 6
+    for group in range(len(sizes)):
+        assert not groups.known[groups.group_ids == group].all()
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (draw(GroupsConfig(), seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.series, again.series, equal_nan=True)
+    assert np.array_equal(first.known, again.known)
+    assert not np.array_equal(first.series, other.series, equal_nan=True)
+
+
+def test_share_and_size_of_groups() -> None:
+    alone = draw(GroupsConfig(share=0.0))
+    assert np.bincount(alone.group_ids).tolist() == [1] * 120
+    assert not alone.known.any()
+    pairs = draw(only("mixed", largest=2))
+    assert np.bincount(pairs.group_ids).tolist() == [2] * 60
+
+
+def test_known_futures_follow_the_share() -> None:
+    assert not draw(only("driven", known_share=0.0)).known.any()
+    sizes = np.bincount(draw(only("driven", known_share=1.0)).group_ids)
+    known = draw(only("driven", known_share=1.0)).known
+    assert known.sum() == (sizes - 1).sum()  # all but the driven series
+
+
+def test_a_leading_series_is_followed_after_its_lag() -> None:
+    groups = draw(only("leading", largest=2, longest_lag=10), count=400)
+    leaders, followers = groups.series[1::2], groups.series[0::2]
+    found = [best_lag(a, b, 10) for a, b in zip(leaders, followers, strict=True)]
+    copies = [lag for lag, strength in found if strength > 0.9999]  # of nothing else
+    assert len(copies) > 10
+    assert set(copies) <= set(range(2, 11))
+    assert len(set(copies)) > 3
+
+
+def test_a_driver_explains_its_series() -> None:
+    # Of two series with a linear effect at once, the correlation is the root of the share.
+    groups = draw(only("driven", largest=2, longest_lag=1), count=400)
+    strengths = [
+        best_lag(groups.series[row + 1], groups.series[row], 1)[1] for row in range(0, 400, 2)
+    ]
+    unrelated = draw(only("unrelated", largest=2, longest_lag=1), count=400)
+    others = [
+        best_lag(unrelated.series[row + 1], unrelated.series[row], 1)[1] for row in range(0, 400, 2)
+    ]
+    assert np.median(strengths) > np.median(others) + 0.2
+
+
+def test_events_are_marks_that_repeat_two_values() -> None:
+    groups = draw(only("events", largest=3))
+    first = np.flatnonzero(np.diff(groups.group_ids, prepend=-1))
+    marks = np.delete(groups.series, first, axis=0)
+    assert all(len(np.unique(row)) <= 2 for row in marks)
+
+
+def test_cointegrated_series_share_a_walk() -> None:
+    groups = draw(only("cointegrated", largest=2))
+    found = [
+        abs(correlation(groups.series[row], groups.series[row + 1])) for row in range(0, 120, 2)
+    ]
+    assert np.median(found) > 0.6
+
+
+@pytest.mark.parametrize(
+    "changes", [{"share": 1.5}, {"largest": 1}, {"longest_lag": 0}, {"sizes": 3}]
+)
+def test_bounds_of_a_config(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(changes))):
+        GroupsConfig.model_validate(changes)
+
+
+def test_a_config_without_relations_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        draw(GroupsConfig.model_validate({f"{name}_weight": 0 for name in RELATIONS}))

@@ -1,0 +1,77 @@
+"""Group attention within groups: what stock group attention computes with a mask."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from conftest import tiny_chronos2
+from torch import Tensor
+
+from tscompress.layers.group_attention import attention_within_groups
+
+GROUPS = {
+    "one series each": [0, 1, 2, 3, 4, 5],
+    "one group": [0, 0, 0, 0, 0, 0],
+    "sizes of one to three": [0, 0, 1, 2, 2, 2],
+    "scattered": [3, 1, 3, 0, 1, 3],
+}
+
+
+def outputs(groups: list[int], implementation: str, *, within: bool) -> tuple[Tensor, Tensor]:
+    """Quantiles, and the gradient of the values' projection in the first layer."""
+    torch.manual_seed(0)
+    model = tiny_chronos2().eval()
+    for config in {
+        id(m.config): m.config for m in model.modules() if hasattr(m, "config")
+    }.values():
+        config._attn_implementation = implementation
+    context = torch.randn(6, 48).cumsum(1)
+    context[1, :20] = torch.nan  # a patch without data
+    context[4, 30:] = torch.nan
+    call = {"context": context, "group_ids": torch.tensor(groups), "num_output_patches": 2}
+    if within:
+        with attention_within_groups(model):
+            found = model(**call).quantile_preds
+    else:
+        found = model(**call).quantile_preds
+    weight = model.encoder.block[0].layer[1].self_attention.v.weight
+    return found, torch.autograd.grad(found.square().mean(), weight)[0]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
+def test_outputs_and_gradients_are_those_of_stock(groups: list[int], implementation: str) -> None:
+    stock = outputs(groups, implementation, within=False)
+    ours = outputs(groups, implementation, within=True)
+    for expected, found in zip(stock, ours, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_matter() -> None:
+    alone, _ = outputs(GROUPS["one series each"], "sdpa", within=True)
+    together, _ = outputs(GROUPS["one group"], "sdpa", within=True)
+    assert not torch.allclose(alone, together, rtol=1e-3)
+
+
+def test_stock_attention_is_back_after_the_block() -> None:
+    model = tiny_chronos2()
+    module = model.encoder.block[0].layer[1].self_attention
+    with contextlib.suppress(KeyError), attention_within_groups(model):
+        assert "_sdpa_attention" in vars(module)
+        raise KeyError
+    assert not {"_sdpa_attention", "_eager_attention"} & set(vars(module))
+
+
+def test_dropout_is_kept() -> None:
+    torch.manual_seed(0)
+    model = tiny_chronos2().train()
+    module = model.encoder.block[0].layer[1].self_attention
+    hidden, alone = torch.randn(6, 5, 24), torch.zeros(5, 1, 6, 6).fill_(torch.finfo().min)
+    alone[:, 0, range(6), range(6)] = 0.0
+    with attention_within_groups(model):
+        found = module(hidden.transpose(0, 1), mask=alone).hidden_states
+        module.dropout = 0.0
+        whole = module(hidden.transpose(0, 1), mask=alone).hidden_states
+    assert not torch.equal(found, whole)

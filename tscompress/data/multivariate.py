@@ -1,0 +1,277 @@
+"""Series that depend on one another, for Chronos-2: covariates, leading series, common trends.
+
+Univariate families (:mod:`tscompress.data.synthetic`) are combined, at one step or with lags, as
+Chronos-2 was trained (Ansari et al., 2025: cotemporaneous and sequential multivariatizers). A group
+is one task. Of some of its series the future is known, as of a calendar or planned promotions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from tscompress.data.synthetic import FloatArray, SyntheticCorpus
+
+_Values = NDArray[np.float64]
+
+#: Shapes of the effect of a covariate, on its standardised values.
+_EFFECTS: tuple[Callable[[_Values], _Values], ...] = (
+    lambda x: x,
+    np.abs,
+    np.square,
+    lambda x: np.tanh(2 * x),
+    lambda x: np.maximum(x, 0),
+)
+_EFFECT_WEIGHTS = (0.6, 0.1, 0.1, 0.1, 0.1)
+
+
+class GroupsConfig(BaseModel):
+    """Mixture of the relations between the series of a group; weights need not sum to 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(default=0.5, ge=0, le=1, description="of tasks with several series")
+    largest: int = Field(default=6, ge=2, description="most series of a group")
+    longest_lag: int = Field(default=24, ge=1, description="most steps between cause and effect")
+    known_share: float = Field(default=0.5, ge=0, le=1, description="of drivers known ahead")
+    driven_weight: float = Field(default=0.35, ge=0, description="covariates drive a series")
+    events_weight: float = Field(default=0.15, ge=0, description="pulses and calendars drive it")
+    mixed_weight: float = Field(default=0.15, ge=0, description="mixtures at one step")
+    leading_weight: float = Field(default=0.15, ge=0, description="one series leads the others")
+    cointegrated_weight: float = Field(default=0.1, ge=0, description="a common random walk")
+    unrelated_weight: float = Field(default=0.1, ge=0, description="nothing in common")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Relation to its probability.
+
+        Raises
+        ------
+        ValueError
+            All weights are 0.
+        """
+        given = {
+            name: float(getattr(self, f"{name}_weight"))
+            for name in ("driven", "events", "mixed", "leading", "cointegrated", "unrelated")
+        }
+        total = sum(given.values())
+        if total <= 0:
+            raise ValueError("groups need at least one relation with a weight above 0")
+        return {name: weight / total for name, weight in given.items()}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Series of several tasks.
+
+    Attributes
+    ----------
+    series
+        ``[B, L]``; NaN is left padding.
+    group_ids
+        ``[B]``; series of one group are one task. Groups are contiguous.
+    known
+        ``[B]``; whether the future is known. At least one series of a group is not.
+    """
+
+    series: FloatArray
+    group_ids: NDArray[np.int64]
+    known: NDArray[np.bool_]
+
+
+def draw_groups(
+    rng: np.random.Generator,
+    corpus: SyntheticCorpus,
+    count: int,
+    length: int,
+    config: GroupsConfig,
+) -> Groups:
+    """``count`` series of ``length`` steps, in groups of 1 to ``config.largest``."""
+    lag = config.longest_lag
+    base = corpus.sample(rng, count, length + lag)  # [B, lag + L]
+    relations = config.weights
+    names, probabilities = list(relations), list(relations.values())
+    series = base[:, lag:].copy()
+    group_ids = np.empty(count, dtype=np.int64)
+    known = np.zeros(count, dtype=bool)
+    start, group = 0, 0
+    while start < count:
+        together = rng.random() < config.share
+        size = int(rng.integers(2, config.largest + 1)) if together else 1
+        rows = slice(start, min(start + size, count))
+        if rows.stop - start > 1:
+            relation = _RELATIONS[rng.choice(names, p=probabilities)]
+            drawn, ahead = relation(_Group(rng, base[rows], config))
+            series[rows] = np.where(np.isfinite(series[rows]), drawn, np.nan)
+            known[rows] = ahead
+        group_ids[rows] = group
+        start, group = rows.stop, group + 1
+    return Groups(series, group_ids, known)
+
+
+class _Group:
+    """Independent series ``[k, lag + L]``, and what relations make of them."""
+
+    def __init__(self, rng: np.random.Generator, base: FloatArray, config: GroupsConfig) -> None:
+        self.rng, self.config = rng, config
+        self.lag = config.longest_lag
+        observed = np.isfinite(base)
+        values = np.where(observed, base, 0).astype(np.float64)
+        counted = np.maximum(observed.sum(axis=1, keepdims=True), 1)
+        self.level = values.sum(axis=1, keepdims=True) / counted
+        spread = np.where(observed, base - self.level, 0)
+        self.scale = np.sqrt((spread**2).sum(axis=1, keepdims=True) / counted) + 1e-6 * (
+            np.abs(self.level) + 1e-6
+        )
+        self.values: _Values = np.clip(spread / self.scale, -20, 20)  # 0 where missing
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
+
+    @property
+    def own(self) -> _Values:
+        """``[k, L]``."""
+        return self.values[:, self.lag :]
+
+    def lagged(self, row: int, lag: int) -> _Values:
+        """Values of a row ``lag`` steps before each step, ``[L]``."""
+        return self.values[row, self.lag - lag : self.values.shape[1] - lag]
+
+    def some_lag(self, shortest: int = 1) -> int:
+        """Short ones more often."""
+        most = np.log(self.lag + 1)
+        return max(shortest, int(np.exp(self.rng.uniform(np.log(shortest), most))))
+
+    def in_units(self, values: _Values) -> FloatArray:
+        """Standardised values ``[k, L]`` at the level and scale of the independent series."""
+        drawn: FloatArray = (self.level + self.scale * values).astype(np.float32)
+        return drawn
+
+    def drivers_known(self, probability: float) -> NDArray[np.bool_]:
+        """All drivers known ahead, none, or some of them; never the first series, ``[k]``."""
+        known = np.full(self.size, self.rng.random() < probability)
+        if self.rng.random() < 0.3:
+            known = self.rng.random(self.size) < probability
+        known[0] = False
+        return known
+
+
+_Drawn = tuple[FloatArray, NDArray[np.bool_]]
+
+
+def _driven(group: _Group) -> _Drawn:
+    """The first series depends on some of the others, now or some steps ago."""
+    rng, values = group.rng, group.own.copy()
+    weights = rng.standard_normal(group.size) * (rng.random(group.size) < 0.75)
+    weights[1] = weights[1] or 1.0
+    drive = np.zeros(values.shape[1])
+    for row in range(1, group.size):
+        lag = 0 if rng.random() < 0.6 else group.some_lag()
+        effect = _EFFECTS[rng.choice(len(_EFFECTS), p=_EFFECT_WEIGHTS)]
+        drive += weights[row] * effect(group.lagged(row, lag))
+    values[0] = _blend(values[0], drive, _share(rng))
+    return group.in_units(values), group.drivers_known(group.config.known_share)
+
+
+def _events(group: _Group) -> _Drawn:
+    """The first series responds to pulses or a calendar, in its own spread or in proportion."""
+    rng, values = group.rng, group.own.copy()
+    steps = values.shape[1]
+    marks = np.stack([_marks(rng, steps) for _ in range(group.size - 1)])  # [k - 1, L]
+    size = rng.uniform(0.5, 4, (len(marks), 1)) * rng.choice([-1, 1, 1], (len(marks), 1))
+    size *= rng.random((len(marks), 1)) < 0.8
+    response = (size * marks).sum(axis=0)
+    if rng.random() < 0.3:  # an effect that fades
+        fade = rng.uniform(0.2, 0.8) ** np.arange(8)
+        response = np.convolve(response, fade)[:steps]
+    if rng.random() < 0.3:
+        response = response * (1 + 0.3 * values[0])
+    values[0] += response
+    drawn = group.in_units(values)
+    unit = np.where(rng.random(len(marks)) < 0.6, 1.0, rng.gamma(2.0, 5.0, len(marks)))
+    drawn[1:] = (unit[:, None] * marks).astype(np.float32)
+    return drawn, group.drivers_known(0.5 + 0.5 * group.config.known_share)
+
+
+def _mixed(group: _Group) -> _Drawn:
+    """Every series is a mixture of all at one step, half of the time through a nonlinearity."""
+    rng = group.rng
+    mixing = rng.standard_normal((group.size, group.size)) + np.eye(group.size)
+    mixing /= np.linalg.norm(mixing, axis=1, keepdims=True)
+    values = mixing @ group.own
+    if rng.random() < 0.5:
+        bend = rng.uniform(0.3, 2.0, (group.size, 1))
+        values = np.tanh(bend * values) / bend
+    return group.in_units(values), group.drivers_known(0.5 * group.config.known_share)
+
+
+def _leading(group: _Group) -> _Drawn:
+    """The last series leads all others by some steps each."""
+    rng, values = group.rng, group.own.copy()
+    leader = group.size - 1
+    for row in range(leader):
+        led = group.lagged(leader, group.some_lag(shortest=2)) * rng.choice([-1, 1, 1])
+        values[row] = _blend(values[row], led, _share(rng))
+    known = np.zeros(group.size, dtype=bool)
+    known[leader] = rng.random() < 0.2 * group.config.known_share
+    return group.in_units(values), known
+
+
+def _cointegrated(group: _Group) -> _Drawn:
+    """All series follow one random walk, each with a deviation that returns to zero."""
+    rng, values = group.rng, group.own
+    walk = np.cumsum(rng.standard_normal(values.shape[1]))
+    walk = (walk - walk.mean()) / (walk.std() + 1e-6)
+    loading = rng.uniform(0.5, 2.0, (group.size, 1)) * rng.choice([-1, 1, 1, 1], (group.size, 1))
+    deviation = rng.uniform(0.05, 0.6, (group.size, 1)) * values
+    return group.in_units(loading * walk + deviation), group.drivers_known(
+        0.3 * group.config.known_share
+    )
+
+
+def _unrelated(group: _Group) -> _Drawn:
+    """Nothing in common."""
+    return group.in_units(group.own), group.drivers_known(group.config.known_share)
+
+
+_RELATIONS: dict[str, Callable[[_Group], _Drawn]] = {
+    "driven": _driven,
+    "events": _events,
+    "mixed": _mixed,
+    "leading": _leading,
+    "cointegrated": _cointegrated,
+    "unrelated": _unrelated,
+}
+
+
+def _share(rng: np.random.Generator) -> float:
+    """Share of the variance that comes from other series; sometimes all of it."""
+    return 1.0 if rng.random() < 0.15 else float(rng.uniform(0.2, 1.0))
+
+
+def _blend(own: _Values, other: _Values, share: float) -> _Values:
+    centred = other - other.mean()
+    centred /= centred.std() + 1e-6
+    blended: _Values = np.sqrt(1 - share) * own + np.sqrt(share) * centred
+    return blended
+
+
+def _marks(rng: np.random.Generator, steps: int) -> _Values:
+    """Zeros and ones: single events, spans of some steps, or one step of every period."""
+    kind = rng.integers(3)
+    marks: _Values
+    if kind == 0:
+        marks = (rng.random(steps) < rng.uniform(0.03, 0.3)).astype(np.float64)
+    elif kind == 1:
+        starts = rng.random(steps) < rng.uniform(0.01, 0.08)
+        span = np.ones(int(rng.integers(2, 9)))
+        marks = np.minimum(np.convolve(starts, span)[:steps], 1.0)
+    else:
+        period = int(rng.choice([4, 5, 7, 12, 24]))
+        marks = (np.arange(steps) % period == rng.integers(period)).astype(np.float64)
+    return marks
