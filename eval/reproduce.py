@@ -174,6 +174,7 @@ TABLES = (
         25,
         ("bolt-nano",),
     ),
+    Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",
