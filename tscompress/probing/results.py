@@ -4,7 +4,7 @@ skill = (loss of the best constant − loss of the model) / (loss of the best co
 
 is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
 Loss is the mean absolute error of the median, or of all quantiles for tasks ``by_quantiles``.
-Series are resampled for 95 % intervals, the same ones for all models (see
+Series are resampled for 95% intervals, the same ones for all models (see
 :mod:`tscompress.evaluation.intervals`).
 """
 
@@ -24,6 +24,7 @@ from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
+from tscompress.io.text import percent
 from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.tasks import ProbeTask
 
@@ -32,8 +33,8 @@ Array = npt.NDArray[np.float64]
 #: A model cannot do a task if its skill is at most this or its interval reaches 0; such skill
 #: cannot be lost.
 ABLE = 0.1
-#: Smallest share of a task's skill that counts as kept.
-_KEPT = 0.95
+#: Smallest share of skill that counts as kept.
+KEPT = 0.95
 #: Lower bound of a task's skill in means, so that one failed task does not dominate them.
 FLOOR = -1.0
 RESAMPLES = 1000
@@ -42,7 +43,7 @@ _NAMED = 4
 
 
 class Estimate(BaseModel):
-    """A value and its 95 % interval; None for a single series."""
+    """A value and its 95% interval; None for a single series."""
 
     model_config = _STRICT
 
@@ -102,7 +103,7 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """A value with the middle 95 % of its draws, if all of them are finite."""
+    """A value with the middle 95% of its draws, if all of them are finite."""
     if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])
@@ -310,6 +311,12 @@ class GroupChange(BaseModel):
     """Mean skill at those; None without any."""
     kept: Estimate | None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the tasks surely lost skill together, even if none did by itself."""
+        kept = self.kept
+        return kept is not None and kept.value < KEPT and (kept.high is None or kept.high < 1)
+
 
 class ProbeComparison(BaseModel):
     """Skill of a compressed model relative to its original."""
@@ -324,7 +331,7 @@ class ProbeComparison(BaseModel):
     tasks: tuple[TaskChange, ...]
 
     def __repr__(self) -> str:
-        kept = "nothing to keep" if self.kept is None else f"skill kept {_percent(self.kept)}"
+        kept = "nothing to keep" if self.kept is None else f"skill kept {_share(self.kept)}"
         lost = f"{len(self._changed('lost'))} of {len(self.tasks)} tasks lost"
         return f"ProbeComparison({self.compressed!r} against {self.original!r}, {kept}, {lost})"
 
@@ -345,7 +352,10 @@ class ProbeComparison(BaseModel):
             if lost and group.kept is not None:
                 lost.sort(key=lambda task: task.compressed - task.original)
                 names = _listed([f"{t.name} ({t.original:.2f} → {t.compressed:.2f})" for t in lost])
-                found.append(f"lost in {group.group}, {_percent(group.kept)} kept: {names}.")
+                found.append(f"lost in {group.group}, {_share(group.kept)} kept: {names}.")
+            elif group.lost and group.kept is not None:
+                share = _share(group.kept)
+                found.append(f"lost in {group.group}, {share} kept: by no task for sure.")
         if gained := self._changed("gained"):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
@@ -365,15 +375,17 @@ class ProbeComparison(BaseModel):
             return f"{self.original} can do none of the {len(self.tasks)} tasks: nothing to lose."
         lost = len(self._changed("lost"))
         return (
-            f"{self.compressed} keeps {_percent(self.kept)} of the skill of {self.original} at the "
+            f"{self.compressed} keeps {_share(self.kept)} of the skill of {self.original} at the "
             f"{able} of {len(self.tasks)} tasks that it can do; "
             + (f"{lost} of them got worse." if lost else "none of them got worse.")
         )
 
 
-def _percent(share: Estimate) -> str:
-    interval = "" if share.low is None else f" ({share.low:.0%} to {share.high:.0%})"
-    return f"{share.value:.0%}{interval}"
+def _share(share: Estimate) -> str:
+    interval = ""
+    if share.low is not None and share.high is not None:
+        interval = f" ({percent(share.low, 0)} to {percent(share.high, 0)})"
+    return f"{percent(share.value, 0)}{interval}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -446,7 +458,7 @@ def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
         more = ours.able and (surely.low is None or surely.low > 0)
         change = "gained" if more else "absent"
     else:
-        less = kept.value < _KEPT and (surely.high is None or surely.high < 0)
+        less = kept.value < KEPT and (surely.high is None or surely.high < 0)
         change = "lost" if less else "kept"
     return TaskChange(
         name=ours.name,

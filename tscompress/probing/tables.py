@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
+from tscompress.io.text import percent
 from tscompress.probing.results import Estimate, ProbeResult, TaskScore
 
-_CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95 % intervals"
+_CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95% intervals"
 
 
 def probe_tables(result: ProbeResult, original: ProbeResult | None = None) -> list[Table]:
@@ -31,7 +32,7 @@ def _group_table(result: ProbeResult, original: ProbeResult | None) -> Table:
     table.add_column("skill", justify="right", footer=str(overall))
     if original is not None:
         table.add_column("original\ncan do", justify="right", footer=str(able))
-        table.add_column("kept\nof these", justify="right", footer=percent(changes.kept))
+        table.add_column("kept\nof these", justify="right", footer=kept_text(changes.kept))
     mean = sum(naive.values()) / len(naive)
     table.add_column("seasonal\nnaive", justify="right", footer=f"{mean:.2f}")
     for group, skill in result.groups().items():
@@ -39,7 +40,7 @@ def _group_table(result: ProbeResult, original: ProbeResult | None) -> Table:
         cells = [group, str(count), str(skill), f"{naive[group]:.2f}"]
         if original is not None:
             cells.insert(2, str(before[group]))
-            cells[4:4] = [str(kept[group].able), percent(kept[group].kept)]
+            cells[4:4] = [str(kept[group].able), kept_text(kept[group].kept)]
         table.add_row(*cells)
     return table
 
@@ -49,13 +50,13 @@ def _task_table(result: ProbeResult, original: ProbeResult | None) -> Table:
     table.add_column("task", no_wrap=True)
     for header in ("original",) if original is not None else ():
         table.add_column(header, justify="right")
-    for header in ("skill", "seasonal\nnaive", "80 % interval\ncovers", "crossing\nquantiles"):
+    for header in ("skill", "seasonal\nnaive", "80% interval\ncovers", "crossing\nquantiles"):
         table.add_column(header, justify="right")
     for index, score in enumerate(result.tasks):
         if index and score.task.group != result.tasks[index - 1].task.group:
             table.add_section()
         cells = [score.name, str(score.skill), f"{score.seasonal_naive:.2f}"]
-        cells += [covers(score), f"{score.crossing_rate:.1%}"]
+        cells += [covers(score), percent(score.crossing_rate, 1)]
         if original is not None:
             cells.insert(1, f"{original.tasks[index].skill.value:.2f}")
         table.add_row(*cells)
@@ -64,9 +65,9 @@ def _task_table(result: ProbeResult, original: ProbeResult | None) -> Table:
 
 def covers(score: TaskScore) -> str:
     """Coverage in per cent; a dash for a task without noise."""
-    return "–" if score.coverage is None else f"{score.coverage:.0%}"
+    return "–" if score.coverage is None else percent(score.coverage, 0)
 
 
-def percent(share: Estimate | None) -> str:
+def kept_text(share: Estimate | None) -> str:
     """Share of skill kept, in per cent; a dash for a task that the original cannot do."""
-    return "–" if share is None else f"{share.value:.0%}"
+    return "–" if share is None else percent(share.value, 0)

@@ -34,12 +34,16 @@ class Batches:
         config: RecoveryConfig,
         series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
-        assert config.buckets is not None
-        self.group_size = adapter_of(family).group_size
+        assert config.buckets is not None and config.synthetic_share is not None
+        self._given_share = 1 - config.synthetic_share
+        adapter = adapter_of(family)
+        self.group_size = adapter.group_size
         self.config, self.buckets = config, config.buckets
         real = training_series(config.real_series or ())
-        kept = real[::_HELD_OUT_OF]
-        trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
+        as_given = adapter.defaults.real_weight is None
+        in_corpus = [] if as_given else real
+        kept = in_corpus[::_HELD_OUT_OF]
+        trained = [series for i, series in enumerate(in_corpus) if i % _HELD_OUT_OF] or kept
         try:
             self.corpus = SyntheticCorpus(config.corpus, trained)
             self.held_out_corpus = SyntheticCorpus(config.corpus, kept)
@@ -48,6 +52,9 @@ class Batches:
         sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
         if series is not None:
             sources.append(series)
+        known_apart = not sources  # a test asserts that no suite has a series of a wheel
+        if real and as_given:
+            sources.append(real)
         if not sources and config.synthetic_share == 0:
             raise UsageError("synthetic_share is 0 and there are no series; give series.")
         self.stream: SeriesStream | None = None
@@ -59,6 +66,7 @@ class Batches:
                 seed=config.seed,
                 form=config.series_format or DEFAULT_FORMAT,
                 buffer_size=config.shuffle_series,
+                known_apart=known_apart,
             )
 
     def at(self, step: int) -> ForecastBatch:
@@ -89,9 +97,9 @@ class Batches:
             bucket = bucket.model_copy(update={"batch_size": rows})
             windows = None
             if self.stream is not None:
-                given = math.ceil(rows * (1 - self.config.synthetic_share))
+                given = math.ceil(rows * self._given_share)
                 length = bucket.context_length + bucket.horizon
-                windows = self.stream.sample_held_out(rng, given, length)
+                windows = self.stream.sample_held_out(rng, given, length) if given else None
             grouped = index % 2 == 1
             corpus = self.held_out_corpus
             batches.append(self._batch(rng, corpus, bucket, windows, grouped))
@@ -103,8 +111,7 @@ class Batches:
         bucket = draw_bucket(rng, self.buckets)
         if self.stream is None:
             return bucket, 0
-        share = 1 - self.config.synthetic_share
-        return bucket, int(bucket.batch_size * share + rng.random())
+        return bucket, int(bucket.batch_size * self._given_share + rng.random())
 
     def _given(self, step: int, bucket: Bucket, count: int) -> FloatArray | None:
         if self.stream is None or not count:
