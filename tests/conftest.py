@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
+from filelock import FileLock
 from transformers.utils.logging import disable_progress_bar
 
 from tscompress.cli import app as cli
@@ -115,11 +117,15 @@ def exported(
 ) -> dict[str, Path]:
     """Family to a directory with the exported graph of its checkpoint, in float32."""
     pytest.importorskip("onnxruntime")
-    root = tmp_path_factory.mktemp("exported")
-    return {
-        family: export(checkpoints[family], root / family).directory
-        for family in ("chronos-bolt", "chronos-2")
-    }
+    own = tmp_path_factory.getbasetemp()
+    # Workers have the same checkpoints; one of them exports.
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    found = {family: root / f"exported-{family}" for family in ("chronos-bolt", "chronos-2")}
+    with FileLock(root / "exporting.lock"):
+        for family, directory in found.items():
+            if not directory.exists():
+                export(checkpoints[family], directory)
+    return found
 
 
 @pytest.fixture(params=FAMILIES)

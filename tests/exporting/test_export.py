@@ -40,7 +40,7 @@ def test_directory_has_graph_record_and_card(
     assert {path.name for path in directory.iterdir()} == {GRAPH_FILE, RECORD_FILE, "README.md"}
     record = record_of(directory)
     assert record["family"] == family
-    assert record["source"]["model"] == str(checkpoints[family])
+    assert Path(record["source"]["model"]).name == checkpoints[family].name
     assert set(record["source"]["sha256"]) >= {"config.json", "model.safetensors"}
     model = load(checkpoints[family]).model
     assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
@@ -107,6 +107,30 @@ def test_smaller_precisions(precision: Any, share: float, difference: float) -> 
     with torch.no_grad():
         expected = model(context=context).quantile_preds.numpy()
     assert np.abs(found - expected).max() < difference * np.abs(expected).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("chronos-bolt", {"method": "svd", "rank": 3}),
+        ("chronos-bolt", {"schedule": (3, 0.35), "ff_ratio": 0.5}),
+        ("chronos-bolt", {"latent": 12}),
+        ("chronos-2", {"method": "svd", "rank": 3}),
+        ("chronos-2", {"rank": 4, "width": 16}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_compressed_models_are_exported_as_they_are(
+    family: str, options: dict[str, Any], checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    few = tscompress.CalibrationConfig(num_series=8, context_length=32, batch_size=4)
+    small = tscompress.compress(checkpoints[family], calibration=few, **options)
+    before = {name: tensor.clone() for name, tensor in small.model.state_dict().items()}
+    result = tscompress.export(small, tmp_path / "out")
+    assert result.difference < 1e-5
+    after = small.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_head_sizes_of_queries_and_values_become_one() -> None:

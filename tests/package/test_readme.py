@@ -22,8 +22,8 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FRONT_PAGE = ROOT / "README.md"
 #: Of folders of the package that have a page.
 FOLDERS = (
-    "checkpoints", "compression", "data", "evaluation", "families", "hub", "probing", "training",
-    "workflows",
+    "checkpoints", "compression", "data", "evaluation", "exporting", "families", "hub", "probing",
+    "training", "workflows",
 )  # fmt: skip
 PAGES = [
     FRONT_PAGE,

@@ -219,11 +219,11 @@ def _evaluation_config(
 
 
 def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
-    from tscompress.checkpoints.load import load
+    from tscompress.checkpoints.given import loaded_of
 
     if name == "seasonal-naive":
         return "seasonal-naive"
-    return partial(load, name, device=device, dtype=dtype, revision=revision)
+    return partial(loaded_of, name, device=device, dtype=dtype, revision=revision)
 
 
 def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:

@@ -165,7 +165,7 @@ def probe(
 
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
-    from tscompress.checkpoints.load import load
+    from tscompress.checkpoints.given import loaded_of
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.io.files import check_file, write_output
     from tscompress.io.results import results_json
@@ -188,7 +188,7 @@ def probe(
     )
     config.chosen()  # check it before a model is loaded
     names = [(model, revision)] if against is None else [(model, revision), (against, None)]
-    loaded = [load(name, device=device, dtype=dtype, revision=at) for name, at in names]
+    loaded = [loaded_of(name, device=device, dtype=dtype, revision=at) for name, at in names]
     labels = [one.name for one in loaded]
     labels[0] = numbered(labels[0], labels[1:])
     results = []
