@@ -1060,8 +1060,8 @@ def test_groups_without_overlap_are_unchanged() -> None:
 
 def test_empty_corpus_is_refused_in_one_line() -> None:
     nothing = {name: 0 for name in CorpusConfig.model_fields if name.endswith("_weight")}
+    config = short(corpus=nothing | {"real_weight": 1}, real_series=())
     with pytest.raises(UsageError, match="weight above 0"):
-        config = short(corpus=nothing | {"real_weight": 1}, real_series=())
         Batches("chronos-t5", config)
 
 
