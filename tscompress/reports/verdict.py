@@ -214,6 +214,8 @@ def _skill(probe: ProbeComparison) -> Iterator[str]:
     ]
     tail = f", loses {' and '.join(told)}" if told else ""
     yield f"keeps {kept} of what the probe measures{tail}"
+    if probe.covariates_kept is not None and any(one.change == "lost" for one in probe.covariates):
+        yield f"keeps {_share(probe.covariates_kept.value)} of what covariates add"
 
 
 def _lost(probe: ProbeComparison) -> list[TaskChange]:
