@@ -243,7 +243,7 @@ def test_lost_use_of_covariates_is_said() -> None:
     changes = {one.name: one.change for one in found.covariates}
     assert changes == {
         "covariate-lag-0": "lost", "promotions": "kept", "covariate-and-season": "kept",
-        "irrelevant-covariates": "harm",
+        "irrelevant-covariates": "misled",
     }  # fmt: skip
     assert found.covariates_kept is not None
     before, after = (
@@ -254,7 +254,7 @@ def test_lost_use_of_covariates_is_said() -> None:
     text = "\n".join(found.lines())
     assert "use of covariates was lost" in text
     assert "covariate-lag-0 (0.9" in text
-    assert "now do harm: irrelevant-covariates" in text
+    assert "small is misled by covariates: irrelevant-covariates" in text
     kept = original.against(original)
     assert kept.covariates_kept is not None
     assert kept.covariates_kept.value == 1

@@ -27,8 +27,8 @@ from tscompress.probing.tasks import ProbeTask
 ABLE = 0.1
 #: Smallest share of a task's skill that counts as kept.
 _KEPT = 0.95
-#: What covariates add, below which they do harm.
-_HARM = -0.05
+#: What covariates add, below which they mislead.
+_MISLED = -0.05
 #: Lower bound of a task's skill in means, so that one failed task does not dominate them.
 FLOOR = -1.0
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -253,8 +253,8 @@ class CovariateChange(BaseModel):
     compressed: float
     kept: Estimate | None
     """Compressed / original; None where they add too little to the original."""
-    change: Literal["kept", "lost", "harm"]
-    """``harm``: they added nothing, and make the compressed model worse."""
+    change: Literal["kept", "lost", "misled"]
+    """``misled``: they added nothing to the original, and make the compressed model worse."""
 
 
 class GroupChange(BaseModel):
@@ -329,7 +329,7 @@ class ProbeComparison(BaseModel):
                 for one in sorted(self.covariates, key=lambda one: one.compressed - one.original)
                 if one.change == change
             ]
-            for change in ("lost", "harm")
+            for change in ("lost", "misled")
         }
         found = []
         if told["lost"] and self.covariates_kept is not None:
@@ -337,8 +337,8 @@ class ProbeComparison(BaseModel):
                 f"use of covariates was lost, {_percent(self.covariates_kept)} of what they add to "
                 f"the skill is kept: {_listed(told['lost'])}."
             )
-        if told["harm"]:
-            found.append(f"covariates without an effect now do harm: {_listed(told['harm'])}.")
+        if told["misled"]:
+            found.append(f"{self.compressed} is misled by covariates: {_listed(told['misled'])}.")
         return found
 
     def _changed(self, change: str) -> list[TaskChange]:
@@ -484,11 +484,11 @@ def _covariate_change(ours: TaskScore, theirs: TaskScore) -> CovariateChange:
     less = estimate(after.value - before.value, ours.added_draws() - theirs.added_draws())
     surely_less = less.value < 0 and (less.high is None or less.high < 0)
     kept = _added_kept([(ours, theirs)]) if _adds(theirs) else None
-    change: Literal["kept", "lost", "harm"] = "kept"
+    change: Literal["kept", "lost", "misled"] = "kept"
     if kept is not None and kept.value < _KEPT and surely_less:
         change = "lost"
-    elif kept is None and after.value < _HARM and surely_less:
-        change = "harm"
+    elif kept is None and after.value < _MISLED and surely_less:
+        change = "misled"
     return CovariateChange(
         name=ours.name,
         original=before.value,
