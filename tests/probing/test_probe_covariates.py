@@ -107,8 +107,9 @@ def chronos2() -> torch.nn.Module:
 
 def test_there_is_a_task_for_each_use_of_covariates() -> None:
     assert {task.name for task in EVERY} == {
-        "covariate-lag-0", "covariate-lag-4", "covariate-squared", "promotions", "leading-series",
-        "covariate-and-season", "covariate-with-gap", "one-covariate-of-8", "irrelevant-covariates",
+        "covariate-lag-0", "covariate-lag-4", "covariate-noise", "covariate-squared", "promotions",
+        "leading-series", "covariate-and-season", "covariate-with-gap", "one-covariate-of-8",
+        "irrelevant-covariates",
     }  # fmt: skip
     assert {task.group for task in EVERY} == {"covariates"}
     assert choose_tasks(["covariates"]) == tuple(EVERY)
@@ -175,6 +176,7 @@ def test_a_leading_series_is_the_target_some_steps_before() -> None:
     [
         ("covariate-lag-0", Regression),
         ("covariate-lag-4", Regression),
+        ("covariate-noise", Regression),
         ("covariate-squared", Regression),
         ("promotions", Regression),
         ("leading-series", Regression),

@@ -212,19 +212,23 @@ def _others() -> Iterator[ProbeTask]:
 
 def _with_covariates() -> Iterator[ProbeTask]:
     """Tasks for models that read covariates."""
-    noise, useless = Covariate(), Covariate(strength=0)
-    leading = Covariate(shape="smooth", lag=24, known=False)
+    smooth, useless = Covariate(shape="smooth"), Covariate(shape="smooth", strength=0)
+
+    def changed(covariate: Covariate, **changes: Any) -> tuple[Covariate, ...]:
+        return (covariate.model_copy(update=changes),)
+
     season = (Season(period=12),)
     parts: list[tuple[str, tuple[Covariate, ...], tuple[Season, ...]]] = [
-        ("covariate-lag-0", (noise,), ()),
-        ("covariate-lag-4", (Covariate(lag=4),), ()),
-        ("covariate-squared", (Covariate(effect="square"),), ()),
-        ("promotions", (Covariate(shape="pulses", strength=3),), ()),
-        ("leading-series", (leading,), ()),
-        ("covariate-and-season", (noise,), season),
-        ("covariate-with-gap", (Covariate(missing=0.3),), ()),
-        ("one-covariate-of-8", (noise, useless.model_copy(update={"count": 7})), ()),
-        ("irrelevant-covariates", (useless.model_copy(update={"count": 3}),), season),
+        ("covariate-lag-0", (smooth,), ()),
+        ("covariate-lag-4", changed(smooth, lag=4), ()),
+        ("covariate-noise", changed(smooth, shape="noise"), ()),
+        ("covariate-squared", changed(smooth, effect="square"), ()),
+        ("promotions", changed(smooth, shape="pulses", strength=3.0), ()),
+        ("leading-series", changed(smooth, lag=24, known=False), ()),
+        ("covariate-and-season", (smooth,), season),
+        ("covariate-with-gap", changed(smooth, missing=0.3), ()),
+        ("one-covariate-of-8", (smooth, *changed(useless, count=7)), ()),
+        ("irrelevant-covariates", changed(useless, count=3), season),
     ]
     for name, covariates, seasons in parts:
         yield ProbeTask(
