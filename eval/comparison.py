@@ -42,10 +42,10 @@ from peer_methods import PeerTestbed
 from pydantic import BaseModel
 from rich.console import Console
 from testbed import (
+    FRONT_SIZES,
     LITTLE,
     RATIOS,
     REFERENCES,
-    WHOLE_HEADS,
     WORKLOADS,
     Size,
     as_stored,
@@ -66,9 +66,9 @@ from tscompress.training.recovery_config import RecoveryConfig, rate_by_distance
 
 #: Shares of attention that factorizations keep, and sizes of folded models.
 FACTORED = (0.25, 0.125)
-FOLDED = WHOLE_HEADS[1:]
+FOLDED = FRONT_SIZES[1:]
 #: Those met by SVD-LLM and ASVD with as many parameters, and by one of that shape from scratch.
-MATCHED = (Size(64, 0.25, 96),)
+MATCHED = (Size(32, 0.25, 160),)
 RECOVERY = " + recovery"
 SCRATCH = "distilled from scratch"
 #: Colour, marker and fill of each kind; what was not trained after the cut is hollow.

@@ -19,8 +19,8 @@ import pandas as pd
 from output import parser_of, write_tables
 from rich.console import Console
 from testbed import (
+    FRONT_SIZES,
     RATIOS,
-    WHOLE_HEADS,
     WORKLOADS,
     Testbed,
     quality,
@@ -37,7 +37,7 @@ def measure(larger: str, smaller: str, max_series: int | None) -> pd.DataFrame:
     """A row for the smaller model, the larger one and each of its folded ones."""
     bed, reference = Testbed(larger, max_series), Testbed(smaller, max_series)
     pipelines = {SMALLER: reference.original.forecaster, "as it is": bed.original.forecaster}
-    pipelines |= {size.label: bed.folded(size).forecaster for size in WHOLE_HEADS}
+    pipelines |= {size.label: bed.folded(size).forecaster for size in FRONT_SIZES}
     times = bench(pipelines, WORKLOADS[reference.original.family], measure_macs=False)
     rows = []
     for name, pipeline in pipelines.items():

@@ -7,8 +7,8 @@
     python eval/fold.py widths --output eval/results/fold-widths
 
 `switches` folds each reference with one switch of `FoldConfig` (or of the calibration) changed at
-a time, at sizes at which something is lost. `sizes` is the table of folded models: whole heads with
-fewer hidden units and a narrower residual stream, then smaller heads. `attention` folds one kind of
+a time, at sizes at which something is lost. `sizes` is the table of folded models: a narrower
+residual stream, fewer hidden units, smaller heads. `attention` folds one kind of
 attention block at a time, values or queries and keys, to see where the loss sits, and then gives
 each block its own sizes at the same number of parameters. `latent` folds cross-attention alone,
 into one latent of the encoder's output or into smaller heads. `widths` makes one thing smaller at

@@ -5,8 +5,8 @@
 Draws what `comparison.py` measured (`comparison-bolt.csv` in `--tables`), and Fracast-0 where
 `peers.py` measured it (`peers-bolt.csv`), means over the seeds: WQL and MASE as ratios to the
 original's, and the share of its skill that is kept, against the ratio of latencies. Folded models
-are those with whole heads. A model that takes longer than the axis is long stands at its end, with
-its ratio.
+are those of `testbed.FRONT_SIZES`. A model that takes longer than the axis is long stands at its
+end, with its ratio.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 from output import parser_of
-from testbed import REFERENCES, WHOLE_HEADS, short_name
+from testbed import FRONT_SIZES, REFERENCES, short_name
 
 from tscompress.errors import DataError
 from tscompress.plotting import GREY, MARKERS, PALETTE, new_figure, style_axes
@@ -91,11 +91,11 @@ def points(comparison: pd.DataFrame, peers: pd.DataFrame | None) -> pd.DataFrame
     """One row a model that is drawn: its kind, latency and measures, means over seeds."""
     if "shown" in comparison:  # what is not is of another recovery or other series
         comparison = comparison[comparison["shown"].astype(bool)]
-    whole = [size.label for size in WHOLE_HEADS]
+    sizes = [size.label for size in FRONT_SIZES]
     frames = [comparison] if peers is None else [comparison, peers[peers["kind"] == "Fracast-0"]]
     frame = pd.concat(frames)
     frame = frame[frame["kind"].isin(LOOKS)]
-    frame = frame[~frame["kind"].str.startswith("fold") | frame["label"].isin(whole)]
+    frame = frame[~frame["kind"].str.startswith("fold") | frame["label"].isin(sizes)]
     frame = frame.assign(label=frame["label"].fillna(""))
     means = frame.groupby(["kind", "label"], sort=False)[["latency", *MEASURES]].mean()
     return means.reset_index().sort_values("latency")

@@ -59,6 +59,7 @@ from peer_methods import (
 )
 from rich.console import Console
 from testbed import (
+    FRONT_SIZES,
     KEPT,
     LITTLE,
     REFERENCES,
@@ -82,7 +83,7 @@ from tscompress.plotting import GREY, PALETTE, legend_beside, new_figure, style_
 PAPER = ((5, 0.35), (3, 0.27))
 #: Folded models whose parameters SVD-LLM and ASVD get; what they leave dense is more than a smaller
 #: Chronos-Bolt has.
-MATCHED = (Size(64, 0.5, 160), Size(64, 0.5, 128), Size(64, 0.25, 128), Size(64, 0.25, 96))
+MATCHED = FRONT_SIZES[:3]
 #: The folded model whose weights get fewer bits as well.
 COMPOSED = Size(64, 0.5, 128)
 #: One batch in this many is enough to choose layers by.

@@ -65,7 +65,7 @@ TABLES = (
     Table(
         "fold-front-bolt",
         "fold.py sizes --model reference/bolt --size 64,0.5 --size 64,0.5,160 --size 64,0.5,128 "
-        "--size 64,0.25,128 --size 16,0.5,128 --output DIR/fold-front",
+        "--size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
         8,
     ),
     Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 12),
@@ -131,10 +131,9 @@ TABLES = (
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
-        "recover.py --model reference/bolt --trial 64,0.5,5,d_model=128 "
-        "--trial 64,0.25,5,d_model=128 --trial 64,0.25,5,d_model=96 "
-        "--trial 64,0.25,10,d_model=64 --trial 16,0.5,5,d_model=128 --output DIR/recover",
-        130,
+        "recover.py --model reference/bolt --trial 32,0.25,10,d_model=208 "
+        "--trial 32,0.25,10,d_model=96 --output DIR/recover",
+        80,
     ),
     Table(
         "recover-t5",
@@ -174,6 +173,7 @@ TABLES = (
         25,
         ("bolt-nano",),
     ),
+    Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",

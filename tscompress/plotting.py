@@ -135,7 +135,7 @@ class ForecastPanel(NamedTuple):
 def forecast_figure(
     panels: Sequence[ForecastPanel], title: str = "series that got worst"
 ) -> Figure:
-    """Medians and 80 % intervals of two models with the observed values, two panels per row.
+    """Medians and 80% intervals of two models with the observed values, two panels per row.
 
     Raises
     ------
@@ -176,11 +176,11 @@ def _draw_forecasts(axes: Axes, panel: ForecastPanel) -> None:
     )
     # One interval is an area, the other two lines: two areas would mix their colours.
     low, median, high = panel.original
-    name = "original, 80 % interval"
+    name = "original, 80% interval"
     axes.fill_between(steps, low, high, color=PALETTE[0], alpha=0.2, linewidth=0, label=name)
     axes.plot(steps, median, color=PALETTE[0], linewidth=1.6, label="original, median")
     low, median, high = panel.compressed
-    axes.plot(steps, low, "--", color=PALETTE[1], linewidth=0.9, label="compressed, 80 % interval")
+    axes.plot(steps, low, "--", color=PALETTE[1], linewidth=0.9, label="compressed, 80% interval")
     axes.plot(steps, high, "--", color=PALETTE[1], linewidth=0.9)
     axes.plot(steps, median, color=PALETTE[1], linewidth=1.6, label="compressed, median")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -585,7 +585,7 @@ def test_evaluate_against_prints_intervals_and_changes(
     done = command("evaluate", "seasonal-naive", *options)
     assert done.code == 0, done.err
     assert "seasonal-naive relative to chronos-bolt" in done.out
-    assert "(95 %)" in done.out
+    assert "(95%)" in done.out
     assert "series that got worst" in done.out
     content = json.loads((tmp_path / "out" / "scores.json").read_text())
     assert content["fidelity"]["datasets"][0]["dataset"] == "monash_m1_yearly"

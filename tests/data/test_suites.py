@@ -467,13 +467,16 @@ def test_other_series_are_not_recognised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "horizon", "match"),
-    [("sales.txt", 3, r"sales\.txt.*\.csv"), ("empty.yaml", None, "no datasets")],
+    ("name", "horizon", "kind", "match"),
+    [
+        ("sales.txt", 3, DataError, r"sales\.txt.*\.csv"),
+        ("empty.yaml", None, RecipeError, "no datasets"),
+    ],
 )
 def test_what_is_no_suite_is_said_as_it_is(
-    tmp_path: Path, name: str, horizon: int | None, match: str
+    tmp_path: Path, name: str, horizon: int | None, kind: type[Exception], match: str
 ) -> None:
     (tmp_path / name).write_text("[]")
     table = None if horizon is None else LongFormat(horizon=horizon)
-    with pytest.raises(RecipeError, match=match):
+    with pytest.raises(kind, match=match):
         find_suite(tmp_path / name, table)

@@ -21,7 +21,7 @@ from rich.console import Console
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import EvaluationDataset
-from tscompress.errors import UsageError
+from tscompress.errors import TscompressError, UsageError
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
 from tscompress.probing.measure import ProbeConfig
 from tscompress.training.recovery_config import RecoveryConfig
@@ -35,7 +35,7 @@ def scripts() -> Any:
     """Those of tables, imported as one of them that runs is."""
     names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
              "fold_growth", "table2", "calibration", "compressibility", "front",
-             "testbed", "output")  # fmt: skip
+             "series_files", "testbed", "output")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -487,3 +487,53 @@ def test_attention_is_cut_at_a_tolerance_and_multiplied_back(
     assert [p[1] for p in scripts.table2.PUBLISHED] == sorted(
         (p[1] for p in scripts.table2.PUBLISHED), reverse=True
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "out", "err", "answer"),
+    [
+        ("series", 0, "x.csv: 3 series\nlayout: long\n", "", "3 series"),
+        ("compress", 0, "small\n", "series: 3 series\nnote: few\n", "3 series"),
+        (
+            "compress",
+            1,
+            "",
+            "error: 'x.csv' cannot be read.\n",
+            "refused (1): 'x.csv' cannot be read.",
+        ),
+        ("compress", 0, "small\n", "", None),
+        ("compress", 1, "", "Traceback\nerror: KeyError\n", None),
+        ("compress", 1, "", "series: 3 series\nerror: later\n", None),
+    ],
+)
+def test_a_command_on_a_file_says_one_thing(
+    scripts: Any, name: str, code: int, out: str, err: str, answer: str | None
+) -> None:
+    said = partial(scripts.series_files.said, name, "x.csv", code, out, err)
+    if answer is None:
+        with pytest.raises(TscompressError):
+            said()
+    else:
+        assert said() == answer
+
+
+def test_commands_that_disagree_about_a_file_are_told_apart(scripts: Any) -> None:
+    files = scripts.series_files
+    labels = {"layout": "long", "separator": ",", "dates": "", "encoding": "", "defect": "",
+              "options": ""}  # fmt: skip
+    answers = dict.fromkeys((*files.COMMANDS, "read_series"), "3 series")
+    rows = [
+        {"file": "long.csv", **labels, "weights": "aa", "agree": True, **answers},
+        {
+            "file": "wide.csv",
+            **labels,
+            "weights": "bb",
+            "agree": False,
+            **answers,
+            "run": "4 series",
+        },
+    ]
+    text = files.markdown(pd.DataFrame(rows))
+    assert "agree on 1." in text
+    assert "2 hashes" in text
+    assert "run: 4 series" in text

@@ -54,13 +54,13 @@ def test_intervals_are_shown_where_they_were_taken(scripts: Any) -> None:
 def front_tables(scripts: Any, directory: Path) -> None:
     """What `peers.py` and `comparison.py` leave, of made-up measurements."""
     rows = [("dense", "", 1.0, 1.0, True), ("next smaller size", "nano", 0.3, 1.03, True)]
-    for index, size in enumerate(scripts.testbed.WHOLE_HEADS):
+    for index, size in enumerate(scripts.testbed.FRONT_SIZES):
         for kind, loss in (("fold", 0.04), ("fold + recovery", 0.01)):
             worse = 1 + loss * index
             rows.append((kind, size.label, 0.5 - 0.07 * index, worse, True))
     rows.append(("fold", "d_model 128, d_kv 16, d_ff 50%", 0.3, 1.5, True))
     rows.append(("SVD-LLM + recovery", "a", 0.5, 1.02, True))
-    rows.append(("fold + recovery", scripts.testbed.WHOLE_HEADS[0].label, 0.5, 9.0, False))
+    rows.append(("fold + recovery", scripts.testbed.FRONT_SIZES[0].label, 0.5, 9.0, False))
     columns = ["kind", "label", "latency", "WQL", "shown"]
     for name, content in (
         ("comparison", rows),
@@ -85,7 +85,7 @@ def test_the_front_page_figure_names_every_kind_once_a_panel(
     found = front.points(*(front.read(tmp_path / f"{n}-bolt.csv") for n in ("comparison", "peers")))
     assert set(found["kind"]) == set(front.LOOKS)
     assert found["WQL"].max() < 1.5  # heads of 16 and rows of another recovery are left out
-    assert (found["kind"] == "fold").sum() == len(scripts.testbed.WHOLE_HEADS)
+    assert (found["kind"] == "fold").sum() == len(scripts.testbed.FRONT_SIZES)
     run_front(scripts, tmp_path, tmp_path / "front", monkeypatch)
     png, svg = tmp_path / "front-bolt.png", tmp_path / "front-bolt.svg"
     assert png.read_bytes().startswith(b"\x89PNG")

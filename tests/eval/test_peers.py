@@ -267,7 +267,7 @@ def test_every_peer_is_named_once_and_drawn(peers: ModuleType, tmp_path: Path) -
     assert len(set(names)) == len(names)
     assert {kind for kind, _ in names} == peers.STYLES.keys() == {*peers.KINDS[1:]}
     assert ("next smaller size", "nano") in names
-    assert ("fold", "d_model 128, d_kv 64, d_ff 25%") in names
+    assert ("fold", "d_model 128, d_kv 64, d_ff 50%") in names
 
 
 def test_a_narrower_peer_is_narrower_and_shares_are_of_its_parameters(

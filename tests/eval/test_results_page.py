@@ -62,7 +62,7 @@ def test_the_front_page_shows_its_table_as_measured() -> None:
     _, _, *shown = table.strip().splitlines()
     measured = pd.read_csv(EVAL / "results" / "fold-front-bolt.csv")
     rows = [
-        f"{row['parameters']:.0%} | {row['WQL']:.3f} | {row['MASE']:.3f} | {row['skill']:.0%} |"
+        f"{row['parameters']:.0%} | {row['WQL']:.3f} | {row['MASE']:.3f} | {row['skill']:.1%} |"
         for row in measured.to_dict("records")
     ]
     assert [line.partition(" | ")[2] for line in shown] == rows

@@ -191,7 +191,7 @@ def test_tables() -> None:
     for table in fidelity_tables(found):
         console.print(table)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("80 % interval", "context 33–64", "step 4", "series that got worst"):
+    for words in ("80% interval", "context 33–64", "step 4", "series that got worst"):
         assert words in text
 
 

@@ -404,11 +404,11 @@ def test_options_are_checked(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (0.98, 0.99, "WQL is better by between 1.00 % and 2.00 % (95 %)"),
-        (1.01, 1.02, "WQL is worse by between 1.00 % and 2.00 % (95 %)"),
-        (1.001, 1.004, "WQL is worse by between 0.10 % and 0.40 % (95 %), no more than"),
-        (0.99, 1.004, "WQL is no worse by more than 0.5 % (95 %): between 1.00 % better"),
-        (0.99, 1.02, "WQL cannot be distinguished from equal: between 1.00 % better"),
+        (0.98, 0.99, "WQL is better by between 1.00% and 2.00% (95%)"),
+        (1.01, 1.02, "WQL is worse by between 1.00% and 2.00% (95%)"),
+        (1.001, 1.004, "WQL is worse by between 0.10% and 0.40% (95%), no more than"),
+        (0.99, 1.004, "WQL is no worse by more than 0.5% (95%): between 1.00% better"),
+        (0.99, 1.02, "WQL cannot be distinguished from equal: between 1.00% better"),
         (1.0, 1.0, "WQL is the same"),
         (None, None, "WQL × 1.0012, without an interval"),
     ],

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 from own_checkpoint import RECORD, record
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
@@ -421,3 +425,49 @@ def test_an_empty_working_directory_is_not_replaced(
         with pytest.raises(OutputExistsError, match="is or holds the home or the working"):
             check_output(target, force=force)
         check_output(target, force=force, in_place=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# No room
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("swaps", [False, True], ids=["renames", "swap"])
+@pytest.mark.parametrize("writes", [None, ["log"]], ids=["whole", "beside"])
+def test_a_full_disk_at_any_step_leaves_the_old_directory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stays: bool,
+    swaps: bool,
+    writes: list[str] | None,
+) -> None:
+    if not swaps:
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    for step in itertools.count(1):
+        old = tmp_path / str(step) / "target"
+        old.mkdir(parents=True)
+        (old / "a.txt").write_text("old")
+        record(old)
+        before = contents(old)
+        refusal = None
+        with full_disk(step, stays=stays) as failed:
+            try:
+                with new_directory(old, force=True, writes=writes) as directory:
+                    (directory / "log").write_text(LOG)
+            except OutputError as error:
+                refusal = error
+        if not failed():
+            break
+        if refusal is not None:
+            assert re.search("target' cannot be written: No space left.*; make room", str(refusal))
+        with suppress(OutputExistsError), new_directory(old):  # which puts back what was aside
+            pytest.fail("the block ran")
+        new = {**(before if writes else {}), "log": LOG}
+        # Where a swap cannot be undone the new directory, which is whole, stays.
+        assert contents(old.parent) in [
+            {f"target/{name}": text for name, text in content.items()}
+            for content in ([before, new] if stays or refusal is None else [before])
+        ]
+        assert [path.name for path in old.parent.iterdir()] == ["target"]
+    assert step > 5

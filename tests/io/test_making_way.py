@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
+from other_process import claimed_elsewhere
 from own_checkpoint import RECORD, record
 
 from tscompress.errors import OutputExistsError
@@ -91,27 +95,27 @@ def test_what_a_killed_process_replaced_is_as_it_was(tmp_path: Path, there: bool
 
 
 @pytest.mark.parametrize("there", [True], indirect=True)
-@pytest.mark.parametrize("step", ["_end", "remove"])
+@pytest.mark.parametrize("step", ["_mark", "remove"])
 def test_a_kill_at_the_end_leaves_old_or_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, step: str
 ) -> None:
     out = tmp_path / "out"
 
     before = contents(tmp_path)
-    owner = module.Claim if step == "_end" else module
+    owner = module.Claim if step == "_mark" else module
     with monkeypatch.context() as patch:
         original = getattr(owner, step)
 
         def last(*given: object) -> None:
             aside = out / ".small.tscompress-before"
-            if step == "_end" or (aside.exists() and (out / "small").exists()):
+            if step == "_mark" or (aside.exists() and (out / "small").exists()):
                 kill_now()
             original(*given)
 
         patch.setattr(owner, step, last)
         killed(lambda: replace(tmp_path))
     undo_killed([out / "small", out / "report.json"])
-    if step == "_end":
+    if step == "_mark":
         assert contents(tmp_path) == before
     else:
         assert contents(out) == {"report.json": NEW_PAGE, "small/config.json": "new"}
@@ -163,44 +167,139 @@ def test_another_command_takes_the_place_of_what_was_killed(tmp_path: Path, ther
 
 
 def test_a_living_process_is_not_undone(tmp_path: Path) -> None:
-    paths = [tmp_path / "small", tmp_path / "report.json"]
-    ready, go = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        code = 1
-        try:
-            with making_way(paths):
-                checkpoint(paths[0], "new")
-                os.write(ready[1], b"x")
-                os.read(go[0], 1)
-            code = 0
-        finally:
-            os._exit(code)
-    os.read(ready[0], 1)
+    paths = [checkpoint(tmp_path / "small", "old"), tmp_path / "report.json"]
     before = contents(tmp_path)
-    for act in (undo_killed, lambda given: claimed(given).__enter__()):
-        with pytest.raises(OutputExistsError, match=r"another process writes to .*small"):
-            act(paths)
+    with claimed_elsewhere(paths):
+        for act in (
+            undo_killed,
+            lambda given: claimed(given).__enter__(),
+            lambda given: new_directory(given[0], force=True).__enter__(),
+        ):
+            with pytest.raises(OutputExistsError, match=r"another process writes to .*small'"):
+                act(paths)
+        assert contents(tmp_path) == {**before, journal_of(Path("small")).name: ""}
     assert contents(tmp_path) == before
-    os.write(go[1], b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    assert contents(tmp_path) == {"small/config.json": "new"}
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"small": 1', "null", "\x00"])
-def test_a_journal_that_was_cut_off_undoes_nothing(tmp_path: Path, content: str) -> None:
+def test_what_a_command_of_one_output_does_not_undo_is_left_to_the_next_run(tmp_path: Path) -> None:
+    small, page, other = (tmp_path / "out" / name for name in ("small", "report.json", "other"))
+    checkpoint(small, "old")
+    page.write_text(PAGE)
+    checkpoint(other, "other")
+    killed(lambda: replace(tmp_path, "written"))
+    with new_directory(small, force=True) as directory:
+        (directory / "config.json").write_text("new")
+        record(directory)
+    undo_killed([small, page])
+    assert contents(tmp_path / "out") == {
+        "report.json": PAGE, "small/config.json": "new", "other/config.json": "other"
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Journals that no process wrote
+# --------------------------------------------------------------------------------------------------
+
+WORKS = {
+    "undo": lambda small: undo_killed([small]),
+    "replace": lambda small: making_way([small]).__enter__(),
+    "write": lambda small: new_directory(small, force=True).__enter__(),
+}
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{", b"[]", b'{"small": true', b"null", b"\x00", b"\xff\xfe", b"[" * 100_000,
+        b'{"a":' * 100_000, b'{"small": 1}', b'{"small": null}', b'{"small": {}}', b"my notes",
+        b'["small": true}', b'{"../x": false}', b'{"../x": true}', b'{"..": false}',
+        b'{".": false}', b'{"small/../../x": false}', b'{"": false}', b'{"link/x": false}',
+        b'{"a\\u0000b": false}', b'}"link/x": true}', b'{"\\ud800": true}', b'{"HERE/x": true}',
+        b'}"HERE/x": true}', b'{"small": true, "HERE/x": false}',
+    ],
+)  # fmt: skip
+def test_a_journal_that_no_process_wrote_is_reported_and_undoes_nothing(
+    tmp_path: Path, work: str, content: bytes
+) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for name in ("x", ".x.tscompress-before"):
+        checkpoint(outside / name, name)
+        checkpoint(tmp_path / name, name)
+    small = checkpoint(inside / "small", "new")
+    (inside / "link").symlink_to(outside)
+    journal_of(small).write_bytes(content.replace(b"HERE", str(outside).encode()))
+    checkpoint(inside / ".small.tscompress-before", "old")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(OutputExistsError, match=f"{journal_of(small).name}' .*remove it"):
+        WORKS[work](small)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        make_socket,
+        Path.mkdir,
+        lambda path: path.symlink_to("notes"),
+        lambda path: path.symlink_to("nothing"),
+        lambda path: os.link(path.with_name("notes"), path),
+    ],
+    ids=["pipe", "socket", "directory", "link", "dangling", "hard link"],
+)
+def test_a_journal_that_is_no_file_of_its_own_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     small = checkpoint(tmp_path / "small", "old")
-    journal_of(small).write_text(content)
+    (tmp_path / "notes").write_text("mine")
+    make(journal_of(small))
+    kind = journal_of(small).lstat().st_mode
+    with pytest.raises(OutputExistsError, match=f"{journal_of(small).name}' "):
+        WORKS[work](small)
+    assert journal_of(small).lstat().st_mode == kind
+    assert (tmp_path / "notes").read_text() == "mine"
+    assert (small / "config.json").read_text() == "old"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_an_empty_journal_is_of_a_process_that_moved_nothing(tmp_path: Path) -> None:
+    small = checkpoint(tmp_path / "small", "old")
+    journal_of(small).touch()
     undo_killed([small])
     assert contents(tmp_path) == {"small/config.json": "old"}
-    assert not journal_of(small).exists()
 
 
 def test_a_journal_reaches_nothing_but_the_outputs_of_its_work(tmp_path: Path) -> None:
     small, other = checkpoint(tmp_path / "small", "old"), checkpoint(tmp_path / "other", "old")
-    journal_of(small).write_text('{"other": false, "../x": false}')
+    journal_of(small).write_text('{"other": false}')
     undo_killed([small])
     assert other.is_dir()
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("there", [False, True])
+def test_what_lies_where_outputs_make_way_to_stays(tmp_path: Path, work: str, there: bool) -> None:
+    small = tmp_path / "small"
+    if there:
+        checkpoint(small, "new")
+    checkpoint(tmp_path / ".small.tscompress-before", "old")
+    before = contents(tmp_path)
+    with pytest.raises(OutputExistsError, match=r"\.small\.tscompress-before' .*move that away"):
+        WORKS[work](small)
+    assert contents(tmp_path) == before
+
+
+# --------------------------------------------------------------------------------------------------
+# Failures
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt, None])
@@ -226,3 +325,30 @@ def test_what_makes_way_comes_back_after_a_failure(
         with pytest.raises(crash):
             replace()
         assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("there", [False, True], indirect=True, ids=["new", "replace"])
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
+def test_a_full_disk_at_any_step_leaves_old_or_new(
+    tmp_path: Path, there: bool, stays: bool
+) -> None:
+    paths = [tmp_path / "out" / "small", tmp_path / "out" / "report.json"]
+    before = contents(tmp_path)
+    for step in itertools.count(1):
+        code = None
+        with full_disk(step, stays=stays) as failed:
+            try:
+                replace(tmp_path)
+            except OSError as error:
+                code = error
+        if not failed():
+            break
+        undo_killed(paths)
+        if contents(tmp_path) != before:  # it had ended, but for what was to be deleted
+            assert contents(paths[0]) == {"config.json": "new"}
+            assert paths[1].read_text() == NEW_PAGE
+            break
+        assert "No space left" in str(code)
+        assert not journal_of(paths[0]).exists()
+    assert step > 5
+    assert all(path.exists() for path in paths)

@@ -8,12 +8,14 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Command, assert_refused
 from own_checkpoint import RECORD, record
 from safetensors.numpy import save_file
 
@@ -25,6 +27,7 @@ from tscompress.io.files import (
     write_output,
     write_text_atomically,
 )
+from tscompress.io.making_way import journal_of, making_way
 from tscompress.io.own_outputs import foreign_part, is_marked, is_own_file, mark_of, table_csv
 from tscompress.plotting import new_figure, save_figure
 
@@ -227,38 +230,163 @@ def test_what_comes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+def as_nobody(root: Path, work: Callable[[], int]) -> int:
+    """What a child without privileges returns, who owns all that lies below ``root``."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("needs root")
+    for path in root.parents:
+        if path.stat().st_uid == 0 and path != Path(path.anchor) and not path.stat().st_mode & 1:
+            path.chmod(path.stat().st_mode | 0o111)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        code = 99
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            code = work()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def refusals(calls: Iterable[Callable[[], object]], code: int) -> int:
+    """How many of some calls are not refused with one line and this exit code."""
+    wrong = 0
+    for call in calls:
+        try:
+            call()
+        except (OutputExistsError, OutputError) as error:
+            wrong += error.exit_code != code or len(str(error).splitlines()) != 1
+        else:
+            wrong += 1
+    return wrong
+
+
 def test_the_same_holds_for_others_than_root(tmp_path: Path) -> None:
-    """A child without privileges, who owns the directory and so could rename over everything."""
+    """Who owns the directory could rename over everything."""
     root = tmp_path / "theirs"
     root.mkdir()
     for make in (make_file, make_directory, make_models, make_device, os.mkfifo):
         make(root / named(make))
-    for path in (tmp_path, *tmp_path.parents):
-        if path.stat().st_uid == 0 and path != Path(path.anchor) and not path.stat().st_mode & 1:
-            path.chmod(path.stat().st_mode | 0o111)
-    for path in (root, *root.rglob("*")):
-        os.chown(path, 65534, 65534)
+
+    def work() -> int:
+        check_output(root / "new", force=True)  # there it may write
+        calls = [partial(check_output, path, force=True) for path in root.iterdir()]
+        return refusals(calls, 2)
+
     before = everything(root)
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        wrong = 1
-        try:
-            os.setgid(65534)
-            os.setuid(65534)
-            for path in root.iterdir():
-                for check in (check_output, check_file):
-                    try:
-                        check(path, force=True)
-                    except (OutputExistsError, OutputError):
-                        continue
-                    os._exit(2)
-            check_output(root / "new", force=True)  # there it may write
-            wrong = 0
-        finally:
-            os._exit(wrong)
-    assert os.waitpid(child, 0)[1] == 0
+    assert as_nobody(root, work) == 0
     assert everything(root) == before
+
+
+@pytest.mark.parametrize("journal", [None, '{"small": true}'])
+def test_a_directory_that_nobody_may_write_to_stays_as_it_is(
+    tmp_path: Path, journal: str | None
+) -> None:
+    root = tmp_path / "theirs"
+    small, page, aside = root / "small", root / "scores.json", root / ".small.tscompress-before"
+    checkpoint(small)
+    page.write_text(SCORES)
+    if journal is not None:
+        journal_of(small).write_text(journal)
+        checkpoint(aside)
+    root.chmod(0o555)
+
+    def work() -> int:
+        return refusals(
+            [
+                lambda: new_directory(small, force=True).__enter__(),
+                lambda: new_directory(root / "new").__enter__(),
+                lambda: check_output(small, force=True),
+                lambda: check_file(page, force=True),
+                lambda: write_output(page, "{}", force=True),
+                lambda: write_text_atomically(page, "{}"),
+                lambda: making_way([small, page]).__enter__(),
+            ],
+            1,
+        )
+
+    before = everything(root)
+    assert as_nobody(root, work) == 0
+    assert everything(root) == before
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands
+# --------------------------------------------------------------------------------------------------
+
+
+def make_link_below_a_file(path: Path) -> None:
+    path.with_name("file").write_text("mine")
+    path.symlink_to("file/nothing")
+
+
+def make_link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+PRETRAIN = """
+family: chronos-bolt
+name: a
+architecture: {d_model: 24, d_kv: 8, d_ff: 40, num_layers: 2, num_decoder_layers: 2, num_heads: 4,
+  context_length: 64, prediction_length: 16, vocab_size: 64}
+stages: [{steps: 4, buckets: [{context_length: 32, horizon: 8, batch_size: 4}]}]
+"""
+RUN = "model: MODEL\nmethod: svd\nschedule: {kind: rank, rank: 2}\nevaluation: null\n"
+VERBS: dict[str, tuple[object, ...]] = {
+    "compress": ("MODEL", "--rank", 2, "--method", "svd"),
+    "recover": ("MODEL", "--teacher", "MODEL"),
+    "evaluate": ("MODEL",),
+    "profile": ("MODEL",),
+    "sensitivity": ("MODEL",),
+    "probe": ("MODEL",),
+    "pretrain": ("pretrain.yaml",),
+    "run": ("run.yaml",),
+}
+
+
+@pytest.mark.parametrize(
+    ("verb", "make"),
+    [
+        (verb, make)
+        for verb in VERBS
+        for make in (
+            *SPECIAL,
+            make_file,
+            make_directory,
+            make_link_below_a_file,
+            make_link_to_itself,
+        )
+        if (verb, make) != ("run", make_directory)  # in which it makes one of its own
+    ],
+    ids=lambda one: one if isinstance(one, str) else named(one),
+)
+def test_a_command_refuses_in_one_line_before_any_work(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    verb: str,
+    make: Callable[[Path], None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bolt = checkpoints["chronos-bolt"]
+    Path("pretrain.yaml").write_text(PRETRAIN)
+    Path("run.yaml").write_text(RUN.replace("MODEL", str(bolt)))
+    Path("outputs").mkdir()
+    make(tmp_path / "outputs" / "target")
+    before = everything(tmp_path)
+    monkeypatch.setattr("tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("loaded"))
+    arguments = [bolt if word == "MODEL" else word for word in VERBS[verb]]
+    outcome = command(verb, *arguments, "--output", "outputs/target", "--force")
+    # A directory in the place of a file, and a link that leads nowhere: it cannot be written.
+    assert outcome.code in (1, 2)
+    assert_refused(outcome, outcome.code, "outputs/target")
+    lines = outcome.err.splitlines()
+    assert ("cannot be written" in lines[-1]) == (outcome.code == 1)
+    assert everything(tmp_path) == before
 
 
 # --------------------------------------------------------------------------------------------------

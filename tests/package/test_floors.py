@@ -1,4 +1,7 @@
-"""Sizes that keep the package readable: folders, files, functions, imports, docstrings."""
+"""Sizes that keep the package readable: folders, files, functions, imports, docstrings.
+
+Every check is a function of a tree. It holds for the package, and fails for a made-up tree.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,73 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from types import ModuleType
 
+import pytest
 from conftest import ROOT
 
 import tscompress
 
 PACKAGE = ROOT / "tscompress"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MOST_FOLDERS, MOST_FILES, MOST_LINES, MOST_BODY_LINES, MEDIAN_LINES = 20, 10, 550, 60, 10
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions_of(path: Path) -> Iterator[Function]:
-    """Every function and method of a module, nested ones included."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, Function):
-            yield node
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def functions_of(root: Path) -> Iterator[tuple[Path, Function]]:
+    """Every function and method of a tree, nested ones included, with its module."""
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Function):
+                yield path.relative_to(root), node
+
+
+# --------------------------------------------------------------------------------------------------
+# Folders and files
+# --------------------------------------------------------------------------------------------------
+
+
+def crowd(root: Path) -> list[str]:
+    """Kinds of entries of which a folder shows too many."""
+    shown = [path for path in root.iterdir() if path.name != "__pycache__"]
+    counts = {
+        "folders": (sum(path.is_dir() for path in shown), MOST_FOLDERS),
+        "files": (sum(path.is_file() for path in shown), MOST_FILES),
+    }
+    return [name for name, (count, most) in counts.items() if count > most]
+
+
+def test_package_shows_at_most_20_folders_and_10_files() -> None:
+    assert crowd(PACKAGE) == []
+
+
+@pytest.mark.parametrize(("kind", "most"), [("folders", 20), ("files", 10)])
+def test_one_entry_more_is_found(tmp_path: Path, kind: str, most: int) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    for number in range(most + 1):
+        assert crowd(tmp_path) == []
+        write(tmp_path, f"{number}/a.py" if kind == "folders" else f"{number}.py", "")
+    assert crowd(tmp_path) == [kind]
+
+
+# --------------------------------------------------------------------------------------------------
+# Lengths
+# --------------------------------------------------------------------------------------------------
+
+
+def long_modules(root: Path) -> list[str]:
+    """Modules of too many lines."""
+    paths = sorted(root.rglob("*.py"))
+    return [p.name for p in paths if len(p.read_text().splitlines()) > MOST_LINES]
 
 
 def body_lines(function: Function) -> int:
@@ -34,30 +85,61 @@ def body_lines(function: Function) -> int:
     return function.end_lineno - body[0].lineno + 1 if body else 0
 
 
-def test_package_shows_at_most_20_folders_and_10_files() -> None:
-    shown = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
-    assert sum(path.is_dir() for path in shown) <= 20
-    assert sum(path.is_file() for path in shown) <= 10
+def long_functions(root: Path) -> list[str]:
+    """Functions with a body of too many lines, as ``module:function``."""
+    found = functions_of(root)
+    return [f"{path}:{f.name}" for path, f in found if body_lines(f) > MOST_BODY_LINES]
+
+
+def median_length(root: Path) -> float:
+    """Lines of the median function, with its signature and docstring."""
+    lengths = [
+        function.end_lineno - function.lineno + 1
+        for _, function in functions_of(root)
+        if function.end_lineno is not None
+    ]
+    return median(lengths)
 
 
 def test_modules_and_functions_are_short() -> None:
-    assert not [path for path in MODULES if len(path.read_text().splitlines()) > 550]
-    assert not [
-        f"{path.relative_to(PACKAGE)}:{function.name}"
-        for path in MODULES
-        for function in functions_of(path)
-        if body_lines(function) > 60
-    ]
+    assert long_modules(PACKAGE) == []
+    assert long_functions(PACKAGE) == []
+    assert median_length(PACKAGE) <= MEDIAN_LINES
 
 
-def test_median_function_is_short() -> None:
-    lengths = [
-        function.end_lineno - function.lineno + 1
-        for path in MODULES
-        for function in functions_of(path)
-        if function.end_lineno is not None
-    ]
-    assert median(lengths) <= 10
+def test_one_line_more_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "folder/a.py", "pass\n" * MOST_LINES)
+    assert long_modules(tmp_path) == []
+    write(tmp_path, "folder/a.py", "pass\n" * (MOST_LINES + 1))
+    assert long_modules(tmp_path) == ["a.py"]
+
+
+@pytest.mark.parametrize("head", ["def f():", "async def f():", "class A:\n def f(self):"])
+def test_one_line_more_of_a_body_is_found(tmp_path: Path, head: str) -> None:
+    documented = f'{head}\n  """Does not\n\n  count."""\n'
+    for start in (f"{head}\n", documented):
+        write(tmp_path, "folder/a.py", start + "  pass\n" * MOST_BODY_LINES)
+        assert long_functions(tmp_path) == []
+        write(tmp_path, "folder/a.py", start + "  pass\n" * (MOST_BODY_LINES + 1))
+        assert long_functions(tmp_path) == ["folder/a.py:f"]
+
+
+def test_a_nested_function_is_found(tmp_path: Path) -> None:
+    nested = "  def g():\n" + "   pass\n" * (MOST_BODY_LINES + 1)
+    write(tmp_path, "a.py", f"def f():\n{nested}")
+    assert long_functions(tmp_path) == ["a.py:f", "a.py:g"]
+
+
+def test_the_median_is_that_of_functions(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "def f():\n  pass\n" + "def g():\n" + "  pass\n" * 20)
+    assert median_length(tmp_path) == (2 + 21) / 2
+    write(tmp_path, "b.py", "def h():\n" + "  pass\n" * 10)
+    assert median_length(tmp_path) == 11 > MEDIAN_LINES
+
+
+# --------------------------------------------------------------------------------------------------
+# Imports
+# --------------------------------------------------------------------------------------------------
 
 
 def imports_package(node: ast.AST) -> bool:
@@ -69,46 +151,146 @@ def imports_package(node: ast.AST) -> bool:
     return False
 
 
-def test_only_commands_import_the_package_late() -> None:
-    """Commands do so to start quickly; elsewhere an import in a function would hide a circle."""
-    late = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in MODULES
-        if path.parent.name != "cli" and path.name != "__main__.py"
-        for function in functions_of(path)
+def late_imports(root: Path) -> list[str]:
+    """Imports of the package in functions, but for those of commands, as ``module:line``."""
+    return [
+        f"{path}:{node.lineno}"
+        for path, function in functions_of(root)
+        if path.parts[0] not in ("cli", "__main__.py")
         for node in ast.walk(function)
         if isinstance(node, ast.stmt) and imports_package(node)
     ]
-    assert not late
 
 
-def public_of(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """Public functions and classes that a module defines, and methods and properties of these."""
-    for name, member in vars(module).items():
-        if name.startswith("_") or getattr(member, "__module__", None) != module.__name__:
+def test_only_commands_import_the_package_late() -> None:
+    """Commands do so to start quickly; elsewhere an import in a function would hide a circle."""
+    assert late_imports(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import tscompress",
+        "import os, tscompress.io.files as files",
+        "from tscompress import api",
+        "from tscompress.io import files",
+        "from . import files",
+        "from ..io.files import user_path",
+    ],
+)
+def test_a_late_import_is_found(tmp_path: Path, line: str) -> None:
+    late = f"def f():\n  if True:\n    {line}\n"
+    for name in ("io/a.py", "io/cli/a.py", "cli.py"):
+        write(tmp_path, name, late)
+        assert late_imports(tmp_path) == [f"{name}:3"]
+        (tmp_path / name).unlink()
+    write(tmp_path, "io/a.py", f"{line}\ndef f():\n  import os\n  import tscompressed\n")
+    write(tmp_path, "cli/a.py", late)
+    write(tmp_path, "__main__.py", late)
+    assert late_imports(tmp_path) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Docstrings
+# --------------------------------------------------------------------------------------------------
+
+
+def undocumented(module: ModuleType) -> list[str]:
+    """What is public in a module and has no docstring, itself included.
+
+    Looked at is the source: dataclasses and named tuples make themselves one. A method may inherit
+    that of the method it overrides.
+    """
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text())
+    missing = [] if ast.get_docstring(tree) else [module.__name__]
+    for node in tree.body:
+        if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
             continue
-        if inspect.isfunction(member) or inspect.isclass(member):
-            yield name, member
-        if inspect.isclass(member):
-            for attribute, found in vars(member).items():
-                method = found.fget if isinstance(found, property) else found
-                own = getattr(method, "__qualname__", "") == f"{member.__qualname__}.{attribute}"
-                if own and not attribute.startswith("_"):
-                    yield f"{name}.{attribute}", getattr(member, attribute)
+        name = f"{module.__name__}.{node.name}"
+        if not ast.get_docstring(node):
+            missing.append(name)
+        for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(method, Function) and not method.name.startswith("_"):
+                found = getattr(getattr(module, node.name), method.name)
+                if not (ast.get_docstring(method) or inspect.getdoc(found)):
+                    missing.append(f"{name}.{method.name}")
+    return missing
+
+
+def undocumented_below(package: ModuleType) -> list[str]:
+    """The same of a package with all its modules, but for entry points."""
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = [one.name for one in found if not one.name.endswith("__main__")]
+    modules = [package, *map(importlib.import_module, names)]
+    return [name for module in modules for name in undocumented(module)]
 
 
 def test_everything_public_has_a_docstring() -> None:
-    """A method may inherit that of the method it overrides."""
-    modules = [
-        importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(tscompress.__path__, "tscompress.")
-        if not found.name.endswith("__main__")
-    ]
-    missing = [
-        f"{module.__name__}.{name}"
-        for module in modules
-        for name, member in public_of(module)
-        if not (member.__doc__ if inspect.isclass(member) else inspect.getdoc(member))
-    ]
-    missing += [module.__name__ for module in modules if not module.__doc__]
-    assert missing == ["tscompress._version"]
+    assert undocumented_below(tscompress) == ["tscompress._version"]
+
+
+DOCUMENTED = '''"""Things."""
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+class Base:
+    """A base."""
+    def inherits(self):
+        """A method."""
+    def _hidden(self): pass
+class A(Base):
+    """A class."""
+    def __init__(self): pass
+    def inherits(self): pass
+def _hidden(): pass
+class _Hidden:
+    def shown(self): pass
+'''
+
+UNDOCUMENTED = {
+    "function": "def f(): pass",
+    "coroutine": "async def f(): pass",
+    "cached": "@lru_cache\ndef f(): pass",
+    "class": "class f: pass",
+    "dataclass": "@dataclass\nclass f:\n  x: int",
+    "named tuple": "class f(NamedTuple):\n  x: int",
+    "subclass": "class f(Base): pass",
+    "method": "class B(Base):\n  'B.'\n  def f(self): pass",
+    "property": "class B:\n  'B.'\n  @property\n  def f(self): pass",
+    "cached property": "class B:\n  'B.'\n  @cached_property\n  def f(self): pass",
+    "class method": "class B:\n  'B.'\n  @classmethod\n  def f(cls): pass",
+    "static method": "class B:\n  'B.'\n  @staticmethod\n  def f(): pass",
+}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with docstrings, to be imported as ``made_up``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, "made_up/__init__.py", DOCUMENTED)
+    write(tmp_path, "made_up/__main__.py", "raise SystemExit(1)")
+    write(tmp_path, "made_up/folder/__init__.py", DOCUMENTED)
+    write(tmp_path, "made_up/folder/a.py", DOCUMENTED)
+    yield tmp_path / "made_up"
+    for name in [name for name in sys.modules if name.split(".")[0] == "made_up"]:
+        del sys.modules[name]
+
+
+def test_what_is_private_or_inherited_needs_no_docstring(made_up: Path) -> None:
+    assert undocumented_below(importlib.import_module("made_up")) == []
+
+
+@pytest.mark.parametrize("kind", UNDOCUMENTED)
+def test_a_missing_docstring_is_found(made_up: Path, kind: str) -> None:
+    write(made_up, "folder/a.py", f"{DOCUMENTED}{UNDOCUMENTED[kind]}\n")
+    (missing,) = undocumented_below(importlib.import_module("made_up"))
+    assert missing in ("made_up.folder.a.f", "made_up.folder.a.B.f")
+
+
+@pytest.mark.parametrize("name", ["__init__", "folder/__init__", "folder/a"])
+def test_a_module_without_a_docstring_is_found(made_up: Path, name: str) -> None:
+    write(made_up, f"{name}.py", DOCUMENTED.split("\n", 1)[1])
+    whole = f"made_up/{name}".replace("/", ".").removesuffix(".__init__")
+    assert undocumented_below(importlib.import_module("made_up")) == [whole]

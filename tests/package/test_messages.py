@@ -169,22 +169,22 @@ def scores_of(count: int) -> EvaluationResult:
             (1.011, 1.03),
             (0.98, 0.99),
             20,
-            "Worse on your 20 series: weighted quantile loss (WQL) is 1.1 to 3 % worse and mean "
-            "absolute scaled error (MASE) is 1 to 2 % better; no layer was changed; speed and "
+            "Worse on your 20 series: weighted quantile loss (WQL) is 1.1 to 3% worse and mean "
+            "absolute scaled error (MASE) is 1 to 2% better; no layer was changed; speed and "
             "skills were not measured.",
         ),
         (
             (0.97, 1.031),
             (0.99, 1.02),
             20,
-            "No measurable loss on your 20 series, though a loss of up to 3.1 % cannot be ruled "
+            "No clear change on your 20 series, though a loss of up to 3.1% cannot be ruled "
             "out; no layer was changed; speed and skills were not measured.",
         ),
         (
             (0.96, 0.98),
             (0.998, 1.002),
             8,
-            "Better on your 8 series: weighted quantile loss (WQL) is 2 to 4 % better, too few to "
+            "Better on your 8 series: weighted quantile loss (WQL) is 2 to 4% better, too few to "
             "be sure; no layer was changed; speed and skills were not measured.",
         ),
     ],

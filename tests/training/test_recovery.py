@@ -769,6 +769,9 @@ def test_minutes_end_a_run(bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPa
         ("chronos-bolt", {"series": True, "shuffle_series": 16}),
         ("chronos-t5", {"truth_weight": 3.0}),
         ("chronos-t5", {"real_series": ()}),
+        ("chronos-bolt", {"real_series": ()}),
+        ("chronos-bolt", {"synthetic_share": 1.0}),
+        ("chronos-2", {"real_series": ()}),
     ],
 )  # fmt: skip
 def test_each_option_changes_the_run(
@@ -1065,11 +1068,29 @@ def test_default_corpora_of_families(checkpoints: dict[str, Path]) -> None:
     assert dict(zip(corpus.families, corpus.probabilities, strict=True))["real"] == 0.5
     for config in found.values():
         assert (config.teacher_weight, config.truth_weight) == (1, 0)
-        assert (config.real_series, config.corpus) == ((), HALF_PATTERNS)
+        assert (config.real_series, config.corpus) == (tuple(TRAINING_COLLECTIONS), HALF_PATTERNS)
         assert (config.optimizer, config.learning_rate) == ("muon", 2e-3)
     for family, rate in (("chronos-t5", 3e-4), ("chronos-bolt", 5e-4), ("chronos-2", 5e-4)):
         other = RecoveryConfig(optimizer="adamw").resolved(load(checkpoints[family]))
         assert other.learning_rate == rate
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_real_series_of_wheels_stand_in_for_given_ones(
+    family: str, checkpoints: dict[str, Path]
+) -> None:
+    loaded = load(checkpoints[family])
+    alone = RecoveryConfig(real_series=("prison",), synthetic_share=0.5).resolved(loaded)
+    real = {float(x) for one in training_series(["prison"]) for x in one if math.isfinite(x)}
+    batch = Batches(family, alone).at(0)  # not grouped, so nothing is mixed
+    from_wheel = [
+        bool(row.isfinite().any()) and set(row[row.isfinite()].tolist()) <= real
+        for row in batch.target
+    ]
+    assert 0.35 < np.mean(from_wheel) < 0.65
+    for given in ({"series_given": True}, {}):
+        config = RecoveryConfig() if given else RecoveryConfig(series=("sales.csv",))
+        assert config.resolved(loaded, **given).real_series == ()
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])

@@ -15,7 +15,7 @@ from tscompress.io.text import rounded_count
 
 _MEBI = 2**20
 
-# Fewer rounds than this carry no information about the tails of a 95 % interval.
+# Fewer rounds than this carry no information about the tails of a 95% interval.
 _MIN_ROUNDS_FOR_INTERVAL = 5
 
 
@@ -142,7 +142,7 @@ class BenchResult:
         }
 
     def latency_ratio_interval(self, name: str) -> tuple[float, float] | None:
-        """95 % interval of the latency ratio; ``None`` with fewer than five rounds.
+        """95% interval of the latency ratio; ``None`` with fewer than five rounds.
 
         Raises
         ------

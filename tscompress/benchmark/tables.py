@@ -14,7 +14,7 @@ from tscompress.io.text import counted, ratio_text
 def bench_table(result: BenchResult) -> Table:
     """One row per measure, one column per model, and the ratio of each later model to the first.
 
-    The latency ratio has its 95 % interval. Measures that no model has (such as the cache of an
+    The latency ratio has its 95% interval. Measures that no model has (such as the cache of an
     encoder) are omitted.
     """
     workload = result.workload

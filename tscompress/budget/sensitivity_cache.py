@@ -27,6 +27,8 @@ CODE = ("compression", "families", "layers", "linalg", "budget")
 
 
 class WantedPart(NamedTuple):
+    """A part of a model, its full size, and the sizes that are measured."""
+
     name: str
     kind: PartKind
     size: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tscompress.data.synthetic import FloatArray
+from tscompress.io.text import percent
 
 #: Of the correlation that a season needs; white noise reaches 4 standard errors in few series.
 _LEAST_CORRELATION = 0.3
@@ -55,7 +56,7 @@ def season_note(share: float | None, count: int) -> str | None:
     """
     if share is None or share > _FEW:
         return None
-    found = "none" if share == 0 else f"only {share:.1%}"
+    found = "none" if share == 0 else f"only {percent(share, 1)}"
     return (
         f"{found} of the {count} calibration series hold a season; what the model can do with "
         "seasons may be lost. Calibrate on series that have some, and look at tscompress probe."

@@ -19,6 +19,7 @@ from tscompress.data.bundled import COLLECTIONS
 from tscompress.data.competitions import COMPETITION_PACKAGE, COMPETITIONS, OFFLINE_SUITE
 from tscompress.data.dataset_readers import load_dataset
 from tscompress.data.evaluation_sets import DatasetConfig, EvaluationDataset, FileConfig, LongFormat
+from tscompress.data.reading.read import check_is_file
 from tscompress.data.reading.tables import SUFFIXES, kind_of
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
@@ -71,11 +72,15 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     ------
     RecipeError
         There is no such suite, or the file does not have that layout.
+    DataError
+        A file that is no file of series is given with ``long_format``.
     """
     if isinstance(name_or_path, Suite):
         return name_or_path
     is_table = bool(kind_of(name_or_path))
     if long_format is not None and not is_table and _is_of_unknown_kind(name_or_path):
+        if Path(name_or_path).is_file():
+            check_is_file(Path(name_or_path))
         raise RecipeError(
             f"{str(name_or_path)!r} is no file of series that is read; those end in "
             f"{', '.join(SUFFIXES)}."

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
 from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
-from tscompress.io.text import numbered, ratio_text
+from tscompress.io.text import numbered, percent, ratio_text
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: With fewer, intervals are clearly too narrow (``eval/coverage.py``).
@@ -289,21 +289,21 @@ def verdict(metric: str, ratio: Ratio, margin: float, confidence: float) -> str:
         return f"{metric} × {ratio.ratio:.4f}, without an interval"
     if low == high == 1:
         return f"{metric} is the same"
-    level = f"({100 * confidence:g} %)"
-    allowed = f"{100 * margin:g} %"
+    level = f"({percent(confidence)})"
+    allowed = percent(margin)
     if high < 1:
-        return f"{metric} is better by between {_percent(high)} and {_percent(low)} {level}"
+        return f"{metric} is better by between {_change(high)} and {_change(low)} {level}"
     if low > 1:
         tail = f", no more than the margin of {allowed}" if high <= 1 + margin else ""
-        return f"{metric} is worse by between {_percent(low)} and {_percent(high)} {level}{tail}"
-    span = f"between {_percent(low)} better and {_percent(high)} worse"
+        return f"{metric} is worse by between {_change(low)} and {_change(high)} {level}{tail}"
+    span = f"between {_change(low)} better and {_change(high)} worse"
     if high <= 1 + margin:
         return f"{metric} is no worse by more than {allowed} {level}: {span}"
     return f"{metric} cannot be distinguished from equal: {span} {level}"
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * abs(ratio - 1):.2f} %"
+def _change(ratio: float) -> str:
+    return percent(abs(ratio - 1), 2)
 
 
 def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[str]:

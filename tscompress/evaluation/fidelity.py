@@ -145,6 +145,14 @@ class Fidelity(Result):
     """Geometric means over the datasets that have such series."""
     worst: tuple[WorstSeries, ...]
 
+    @property
+    def coverage(self) -> tuple[float, float]:
+        """Share of labels from the quantile 0.1 to 0.9, of original and compressed model."""
+        return (
+            float(np.mean([part.original.coverage for part in self.datasets])),
+            float(np.mean([part.compressed.coverage for part in self.datasets])),
+        )
+
     def __repr__(self) -> str:
         drift = [value for value in self.drift if math.isfinite(value)]
         found = (

@@ -14,7 +14,7 @@ from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
 from tscompress.evaluation.fidelity import Calibration, Fidelity
 from tscompress.evaluation.metrics import MEDIAN
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
-from tscompress.io.text import ratio_text
+from tscompress.io.text import percent, ratio_text
 from tscompress.io.untrusted import single_line
 
 
@@ -91,7 +91,7 @@ def _ratio_table(
         table.add_column("series", justify="right")
     for metric in METRICS:
         footer = "" if total is None else _cell(getattr(total, metric))
-        header = f"{metric} ({100 * comparison.confidence:g} %)"
+        header = f"{metric} ({percent(comparison.confidence)})"
         table.add_column(header, justify="right", footer=footer, no_wrap=True)
     return table
 
@@ -107,7 +107,7 @@ def fidelity_tables(fidelity: Fidelity) -> list[Table]:
 
 def _calibration_table(fidelity: Fidelity) -> Table:
     measures: list[tuple[str, Callable[[Calibration], float]]] = [
-        ("80 % interval\ncovers", lambda one: one.coverage),
+        ("80% interval\ncovers", lambda one: one.coverage),
         ("calibration\nerror", lambda one: one.error),
         ("crossing\nquantiles", lambda one: one.crossing_rate),
     ]
@@ -124,11 +124,12 @@ def _calibration_table(fidelity: Fidelity) -> Table:
             np.mean([value(getattr(part, side)) for part in fidelity.datasets])
             for side in ("original", "compressed")
         ]
-        footer = f"{both[0]:.1%} → {both[1]:.1%}"
+        footer = " → ".join(percent(float(share), 1) for share in both)
         table.add_column(header, justify="right", footer=footer, no_wrap=True)
     for part in fidelity.datasets:
         cells = [
-            f"{value(part.original):.1%} → {value(part.compressed):.1%}" for _, value in measures
+            f"{percent(value(part.original), 1)} → {percent(value(part.compressed), 1)}"
+            for _, value in measures
         ]
         table.add_row(part.dataset, f"{part.shift[MEDIAN]:.4f}", *cells)
     return table

@@ -145,7 +145,8 @@ class FamilyDefaults:
     held_out_series
         Series for choosing the weights that a recovery keeps.
     real_weight
-        Weight of windows of the collections in the corpus of recovery; None: no collections.
+        Weight of windows of the collections in the corpus of recovery; None: they are read as given
+        series are, where none are given.
     learning_rates
         Of recovery, by optimizer.
     learning_rate_when_small

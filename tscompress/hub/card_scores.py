@@ -45,7 +45,7 @@ class CardScores:
     ratios
         WQL and MASE: geometric mean over the datasets of the ratio to the original.
     intervals
-        95 % confidence interval of each ratio, where it was measured.
+        95% confidence interval of each ratio, where it was measured.
     model, against
         Names of the two models in the results; None if the file does not record them.
     """

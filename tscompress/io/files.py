@@ -132,9 +132,20 @@ def check_output(
         _check_place(place, place if in_place else place.parent)
 
 
-def check_file(target: Path, *, force: bool, inputs: Iterable[str | Path | None] = ()) -> None:
-    """The same for a file; raises as :func:`check_output`, and for a directory an OutputError."""
+def check_file(
+    target: Path,
+    *,
+    force: bool,
+    inputs: Iterable[str | Path | None] = (),
+    through_links: bool = True,
+) -> None:
+    """The same for a file; raises as :func:`check_output`, and for a directory an OutputError.
+
+    Without ``through_links`` the file takes the place of ``target`` itself, which is to be no link.
+    """
     with naming(target):
+        if target.is_symlink() and not through_links:
+            raise foreign(target, "is a link that tscompress did not make")
         place = followed(target)
         _spare(target, place, inputs, keep=True)
         if place.is_dir():
@@ -272,17 +283,15 @@ def new_directory(
     ------
     OutputExistsError
         ``target`` holds something, or does when the block ends, and ``force`` is false; or what
-        tscompress did not write or one of ``inputs`` would be replaced, see :func:`check_output`.
+        tscompress did not write or one of ``inputs`` would be replaced, see :func:`check_output`;
+        or another process has claimed it, see :func:`tscompress.io.making_way.undo_killed`.
     OutputError
         The disk is full, or the directory cannot be written to.
     """
     shown, inputs = target, tuple(inputs)
     with naming(shown):
         target = followed(shown)
-        with suppress(
-            OutputExistsError
-        ):  # another process lives, or what is there is refused below
-            undo_killed([target])
+        undo_killed([target])
         _restore(target, _aside(target))
         _remove_leftovers(target)
         check_output(shown, force=force, inputs=inputs, writes=writes)
@@ -300,12 +309,18 @@ def new_directory(
                 _link_others(target, temporary)
             if not _put(temporary, target, force=force):
                 raise _exists(shown)
-            sync(target.parent)
+            try:
+                sync(target.parent)
+            except OSError:
+                _take_back(temporary, target)
+                raise
         finally:
-            _restore(target, _aside(target))
-            remove(temporary)
-            if lock is not None:
-                os.close(lock)
+            try:
+                _restore(target, _aside(target))
+            finally:
+                remove(temporary)
+                if lock is not None:
+                    os.close(lock)
 
 
 def _locked_sibling(target: Path) -> tuple[Path, int | None]:
@@ -372,7 +387,13 @@ def _link_others(old: Path, new: Path) -> None:
                     sync(Path(copy))
         return copy
 
-    shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
+    try:
+        shutil.copytree(old, new, copy_function=link, symlinks=True, dirs_exist_ok=True)
+    except shutil.Error as error:  # of many files; the first tells the reason
+        found = re.match(r"\[Errno (\d+)\]", error.args[0][0][-1])
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
     sync(new)
 
 
@@ -404,6 +425,14 @@ def _put(source: Path, target: Path, *, force: bool) -> bool:
                 return True
             _move_aside(target)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+
+def _take_back(source: Path, target: Path) -> None:
+    """Undo :func:`_put`; what was moved aside is put back by :func:`_restore`."""
+    if os.path.lexists(source):
+        exchange(source, target)
+    else:
+        target.rename(source)
 
 
 def exchange(one: Path, other: Path) -> bool:

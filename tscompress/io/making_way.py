@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tscompress.errors import OutputExistsError
+from tscompress.errors import OutputExistsError, UsageError
 from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
 #: First byte of the journal of a work that has ended; a JSON object before.
 _ENDED, _OPEN = b"}", b"{"
+#: Of names for a few dozen outputs, more than enough.
+_LONGEST_JOURNAL = 2**20
+#: Device and inode of the journals that this process has locked.
+_HELD: set[tuple[int, int]] = set()
 
 
 class Claim:
@@ -27,6 +32,8 @@ class Claim:
 
     def __init__(self, paths: Sequence[Path], descriptor: int | None) -> None:
         self._paths, self._descriptor = paths, descriptor
+        #: What a killed process left to undo of other paths, as its journal says.
+        self._left: dict[str, bool] = {}
 
     @contextmanager
     def making_way(self) -> Iterator[None]:
@@ -35,64 +42,84 @@ class Claim:
         If it fails, what was there comes back, and what took its place goes.
         """
         there = {str(path): os.path.lexists(path) for path in self._paths}
-        self._write(json.dumps({_key(p, self._paths): there[str(p)] for p in self._paths}))
+        written = {_key(p, self._paths): there[str(p)] for p in self._paths}
+        self._write(self._left | written)
         try:
             for path in self._paths:
                 if there[str(path)]:
-                    remove(_before(path))
-                    path.rename(_before(path))
+                    with naming(path):
+                        path.rename(_before(path))
             yield
+            self._mark(_ENDED)  # from here on the new outputs are the ones that stay
         except BaseException:
+            self._mark(_OPEN)
             _undo(self._paths, there, trusted=True)
-            self._write("")
+            self._write(self._left)
             raise
-        self._end()
         for path in self._paths:
             if there[str(path)]:
                 remove(_before(path))
-        self._write("")
+        self._write(self._left)
 
     def undo_killed(self) -> None:
-        """Undo what a killed process left, if its work had not ended."""
-        if self._descriptor is None:
-            return
-        record = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        try:
-            found = json.loads(_OPEN + record[1:])
-        except ValueError:  # it was killed before it moved anything
-            self._write("")
-            return
-        there = {str(path): bool(found.get(_key(path, self._paths))) for path in self._paths
-                 if _key(path, self._paths) in found}  # fmt: skip
-        if record[:1] == _OPEN:
-            _undo(self._paths, there, trusted=False)
+        """Undo what a killed process left of these paths, if its work had not ended.
+
+        Raises
+        ------
+        OutputExistsError
+            The journal is none, or something lies where no journal says that it was moved to. Or
+            what is to be undone was changed since.
+        """
+        if self._descriptor is not None:
+            record = os.pread(self._descriptor, _LONGEST_JOURNAL, 0)
+            if record:
+                self._undo(record)
+        for path in filter(os.path.lexists, map(_before, self._paths)):
+            raise foreign(path, "lies where outputs make way to, and no run says what it is")
+
+    def _undo(self, record: bytes) -> None:
+        """Delete what ended works moved; of others, put back what was in paths that are claimed."""
+        found = _entries(record, self._paths)
+        places = {key: self._paths[0].parent / key for key in found}
+        if record[:1] == _ENDED:
+            for key, was_there in found.items():
+                if was_there:
+                    remove(_before(places[key]))
         else:
-            for path in self._paths:
-                if there.get(str(path)):
-                    remove(_before(path))
-        self._write("")
+            own = {_key(path, self._paths): str(path) for path in self._paths}
+            there = {own[key]: was_there for key, was_there in found.items() if key in own}
+            _undo(self._paths, there, trusted=False)
+            for key in found.keys() - own.keys():
+                if os.path.lexists(_before(places[key]) if found[key] else places[key]):
+                    self._left[key] = found[key]
+        self._write(self._left)
 
     def release(self) -> None:
         """Let others have it; the journal stays where something is left to undo."""
         if self._descriptor is None:
             return
-        if not os.fstat(self._descriptor).st_size:
+        found = os.fstat(self._descriptor)
+        if not found.st_size:
             journal_of(self._paths[0]).unlink(missing_ok=True)
+        _HELD.discard((found.st_dev, found.st_ino))
         os.close(self._descriptor)
 
-    def _write(self, text: str) -> None:
-        """Replace the journal's content."""
+    def _write(self, entries: Mapping[str, bool]) -> None:
+        """Replace the journal's content; without entries nothing is left to undo."""
+        text = json.dumps(entries) if entries else ""
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text.encode(), 0)
-            os.fsync(self._descriptor)
-            sync(self._paths[0].parent)
+            with naming(self._paths[0]):
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, text.encode(), 0)
+                os.fsync(self._descriptor)
+                sync(self._paths[0].parent)
 
-    def _end(self) -> None:
-        """From here on the new outputs are the ones that stay: one byte, in one step."""
+    def _mark(self, state: bytes) -> None:
+        """Replace the journal's first byte, in one step."""
         if self._descriptor is not None:
-            os.pwrite(self._descriptor, _ENDED, 0)
-            os.fsync(self._descriptor)
+            with naming(self._paths[0]):
+                os.pwrite(self._descriptor, state, 0)
+                os.fsync(self._descriptor)
 
 
 @contextmanager
@@ -104,8 +131,8 @@ def claimed(paths: Iterable[Path]) -> Iterator[Claim]:
     Raises
     ------
     OutputExistsError
-        Another process has claimed them. Or a killed one left what was changed since, or what
-        tscompress did not write.
+        Another process has claimed them. Or a killed one left what was changed since, what
+        tscompress did not write, or a journal that cannot be read.
     OutputError
         Nothing can be written there.
     """
@@ -130,8 +157,15 @@ def making_way(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def undo_killed(paths: Sequence[Path]) -> None:
-    """Undo what a killed process left of outputs that it replaced; raises as :func:`claimed`."""
-    if os.path.lexists(journal_of(followed(paths[0]))):
+    """Undo what a killed process left of outputs that it replaced; raises as :func:`claimed`.
+
+    Nothing is undone of what this process has claimed.
+    """
+    with naming(paths[0]):
+        places = [followed(path) for path in paths]
+        if _is_held(journal_of(places[0])):
+            return
+    if any(map(os.path.lexists, (journal_of(places[0]), *map(_before, places)))):
         with claimed(paths):
             pass
 
@@ -141,14 +175,26 @@ def journal_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.tscompress-unfinished")
 
 
+def _is_held(journal: Path) -> bool:
+    """Whether this process has it."""
+    try:
+        found = journal.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (found.st_dev, found.st_ino) in _HELD
+
+
 def _locked(journal: Path, shown: Path) -> int | None:
     """A descriptor of the journal, with its lock; None where there are no locks."""
     while CAN_LOCK:
+        if os.path.lexists(journal) and not stat.S_ISREG(journal.lstat().st_mode):
+            raise _no_journal(journal)
         descriptor = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         held = lock(descriptor, wait=False)
         if held is None:
+            if not os.fstat(descriptor).st_size:
+                journal.unlink()
             os.close(descriptor)
-            journal.unlink()
             break
         if not held:
             os.close(descriptor)
@@ -157,12 +203,47 @@ def _locked(journal: Path, shown: Path) -> int | None:
                 "output."
             )
         try:
-            if os.path.samestat(journal.lstat(), os.fstat(descriptor)):
+            found = os.fstat(descriptor)
+            if os.path.samestat(journal.lstat(), found):
+                _HELD.add((found.st_dev, found.st_ino))
                 return descriptor
         except FileNotFoundError:  # its owner has just ended, and removed it
             pass
         os.close(descriptor)
     return None
+
+
+def _entries(record: bytes, paths: Sequence[Path]) -> dict[str, bool]:
+    """What a journal says: whether each path was there. It reaches ``paths`` and its directory.
+
+    Raises
+    ------
+    OutputExistsError
+        No process wrote this, or not to its end.
+    """
+    with suppress(ValueError, RecursionError, OSError, UsageError):
+        found = json.loads(_OPEN + record[1:])
+        own = {_key(path, paths) for path in paths}
+        if record[:1] in (_OPEN, _ENDED) and all(
+            isinstance(was_there, bool) and (key in own or _is_below(key, paths[0].parent))
+            for key, was_there in found.items()
+        ):
+            return dict(found)
+    raise _no_journal(journal_of(paths[0]))
+
+
+def _is_below(key: str, directory: Path) -> bool:
+    """Whether a name is that of something in a directory, and not only by a link."""
+    return (
+        followed(directory / key).parent.is_relative_to(directory) and ".." not in Path(key).parts
+    )
+
+
+def _no_journal(journal: Path) -> OutputExistsError:
+    return OutputExistsError(
+        f"{str(journal)!r} should say what a killed run moved, and cannot be read; nothing was "
+        "undone: look at what lies beside it, then remove it."
+    )
 
 
 def _undo(paths: Sequence[Path], there: Mapping[str, bool], *, trusted: bool) -> None:

@@ -42,6 +42,21 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
+def percent(share: float, digits: int | None = None) -> str:
+    """``36%``: a share as people read it, here and in what they write (``wql=1%``).
+
+    Parameters
+    ----------
+    digits
+        Behind the point, zeros included; by default as many as a share that somebody chose has,
+        such as ``0.5%`` or ``97.5%``.
+    """
+    value = 100 * share
+    if digits is None:
+        return f"{value:g}%"
+    return f"{round(value, digits) + 0.0:.{digits}f}%"  # no -0%
+
+
 def rounded_count(count: int) -> str:
     """``950``, ``73.4k``, ``8.65M``, ``1.20B``: three digits."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):

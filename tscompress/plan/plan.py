@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tscompress.errors import PlanError
 from tscompress.io.files import write_text_atomically
-from tscompress.io.text import rounded_count
+from tscompress.io.text import percent, rounded_count
 from tscompress.io.untrusted import UnreadableFileError, first_problem
 from tscompress.io.untrusted import read_json as read_json_file
 from tscompress.plan.layer_plans import (
@@ -192,9 +192,8 @@ class Plan(BaseModel):
 
     def _sizes_summary(self) -> list[str]:
         before, after = self.parameters("attention")
-        attention = (
-            f"attention {before:,} -> {after:,} parameters ({self.attention_parameter_ratio:.1%})"
-        )
+        share = percent(self.attention_parameter_ratio, 1)
+        attention = f"attention {before:,} -> {after:,} parameters ({share})"
         if self.method == "fold":
             return self._fold_summary(attention)
         lines = [
@@ -234,7 +233,7 @@ class Plan(BaseModel):
         if after < before:
             lines.append(
                 f"feed-forward and patch layers {before:,} -> {after:,} parameters "
-                f"({after / before:.1%})"
+                f"({percent(after / before, 1)})"
             )
         if self.kept_layers:
             lines.append(f"layers kept: {_layers_text(self.kept_layers)}")

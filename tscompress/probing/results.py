@@ -18,6 +18,7 @@ from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
+from tscompress.io.text import percent
 from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.skill import Array, Estimate, Losses, estimate
 from tscompress.probing.tasks import ProbeTask
@@ -25,8 +26,8 @@ from tscompress.probing.tasks import ProbeTask
 #: A model cannot do a task if its skill is at most this or its interval reaches 0; such skill
 #: cannot be lost.
 ABLE = 0.1
-#: Smallest share of a task's skill that counts as kept.
-_KEPT = 0.95
+#: Smallest share of skill that counts as kept.
+KEPT = 0.95
 #: What covariates add, below which they mislead.
 _MISLED = -0.05
 #: Lower bound of a task's skill in means, so that one failed task does not dominate them.
@@ -271,6 +272,12 @@ class GroupChange(BaseModel):
     """Mean skill at those; None without any."""
     kept: Estimate | None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the tasks surely lost skill together, even if none did by itself."""
+        kept = self.kept
+        return kept is not None and kept.value < KEPT and (kept.high is None or kept.high < 1)
+
 
 class ProbeComparison(BaseModel):
     """Skill of a compressed model relative to its original."""
@@ -288,7 +295,7 @@ class ProbeComparison(BaseModel):
     covariates: tuple[CovariateChange, ...] = ()
 
     def __repr__(self) -> str:
-        kept = "nothing to keep" if self.kept is None else f"skill kept {_percent(self.kept)}"
+        kept = "nothing to keep" if self.kept is None else f"skill kept {_share(self.kept)}"
         lost = f"{len(self._changed('lost'))} of {len(self.tasks)} tasks lost"
         return f"ProbeComparison({self.compressed!r} against {self.original!r}, {kept}, {lost})"
 
@@ -309,7 +316,10 @@ class ProbeComparison(BaseModel):
             if lost and group.kept is not None:
                 lost.sort(key=lambda task: task.compressed - task.original)
                 names = _listed([f"{t.name} ({t.original:.2f} → {t.compressed:.2f})" for t in lost])
-                found.append(f"lost in {group.group}, {_percent(group.kept)} kept: {names}.")
+                found.append(f"lost in {group.group}, {_share(group.kept)} kept: {names}.")
+            elif group.lost and group.kept is not None:
+                share = _share(group.kept)
+                found.append(f"lost in {group.group}, {share} kept: by no task for sure.")
         found += self._use_of_covariates()
         if gained := self._changed("gained"):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
@@ -334,7 +344,7 @@ class ProbeComparison(BaseModel):
         found = []
         if told["lost"] and self.covariates_kept is not None:
             found.append(
-                f"use of covariates was lost, {_percent(self.covariates_kept)} of what they add to "
+                f"use of covariates was lost, {_share(self.covariates_kept)} of what they add to "
                 f"the skill is kept: {_listed(told['lost'])}."
             )
         if told["misled"]:
@@ -350,15 +360,17 @@ class ProbeComparison(BaseModel):
             return f"{self.original} can do none of the {len(self.tasks)} tasks: nothing to lose."
         lost = len(self._changed("lost"))
         return (
-            f"{self.compressed} keeps {_percent(self.kept)} of the skill of {self.original} at the "
+            f"{self.compressed} keeps {_share(self.kept)} of the skill of {self.original} at the "
             f"{able} of {len(self.tasks)} tasks that it can do; "
             + (f"{lost} of them got worse." if lost else "none of them got worse.")
         )
 
 
-def _percent(share: Estimate) -> str:
-    interval = "" if share.low is None else f" ({share.low:.0%} to {share.high:.0%})"
-    return f"{share.value:.0%}{interval}"
+def _share(share: Estimate) -> str:
+    interval = ""
+    if share.low is not None and share.high is not None:
+        interval = f" ({percent(share.low, 0)} to {percent(share.high, 0)})"
+    return f"{percent(share.value, 0)}{interval}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -441,7 +453,7 @@ def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
         more = ours.able and (surely.low is None or surely.low > 0)
         change = "gained" if more else "absent"
     else:
-        less = kept.value < _KEPT and (surely.high is None or surely.high < 0)
+        less = kept.value < KEPT and (surely.high is None or surely.high < 0)
         change = "lost" if less else "kept"
     return TaskChange(
         name=ours.name,
@@ -485,7 +497,7 @@ def _covariate_change(ours: TaskScore, theirs: TaskScore) -> CovariateChange:
     surely_less = less.value < 0 and (less.high is None or less.high < 0)
     kept = _added_kept([(ours, theirs)]) if _adds(theirs) else None
     change: Literal["kept", "lost", "misled"] = "kept"
-    if kept is not None and kept.value < _KEPT and surely_less:
+    if kept is not None and kept.value < KEPT and surely_less:
         change = "lost"
     elif kept is None and after.value < _MISLED and surely_less:
         change = "misled"

@@ -4,7 +4,7 @@ skill = (loss of the best constant − loss of the model) / (loss of the best co
 
 is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
 Loss is the mean absolute error of the median, or of all quantiles for tasks ``by_quantiles``.
-Series are resampled for 95 % intervals, the same ones for all models (see
+Series are resampled for 95% intervals, the same ones for all models (see
 :mod:`tscompress.evaluation.intervals`).
 """
 
@@ -24,7 +24,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class Estimate(BaseModel):
-    """A value and its 95 % interval; None for a single series."""
+    """A value and its 95% interval; None for a single series."""
 
     model_config = _STRICT
 
@@ -90,7 +90,7 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """A value with the middle 95 % of its draws, if all of them are finite."""
+    """A value with the middle 95% of its draws, if all of them are finite."""
     if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from tscompress.io.text import counted
+from tscompress.io.text import counted, percent
 from tscompress.probing.results import ProbeResult, TaskScore, shared_tasks
 from tscompress.probing.skill import Estimate
 
-_CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95 % intervals"
+_CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95% intervals"
 
 
 def probe_tables(result: ProbeResult, original: ProbeResult | None = None) -> list[Table]:
@@ -46,7 +46,7 @@ def _group_table(result: ProbeResult, original: ProbeResult | None) -> Table:
     table.add_column("skill", justify="right", footer=str(overall))
     if original is not None:
         table.add_column("original\ncan do", justify="right", footer=str(able))
-        table.add_column("kept\nof these", justify="right", footer=percent(changes.kept))
+        table.add_column("kept\nof these", justify="right", footer=kept_text(changes.kept))
     mean = sum(naive.values()) / len(naive)
     table.add_column("seasonal\nnaive", justify="right", footer=f"{mean:.2f}")
     for group, skill in result.groups().items():
@@ -54,7 +54,7 @@ def _group_table(result: ProbeResult, original: ProbeResult | None) -> Table:
         cells = [group, str(count), str(skill), f"{naive[group]:.2f}"]
         if original is not None:
             cells.insert(2, str(before[group]))
-            cells[4:4] = [str(kept[group].able), percent(kept[group].kept)]
+            cells[4:4] = [str(kept[group].able), kept_text(kept[group].kept)]
         table.add_row(*cells)
     return table
 
@@ -64,13 +64,13 @@ def _task_table(result: ProbeResult, original: ProbeResult | None) -> Table:
     table.add_column("task", no_wrap=True)
     for header in ("original",) if original is not None else ():
         table.add_column(header, justify="right")
-    for header in ("skill", "seasonal\nnaive", "80 % interval\ncovers", "crossing\nquantiles"):
+    for header in ("skill", "seasonal\nnaive", "80% interval\ncovers", "crossing\nquantiles"):
         table.add_column(header, justify="right")
     for index, score in enumerate(result.tasks):
         if index and score.task.group != result.tasks[index - 1].task.group:
             table.add_section()
         cells = [score.name, str(score.skill), f"{score.seasonal_naive:.2f}"]
-        cells += [covers(score), f"{score.crossing_rate:.1%}"]
+        cells += [covers(score), percent(score.crossing_rate, 1)]
         if original is not None:
             cells.insert(1, f"{original.tasks[index].skill.value:.2f}")
         table.add_row(*cells)
@@ -89,7 +89,7 @@ def _covariate_table(result: ProbeResult, original: ProbeResult | None) -> Table
     for header in headers:
         table.add_column(header, justify="right")
     if changes is not None:
-        table.columns[-1].footer = percent(changes.covariates_kept)
+        table.columns[-1].footer = kept_text(changes.covariates_kept)
     for score in result.tasks:
         if score.without_covariates is None:
             continue
@@ -97,16 +97,16 @@ def _covariate_table(result: ProbeResult, original: ProbeResult | None) -> Table
         cells.append(str(score.covariates_add))
         if changes is not None:
             (change,) = (one for one in changes.covariates if one.name == score.name)
-            cells += [f"{change.original:.2f}", percent(change.kept)]
+            cells += [f"{change.original:.2f}", kept_text(change.kept)]
         table.add_row(*cells)
     return table
 
 
 def covers(score: TaskScore) -> str:
     """Coverage in per cent; a dash for a task without noise."""
-    return "–" if score.coverage is None else f"{score.coverage:.0%}"
+    return "–" if score.coverage is None else percent(score.coverage, 0)
 
 
-def percent(share: Estimate | None) -> str:
+def kept_text(share: Estimate | None) -> str:
     """Share of skill kept, in per cent; a dash for a task that the original cannot do."""
-    return "–" if share is None else f"{share.value:.0%}"
+    return "–" if share is None else percent(share.value, 0)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import write_text_atomically
-from tscompress.io.text import rounded_count
+from tscompress.io.text import percent, rounded_count
 from tscompress.linalg import epsilon_rank
 
 PROFILE_FILE, RANKS_FILE = "profile.json", "ranks.csv"
@@ -214,7 +214,7 @@ class RankProfile(_Record):
     def __repr__(self) -> str:
         epsilon = self.epsilons[self.middle]
         savings = [
-            f"attention {saving.parameter_ratio:.0%} at ε = {epsilon:g}"
+            f"attention {percent(saving.parameter_ratio, 0)} at ε = {epsilon:g}"
             for saving in self.savings
             if saving.part == "attention" and saving.epsilon == epsilon
         ]
@@ -273,7 +273,7 @@ def _embedding_findings(profile: RankProfile) -> list[str]:
     sampled = f" (an even sample of {group.rows_total})" if group.rows < group.rows_total else ""
     return [
         f"The {group.rows} {what}{sampled} have ε-rank {spectrum.ranks[at]} of "
-        f"{spectrum.full_rank} ({spectrum.relative_ranks()[at]:.0%}) at ε = "
+        f"{spectrum.full_rank} ({percent(spectrum.relative_ranks()[at], 0)}) at ε = "
         f"{profile.epsilons[at]:g}."
     ]
 
@@ -281,9 +281,9 @@ def _embedding_findings(profile: RankProfile) -> list[str]:
 def _saving_findings(profile: RankProfile) -> list[str]:
     attention = [saving for saving in profile.savings if saving.part == "attention"]
     lines = [
-        f"At ε = {saving.epsilon:g} truncated SVD leaves {saving.parameter_ratio:.1%} of the "
-        f"attention parameters ({saving.factored} of {saving.projections} projections become "
-        f"smaller): {saving.bytes_saved / 1e6:.3g} MB and {saving.macs_saved / 1e6:.3g} M "
+        f"At ε = {saving.epsilon:g} truncated SVD makes {saving.factored} of {saving.projections} "
+        f"projections smaller and leaves {percent(saving.parameter_ratio, 1)} of the attention "
+        f"parameters: {saving.bytes_saved / 1e6:.3g} MB and {saving.macs_saved / 1e6:.3g} M "
         "multiply-accumulates per position less."
         for saving in attention
         if saving.factored
@@ -307,15 +307,15 @@ def _weight_findings(profile: RankProfile) -> list[str]:
     lines = []
     if len(shares) == 2:
         lines.append(
-            f"At {epsilon} attention projections have {shares['attention']:.0%} of full rank on "
-            f"average, feed-forward ones {shares['feed_forward']:.0%}."
+            f"At {epsilon} attention projections have {percent(shares['attention'], 0)} of full "
+            f"rank on average, feed-forward ones {percent(shares['feed_forward'], 0)}."
         )
     heads = [head for weight in profile.weights for head in weight.heads]
     if heads:
         share = fmean(head.relative_ranks()[at] for head in heads)
         lines.append(
             f"At {epsilon} a head's projection has rank {fmean(h.ranks[at] for h in heads):.3g} "
-            f"on average, {share:.0%} of full rank."
+            f"on average, {percent(share, 0)} of full rank."
         )
     depths = {weight.depth for weight in profile.weights if weight.heads}
     if profile.power_laws and len(depths) > 1:

@@ -8,6 +8,7 @@ from statistics import fmean
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from tscompress.io.text import percent
 from tscompress.linalg import even_picks
 from tscompress.profiling.rank_profile import RankProfile, Spectrum
 
@@ -97,8 +98,8 @@ def _savings_table(profile: RankProfile) -> Table:
             f"{saving.epsilon:g}",
             f"{saving.factored}/{saving.projections}",
             f"{saving.parameters_after:,}",
-            f"{saving.parameter_ratio:.1%}",
-            f"{saving.model_parameter_ratio:.1%}",
+            percent(saving.parameter_ratio, 1),
+            percent(saving.model_parameter_ratio, 1),
             f"{saving.bytes_saved / 1e6:.2f}",
             f"{saving.macs_saved / 1e6:.2f}",
         )

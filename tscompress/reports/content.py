@@ -13,7 +13,7 @@ from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare_results
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
-from tscompress.io.text import counted
+from tscompress.io.text import counted, percent
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeComparison
 from tscompress.profiling.rank_profile import RankProfile
@@ -173,6 +173,7 @@ def _verdict(result: RunResult, recipe: Recipe, comparison: Comparison | None) -
         result.plan,
         comparison=comparison,
         original=result.original,
+        fidelity=result.fidelity,
         own_series=evaluation is not None and evaluation.long_format is not None,
         bench=result.bench,
         probe=_probe(result),
@@ -192,7 +193,7 @@ def plan_label(plan: Plan) -> str:
     width = "" if plan.width is None else f"d_model {plan.width.kept}, "
     if sizes is not None:
         return f"fold, {width}d_kv {sizes[0]}, d_ff {sizes[1]}"
-    return f"{plan.method}, {width}attention {plan.attention_parameter_ratio:.0%}"
+    return f"{plan.method}, {width}attention {percent(plan.attention_parameter_ratio, 0)}"
 
 
 def _missing(result: RunResult) -> Iterable[Missing]:
@@ -281,7 +282,7 @@ def _cost_note(bench: BenchResult | None) -> str:
     if bench is None:
         return ""
     interval = bench.latency_ratio_interval(bench.models[-1].name)
-    spread = "" if interval is None else f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
+    spread = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
     work = bench.workload
     where = f"{bench.device_name}, {counted(bench.threads, 'thread')}, torch {bench.torch_version}"
     return (
@@ -318,7 +319,7 @@ def _tiles(
 def _interval(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
-    return f"95 %: {low:.3f} to {high:.3f}"
+    return f"95%: {low:.3f} to {high:.3f}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -428,5 +429,5 @@ def _kept(profile: RankProfile, plan: Plan) -> dict[tuple[str, int], str]:
         before = sum(layer.dense_parameters for layer in layers)
         if before:
             share = sum(layer.parameters for layer in narrower) / before
-            found[weight.kind, weight.depth] = f"{share:.1%}"
+            found[weight.kind, weight.depth] = percent(share, 1)
     return found

@@ -70,9 +70,8 @@ def _dataset_chart(
     """An empty panel for a line of each dataset and their mean."""
     values: list[Value] = [*mean, *(value for line in lines.values() for value in line)]
     low, high = limits_of([*values, *([around] if around is not None else [])])
-    return Chart(
-        label="", x_range=limits_of(xs, pad=0.04), y_range=(low if start is None else start, high)
-    )
+    x_range = limits_of(xs, pad=0.04) if len(xs) > 1 else (xs[0] - 1, xs[0] + 1)
+    return Chart(label="", x_range=x_range, y_range=(low if start is None else start, high))
 
 
 def _finished(

@@ -16,7 +16,7 @@ _LEAST_CONTEXT = 12
 def forecast_chart(
     series: ForecastExample | WorstSeries, title: str, *, least_context: int = _LEAST_CONTEXT
 ) -> Chart:
-    """The end of a series, what happened, and medians and 80 % bands of both models."""
+    """The end of a series, what happened, and medians and 80% bands of both models."""
     horizon = len(series.label)
     context = series.context[-max(least_context, 2 * horizon) :]
     before = [float(step) for step in range(1 - len(context), 1)]

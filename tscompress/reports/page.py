@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,9 +12,9 @@ from tscompress._version import __version__
 from tscompress.evaluation.fidelity import WorstSeries
 from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
-from tscompress.io.text import counted
+from tscompress.io.text import counted, percent
 from tscompress.linalg import even_picks
-from tscompress.probing.tables import covers, percent
+from tscompress.probing.tables import covers, kept_text
 from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows, texts
 from tscompress.reports.fidelity_charts import (
     calibration_chart,
@@ -29,6 +30,14 @@ from tscompress.reports.strips import covariate_rows, forest, skill_strip
 MAX_EXAMPLES = 9
 #: Cost axes of the Pareto figure, the first one shown first.
 _PARETO_COSTS = ("parameters", "latency_ms", "bytes_on_disk", "peak_memory_bytes", "macs")
+#: What stays on one line: options with their value, factors, changes, spans, numbers with a unit.
+_UNBROKEN = re.compile(
+    r"((?<![\w-])--[a-z][a-z-]*(?: \d[\d.]*)?"
+    r"|(?:loss )?× \d[\d.]*"
+    r"|\(\d[\d.]* → -?\d[\d.]*\)"
+    r"|\d[\d.]*%? to \d[\d.]*%?"
+    r"|\d[\d.,]* (?:[mµn]?s|[kMGT]i?B?|B)\b)"
+)
 _SECTIONS = {
     "glance": "At a glance",
     "missing": "Not in this report",
@@ -55,9 +64,10 @@ def render_page(report: Report) -> str:
     )
     environment.filters |= {
         "counted": counted,
-        "unbroken": _unbroken,
         "covers": covers,
+        "kept": kept_text,
         "percent": percent,
+        "unbroken": _UNBROKEN.split,
     }
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
     shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
@@ -78,11 +88,6 @@ def render_page(report: Report) -> str:
     )
 
 
-def _unbroken(text: str) -> str:
-    """No line ends between a number and its per cent sign."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
-
-
 def _quality(report: Report) -> dict[str, Any]:
     """Figures of scores and of cost."""
     known = report.points[1].costs if report.points else {}
@@ -98,7 +103,7 @@ def _quality(report: Report) -> dict[str, Any]:
         "pareto": charts,
         "costs": [(key, cost_label(key)) for key in costs],
         "far": sum(any(is_far(p, metric) for metric in METRICS) for p in report.points),
-        "far_percent": f"{100 * FAR:g}",
+        "far_percent": percent(FAR),
         "forests": forests,
         "metrics": [(metric, metric) for metric, _ in forests],
     }

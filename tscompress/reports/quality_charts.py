@@ -25,7 +25,7 @@ FAR = 0.1
 
 
 def pareto_chart(points: Sequence[Point], metric: str, cost: str) -> Chart:
-    """Every model's cost and score relative to the original's; whiskers are 95 % intervals."""
+    """Every model's cost and score relative to the original's; whiskers are 95% intervals."""
     shown = [point for point in points if cost in point.costs and not is_far(point, metric)]
     bounds = [
         bound
@@ -68,7 +68,7 @@ def _add_point(chart: Chart, point: Point, metric: str, cost: str) -> None:
     x, y = chart.x(point.costs[cost]), chart.y(ratio.ratio)
     interval = ""
     if ratio.low is not None and ratio.high is not None and ratio.high > ratio.low:
-        interval = f"\n95 %: {ratio.low:.4f} to {ratio.high:.4f}"
+        interval = f"\n95%: {ratio.low:.4f} to {ratio.high:.4f}"
         low, high = chart.y(ratio.low), chart.y(ratio.high)
         chart.add("line", f"whisker {point.kind}", x1=x, x2=x, y1=low, y2=high)
     tip = (
@@ -89,7 +89,7 @@ def _add_names(
     taken = [_Box(x - _DOT, x + _DOT, y - _DOT, y + _DOT) for x, y in map(place, points)]
     for point in named:
         x, y = place(point)
-        lines = textwrap.wrap(point.name, _LINE_LETTERS, max_lines=3, placeholder=" …") or [""]
+        lines = _lines(point.name)
         right = point.costs[cost] > 0.5 * chart.x_range[1]
         start = x + (-9 if right else 9)
         width = _LETTER_WIDTH * max(map(len, lines))
@@ -119,3 +119,13 @@ class _Box(NamedTuple):
     def overlaps(self, other: _Box) -> bool:
         beside = self.right <= other.left or other.right <= self.left
         return not (beside or self.bottom <= other.top or other.bottom <= self.top)
+
+
+def _lines(name: str) -> list[str]:
+    """A name in lines, broken at commas where its parts are short enough."""
+    parts = (
+        p.replace(" ", "\N{NO-BREAK SPACE}") if len(p) < _LINE_LETTERS else p
+        for p in name.split(", ")
+    )
+    lines = textwrap.wrap(", ".join(parts), _LINE_LETTERS, max_lines=3, placeholder=" …") or [""]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -21,7 +21,7 @@ from tscompress.io.making_way import making_way
 from tscompress.io.own_outputs import mark_of
 from tscompress.io.text import ratio_text
 from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
-from tscompress.probing.tables import percent, probe_tables
+from tscompress.probing.tables import kept_text, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
 from tscompress.reports.content import Report, make_report, plan_label, texts, verdict_of
@@ -130,7 +130,7 @@ def write_markdown(report: Report) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"plain": _plain, "ratio": _ratio, "percent": percent}
+    environment.filters |= {"plain": _plain, "ratio": _ratio, "kept": kept_text}
     probes = report.result.probes
     verdict, meanings = texts(report)
     text = environment.get_template("report.md.j2").render(

@@ -90,7 +90,7 @@ def recover_(
             "RecoveryConfig(steps=100)."
         )
     asked = config or RecoveryConfig()
-    config = asked.resolved(student, teacher)
+    config = asked.resolved(student, teacher, series_given=series is not None)
     check_comparable(teacher, student)
     run = _Run(student, teacher, config, directory, report)
     if asked.learning_rate is None:

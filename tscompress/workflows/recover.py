@@ -17,12 +17,14 @@ from tscompress.data.synthetic import FloatArray
 from tscompress.errors import OutputExistsError
 from tscompress.evaluation.batching import Processes
 from tscompress.io.files import check_output
+from tscompress.io.making_way import undo_killed
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_memory import memory_bytes
 from tscompress.training.recovery_state import OnRecovery, RecoveryResult, has_checkpoint
 from tscompress.workflows.compress import (
     check_recovery_directory,
+    claimed_by_main,
     finish_recovery,
     recovery_directory,
 )
@@ -98,22 +100,19 @@ def recover_checkpoint(
     ------
     OutputExistsError
         ``output`` exists, or beside it lies a run that did not finish, and ``force`` is false; or
-        an input would be lost.
+        an input would be lost; or another process recovers to it.
     TscompressError
         As for :func:`recover_loaded_`.
     """
     inputs = student, teacher, *inputs, *series_files(config)
-    check_output(output, force=force, inputs=inputs)
-    work = recovery_directory(output)
-    check_recovery_directory(work, inputs)
-    # A run that was stopped before its first checkpoint left nothing to resume.
-    if has_checkpoint(work) and not (resume or force):
-        raise OutputExistsError(
-            f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
-        )
+    work, processes = recovery_directory(output), Processes()
+    if processes.is_main:
+        undo_killed([output])
+        check_output(output, force=force, inputs=inputs)
+        check_recovery_directory(work, inputs)
+    _check_finished(work, allowed=resume or force)
     if threads is not None:
         torch.set_num_threads(threads)
-    processes = Processes()
     if processes.is_main:
         for summary in summaries(config.series, config.series_format or DEFAULT_FORMAT):
             on_series(summary)
@@ -122,12 +121,32 @@ def recover_checkpoint(
     needed = memory_bytes(ours, theirs, config, processes.count)
     if processes.is_main:
         on_memory(needed, processes.count)
-    recovered = recover_loaded_(ours, theirs, config, directory=work, resume=resume, report=report)
-    result = recovered.recovery
-    assert result is not None
-    if processes.is_main and result.finished:
-        save(recovered, output, force=force)
-        finish_recovery(recovered, work)
+    with claimed_by_main(work):
+        if processes.is_main:
+            # Another process may have ended meanwhile.
+            check_output(output, force=force, inputs=inputs)
+            _check_finished(work, allowed=resume or force)
+        recovered = recover_loaded_(
+            ours, theirs, config, directory=work, resume=resume, report=report
+        )
+        result = recovered.recovery
+        assert result is not None
+        if processes.is_main and result.finished:
+            save(recovered, output, force=force)
+            finish_recovery(recovered, work)
     if processes.count > 1:
         PartialState().destroy_process_group()
     return result
+
+
+def _check_finished(work: Path, *, allowed: bool) -> None:
+    """Refuse a run that was stopped, unless it is ``allowed``; before a checkpoint there is none.
+
+    Raises
+    ------
+    OutputExistsError
+    """
+    if has_checkpoint(work) and not allowed:
+        raise OutputExistsError(
+            f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
+        )

@@ -35,6 +35,7 @@ from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import (
     check_recovery_directory,
     check_sizes,
+    claimed_by_main,
     compress_loaded_,
     finish_recovery,
 )
@@ -147,7 +148,7 @@ def finishing_run(
     undo_killed(replaced)
     check_output(target, force=force, inputs=inputs)
     for path in beside:
-        check_file(path, force=True, inputs=inputs)
+        check_file(path, force=True, inputs=inputs, through_links=False)
     if recipe.recover is not None:
         check_recovery_directory(work, inputs)
     if recipe.probe is not None:
@@ -160,7 +161,8 @@ def finishing_run(
         on_series(dataset.summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     _check_stages(recipe, loaded, device)
-    with claimed(replaced) as claim:
+    training = claimed_by_main(work if recipe.recover is not None else None)
+    with claimed(replaced) as claim, training:
         measured = _profile(loaded, recipe, given, on_progress)
         compressed = compress_loaded_(
             loaded, recipe, directory=work, force=force, on_progress=on_progress

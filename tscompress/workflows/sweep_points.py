@@ -24,6 +24,7 @@ from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import sha256_of
+from tscompress.io.text import percent
 from tscompress.plan.schedules import Method
 from tscompress.plan.width import Width
 from tscompress.training.recovery_config import RecoveryConfig
@@ -235,7 +236,7 @@ def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
     parts: list[str] = [grid.method]
     for name, value in sizes.items():
         share = name == "ff_ratio" or (name == "width" and isinstance(value, float))
-        text = f"{100 * value:g}%" if share else str(value)
+        text = percent(value) if share else str(value)
         if isinstance(value, tuple):
             text = ", ".join(map(str, value))
         parts.append(text if "=" in text else f"{names.get(name, name)} {text}")

@@ -19,7 +19,7 @@ from tscompress.benchmark.results import BenchResult
 from tscompress.evaluation.comparison import ModelComparison, compare_results
 from tscompress.evaluation.intervals import pareto_front
 from tscompress.evaluation.results import METRICS
-from tscompress.io.text import interval_text
+from tscompress.io.text import interval_text, percent
 from tscompress.plotting import (
     GREY,
     MARKERS,
@@ -43,7 +43,7 @@ class SweepResult:
     Attributes
     ----------
     frame
-        A row for the original and each point: sizes, latency, ratios to the original with 95 %
+        A row for the original and each point: sizes, latency, ratios to the original with 95%
         intervals, and for each cost and metric whether it is on the Pareto front.
     failures
         Label of a point, and why it could not be measured.
@@ -105,7 +105,7 @@ def sweep_table(result: SweepResult) -> Table:
     frame = result.frame
     costs = _shown_costs(frame)
     table = Table(
-        title=f"{result.recipe.model}: {len(frame) - 1} points, ratios to the original (95 %)",
+        title=f"{result.recipe.model}: {len(frame) - 1} points, ratios to the original (95%)",
         box=box.SIMPLE_HEAD,
         caption="front: nothing else is as good at no more "
         + ", ".join(f"{name} ({name[0].upper()})" for name in costs.values()),
@@ -121,7 +121,7 @@ def sweep_table(result: SweepResult) -> Table:
         table.add_row(
             str(row["number"]),
             row["label"],
-            f"{row['parameters'] / dense['parameters']:.1%}",
+            percent(row["parameters"] / dense["parameters"], 1),
             *(f"{row[cost] / dense[cost]:.2f}" for cost in costs),
             *(f"{row[f'{metric}_ratio']:.4f}{_interval(row, metric)}" for metric in METRICS),
             *(_fronts(row, metric) for metric in METRICS),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from written_series import GOOD, IDS, OTHER, REFUSED, VALUES, Written, comma, csv, dates, long
 
 from tscompress.cli.series import plot
 from tscompress.compression.calibration import CalibrationConfig
@@ -26,121 +22,11 @@ from tscompress.data.suites import find_suite, load_suite
 from tscompress.errors import DataError, RecipeError
 from tscompress.workflows.recipe import Recipe, calibration_series, validate, with_columns
 
-DAYS = pd.date_range("2023-01-01", periods=40)
-IDS = ["007", "7", "Köln"]
-VALUES = (np.random.default_rng(0).normal(2000, 300, (3, 40)) * 4).round() / 4  # [3, 40], exact
 
-
-def long(**columns: Any) -> pd.DataFrame:
-    """Twenty values and more of a shop, one below the other, with columns of unusual names."""
-    frame = pd.DataFrame(
-        {"item_id": np.repeat(IDS, 40), "date": np.tile(DAYS, 3), "sales": VALUES.ravel()}
-    )
-    return frame.assign(**columns)
-
-
-def wide() -> pd.DataFrame:
-    return pd.DataFrame(VALUES.T, columns=IDS).assign(date=DAYS)[["date", *IDS]]
-
-
-def rows(names: list[str]) -> pd.DataFrame:
-    """As in M5: attributes that several rows share, an id, and a column a step."""
-    steps = pd.DataFrame(VALUES, columns=names)
-    return pd.concat(
-        [pd.DataFrame({"id": IDS, "item_id": "x", "store": ["a", "b", "b"]}), steps], axis=1
-    )
-
-
-def lists() -> pd.DataFrame:
-    return pd.DataFrame({"item_id": IDS, "timestamp": [list(DAYS)] * 3, "target": VALUES.tolist()})
-
-
-def csv(frame: pd.DataFrame, **how: Any) -> bytes:
-    return frame.to_csv(index=False, **how).encode("utf-8")
-
-
-def written(path: Path, save: Callable[[Path], object]) -> bytes:
-    save(path)
-    return path.read_bytes()
-
-
-def zipped(path: Path, *members: str) -> bytes:
-    with zipfile.ZipFile(path, "w") as archive:
-        for member in members:
-            archive.writestr(member, csv(long()))
-    return path.read_bytes()
-
-
-def dates(form: str) -> Any:
-    return lambda frame: frame["date"].dt.strftime(form)
-
-
-def numbers(form: str) -> Any:
-    return lambda frame: frame["sales"].map(form.format)
-
-
-def comma(frame: pd.DataFrame) -> Any:
-    text = frame["sales"].map("{:,.2f}".format)
-    return text.str.translate(str.maketrans(",.", ".,"))
-
-
-DATED = [day.strftime("%Y-%m-%d") for day in DAYS]
-COUNTED = [f"d_{day}" for day in range(1, 41)]
-Write = Callable[[Path], bytes]
-
-#: Name, content and options of files that hold the same three series.
-GOOD: list[tuple[str, Write, dict[str, str]]] = [
-    ("long.csv", lambda p: csv(long()), {}),
-    ("index.csv", lambda p: long().to_csv().encode(), {}),
-    ("shuffled.csv", lambda p: csv(pd.concat([long()[::3], long()[1::3], long()[2::3]])), {}),
-    ("semicolon.csv", lambda p: csv(long(), sep=";", decimal=","), {}),
-    ("bar.csv", lambda p: csv(long(), sep="|"), {}),
-    ("tabs.tsv", lambda p: csv(long(), sep="\t"), {}),
-    ("tabs.csv", lambda p: csv(long(), sep="\t"), {}),
-    ("days_first.csv", lambda p: csv(long(date=dates("%d.%m.%Y"))), {}),
-    ("slashes.csv", lambda p: csv(long(date=dates("%d/%m/%Y"))), {}),
-    ("american.csv", lambda p: csv(long(date=dates("%m/%d/%Y"))), {}),
-    ("short_years.csv", lambda p: csv(long(date=dates("%d.%m.%y"))), {"date_format": "%d.%m.%y"}),
-    ("compact.csv", lambda p: csv(long(date=dates("%Y%m%d"))), {"date_format": "%Y%m%d"}),
-    ("utc.csv", lambda p: csv(long(date=dates("%Y-%m-%dT%H:%M:%SZ"))), {}),
-    ("seconds.csv", lambda p: csv(long(date=lambda f: f["date"].astype("int64") // 10**9)),
-     {"date_format": "s"}),
-    ("thousands.csv", lambda p: csv(long(sales=numbers("{:,.2f}"))), {}),
-    ("swiss.csv", lambda p: csv(long(sales=lambda f: numbers("{:,.2f}")(f).str.replace(",", "'"))),
-     {}),
-    ("german.csv", lambda p: csv(long(sales=comma), sep=";"), {}),
-    ("cp1252.csv", lambda p: long().to_csv(index=False).encode("cp1252"), {"encoding": "cp1252"}),
-    ("utf16.csv", lambda p: long().to_csv(index=False).encode("utf-16"), {"encoding": "utf-16"}),
-    ("bom.csv", lambda p: b"\xef\xbb\xbf" + csv(long()), {}),
-    ("covariates.csv", lambda p: csv(long(price=2.5, promotion=1)), {"target_column": "sales"}),
-    ("packed.csv.gz", lambda p: gzip.compress(csv(long())), {}),
-    ("packed.csv.bz2", lambda p: bz2.compress(csv(long())), {}),
-    ("packed.csv.xz", lambda p: lzma.compress(csv(long())), {}),
-    ("packed.zip", lambda p: zipped(p, "sales.csv"), {}),
-    ("wide.csv", lambda p: csv(wide()), {"target_column": "*"}),
-    ("wide_index.csv", lambda p: wide().set_index("date").rename_axis(None).to_csv().encode(),
-     {"target_column": "*"}),
-    ("rows.csv", lambda p: csv(rows(DATED)), {}),
-    ("m5.csv", lambda p: csv(rows(COUNTED)), {"frequency": "D"}),
-    ("long.parquet", lambda p: written(p, long().to_parquet), {}),
-    ("long.feather", lambda p: written(p, long().to_feather), {}),
-    ("berlin.parquet",
-     lambda p: written(p, long(date=np.tile(DAYS.tz_localize("Europe/Berlin"), 3)).to_parquet), {}),
-    ("lists.parquet", lambda p: written(p, lists().to_parquet), {}),
-    ("lists.jsonl", lambda p: lists().assign(start="2023-01-01", freq="D").drop(
-        columns="timestamp").to_json(orient="records", lines=True).encode(), {}),
-    ("rows.jsonl", lambda p: long(date=dates("%Y-%m-%d")).to_json(
-        orient="records", lines=True).encode(), {}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "options"), GOOD, ids=[good[0] for good in GOOD])
-def test_the_same_series_however_they_are_written(
-    tmp_path: Path, name: str, content: Write, options: dict[str, str]
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content(path))
-    form = GivenSeries.model_validate(options)
+@pytest.mark.parametrize("written", GOOD, ids=[good.name for good in GOOD])
+def test_the_same_series_however_they_are_written(tmp_path: Path, written: Written) -> None:
+    path = written.write(tmp_path)
+    form = GivenSeries.model_validate(written.options)
 
     read = read_series(path, form)
     by_name = dict(zip(read.names, read, strict=True))
@@ -154,7 +40,8 @@ def test_the_same_series_however_they_are_written(
     recipe = validate(
         Recipe,
         {
-            "model": "m", "output": "o", "series": options, "calibration": {"source": str(path)},
+            "model": "m", "output": "o", "series": written.options,
+            "calibration": {"source": str(path)},
             "evaluation": {"suite": str(path), "long_format": {"horizon": 3}},
         },
         source="test",
@@ -171,52 +58,14 @@ def test_the_same_series_however_they_are_written(
     assert dataset.summary.line() == read.summary.line()
 
 
-EARLY = long()[lambda frame: frame["date"].dt.day <= 12]
-#: Name, content, and the option or the word that tells what to do.
-REFUSED: list[tuple[str, Write, str]] = [
-    ("days.csv", lambda p: csv(EARLY.assign(date=dates("%d/%m/%Y"))), "--date-format"),
-    ("years.csv", lambda p: csv(long(date=dates("%d.%m.%y"))), "--date-format"),
-    ("numbers.csv", lambda p: csv(long(date=np.tile(range(40), 3))), "--date-format"),
-    ("wide.csv", lambda p: csv(wide()), "--target-column"),
-    ("two.csv", lambda p: csv(long(price=2.5)), "--target-column"),
-    ("store.csv", lambda p: csv(long(target=1.0).rename(columns={"item_id": "shop"})),
-     "--id-column"),
-    ("week.csv", lambda p: csv(long().rename(columns={"date": "week", "sales": "y"})),
-     "--time-column"),
-    ("m5.csv", lambda p: csv(rows(COUNTED).drop(columns="id")), "--id-column"),
-    ("thousands.csv", lambda p: csv(long(sales=numbers("{:,.0f}"))), "--decimal"),
-    ("dots.csv", lambda p: csv(long(sales=lambda f: numbers("{:,.0f}")(f).str.replace(",", ".")),
-                               sep=";"), "--decimal"),
-    ("cp1252.csv", lambda p: long().to_csv(index=False).encode("cp1252"), "--encoding"),
-    ("both.csv", lambda p: b"a;b,c;d\n1;2,3;4\n", "--separator"),
-    ("cells.csv", lambda p: b"date,y\n2024-01-01,1,5\n2024-01-02,2,5\n", "--separator"),
-    ("again.csv", lambda p: csv(pd.concat([long(), long().head(1)])), "repeat a time"),
-    ("header.csv", lambda p: csv(long()) + csv(long().iloc[:0]), "'date'"),
-    ("text.csv", lambda p: csv(long().astype(object).replace(VALUES[0, 3], "closed")), "'closed'"),
-    ("irregular.csv", lambda p: b"date,y\n2024-01-01,1\n2024-01-02,2\n2024-01-03 07:00,3\n",
-     "--frequency"),
-    ("zones.csv", lambda p: b"date,y\n2024-03-31 01:00+01:00,1\n2024-03-31 03:00+02:00,2\n", "UTC"),
-    ("autumn.csv", lambda p: b"date,y\n2024-10-27 02:00,1\n2024-10-27 02:00,2\n", "UTC"),
-    ("no_id.csv", lambda p: csv(long(item_id=[None, *["a"] * 119])), "have no id"),
-    ("two.zip", lambda p: zipped(p, "a.csv", "b.csv"), "one file"),
-    ("lists.parquet", lambda p: written(p, lists().assign(more=VALUES.tolist()).rename(
-        columns={"target": "sales"}).to_parquet), "--target-column"),
-    ("times.parquet", lambda p: written(p, lists().assign(
-        timestamp=[list(DAYS[1:])] * 3).to_parquet), "39 times for 40 values"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "remedy"), REFUSED, ids=[bad[0] for bad in REFUSED])
-def test_what_is_ambiguous_or_broken_is_refused_alike(
-    tmp_path: Path, name: str, content: Write, remedy: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content(path))
+@pytest.mark.parametrize("written", REFUSED, ids=[bad.name for bad in REFUSED])
+def test_what_is_ambiguous_or_broken_is_refused_alike(tmp_path: Path, written: Written) -> None:
+    path = written.write(tmp_path)
     table = LongFormat(horizon=2)
     ways: list[Callable[[], object]] = [
         lambda: read_series(path),
         lambda: list(iterate_series(path)),
-        lambda: list(load_suite(find_suite(path, table))) if name != "two.zip" else read_file(path),
+        lambda: list(load_suite(find_suite(path, table))),
     ]
     messages = set()
     for way in ways:
@@ -224,9 +73,67 @@ def test_what_is_ambiguous_or_broken_is_refused_alike(
             way()
         messages.add(str(caught.value))
     (message,) = messages
-    assert remedy in message
-    assert name in message
+    assert written.remedy in message
+    assert written.name in message
     assert "\n" not in message
+
+
+#: Steps of the longest series, observed values of all, and the step of files of other series.
+HELD = {
+    "gaps.csv": (40, 157, "D"), "empty_cells.csv": (40, 158, "D"), "words.csv": (40, 154, "D"),
+    "short.csv": (40, 762, "D"), "values.csv": (40, 160, "D"), "zeros.csv": (40, 40, "D"),
+    "months.csv": (40, 40, "M"), "quarters.csv": (12, 12, "Q"),
+    "quarter_columns.csv": (12, 48, "Q"),
+    "year_columns.csv": (30, 116, "Y"), "autumn_utc.csv": (49, 49, "h"),
+    "autumn.parquet": (49, 49, "h"), "kolkata.csv": (49, 49, "h"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("written", OTHER, ids=[other.name for other in OTHER])
+def test_what_is_there_of_other_series_is_read(tmp_path: Path, written: Written) -> None:
+    form = GivenSeries.model_validate(written.options)
+    read = read_file(written.write(tmp_path), form).series
+    steps, observed, step = HELD[written.name]
+    assert max(len(one.values) for one in read) == steps
+    assert sum(int(np.isfinite(one.values).sum()) for one in read) == observed
+    assert {str(one.step) for one in read} == {step}
+
+
+def test_a_negative_zero_stays_one(tmp_path: Path) -> None:
+    (written,) = (one for one in OTHER if one.name == "zeros.csv")
+    (one,) = read_file(written.write(tmp_path)).series
+    assert np.signbit(one.values[:4]).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("form", ["{}Q{}", "{}-Q{}", "{} q{}"])
+def test_quarters_are_times_in_cells_and_in_the_header(tmp_path: Path, form: str) -> None:
+    quarters = [form.format(2023 + number // 4, number % 4 + 1) for number in range(8)]
+    values = np.arange(8.0)
+    cells, header = tmp_path / "cells.csv", tmp_path / "header.csv"
+    cells.write_bytes(csv(pd.DataFrame({"date": quarters, "y": values})))
+    row = pd.DataFrame([values], columns=quarters)[quarters[::-1]]
+    header.write_bytes(csv(row.assign(id="a")))
+    for path in (cells, header):
+        (one,) = read_file(path).series
+        assert one.values.tolist() == values.tolist()
+        assert str(one.step) == "Q"
+        assert one.begin == pd.Timestamp("2023-01-01")
+
+
+@pytest.mark.parametrize("odd", ["2023-10-28T03:00+000:00+05:30", "2023-10-28T03+01"])
+def test_an_offset_that_is_none_is_refused_without_a_warning(tmp_path: Path, odd: str) -> None:
+    path = tmp_path / "x.csv"
+    times = ["2023-10-28T00:00+05:30", "2023-10-28T01:00+05:30", odd, "2023-10-28T04:00+05:30"]
+    path.write_bytes(csv(pd.DataFrame({"date": times, "y": 1.0})))
+    with pytest.raises(DataError):
+        read_file(path)
+
+
+def test_years_of_a_header_need_not_follow_one_another(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,1990,1991,1994,1992\na,1,2,5,3\n")
+    (one,) = read_file(path).series
+    assert np.nan_to_num(one.values, nan=-1).tolist() == [1, 2, 3, -1, 5]
 
 
 def read_series_line(series: LabelledSeries) -> str:
@@ -240,11 +147,10 @@ def test_series_of_five_layouts_calibrate_the_same(
     from tscompress.api import compress
 
     weights = []
-    for name, content, options in GOOD:
-        if name in ("long.csv", "german.csv", "wide.csv", "rows.csv", "lists.parquet"):
-            path = tmp_path / name
-            path.write_bytes(content(path))
-            series = read_series(path, GivenSeries.model_validate(options))
+    for written in GOOD:
+        if written.name in ("long.csv", "german.csv", "wide.csv", "rows.csv", "lists.parquet"):
+            path = written.write(tmp_path)
+            series = read_series(path, GivenSeries.model_validate(written.options))
             calibration = CalibrationConfig(num_series=6, context_length=32, batch_size=4)
             small = compress(
                 checkpoints["chronos-bolt"], rank=4, series=series, calibration=calibration
@@ -261,7 +167,7 @@ def test_the_summary_says_what_was_read(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "x.csv", index=False)
     summary = summarize(read_file(tmp_path / "x.csv"), hold_out=7)
     assert summary.line() == (
-        "3 series, 40 daily steps each, 2023-01-01 to 2023-02-09, 1.7 % missing, "
+        "4 series, 40 daily steps each, 2023-01-01 to 2023-02-09, 1.2% missing, "
         "1 too short and left out, the last 7 steps of each held out"
     )
     one = summarize(read_file(tmp_path / "x.csv"), hold_out=1)
@@ -276,7 +182,7 @@ def test_summaries_of_several_frequencies_and_of_none(tmp_path: Path) -> None:
     other = pd.DataFrame({"item_id": "m", "date": monthly, "sales": np.arange(9.0)})
     pd.concat([long(), other]).to_csv(tmp_path / "x.csv", index=False)
     line = summarize(read_file(tmp_path / "x.csv")).line()
-    assert line == "4 series, 9 to 40 steps (3 daily, 1 monthly), 2020-01-01 to 2023-02-09"
+    assert line == "5 series, 9 to 40 steps (4 daily, 1 monthly), 2020-01-01 to 2023-02-09"
     (tmp_path / "y.csv").write_text("y\n1\n2\n3\n")
     assert summarize(read_file(tmp_path / "y.csv")).line() == "1 series, 3 steps, without times"
 
@@ -292,10 +198,10 @@ def test_what_was_found_reads_the_file_again(tmp_path: Path) -> None:
 
 def test_several_id_columns(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    path.write_bytes(csv(long(store=np.tile(["n", "s"], 60))))
+    path.write_bytes(csv(long(store=np.tile(["n", "s"], 80))))
     form = SeriesFormat(id_column="store, item_id", target_column="sales")
     names = [one.name for one in read_file(path, form).series]
-    assert names == ["n/007", "s/007", "n/7", "s/7", "n/Köln", "s/Köln"]
+    assert names == [f"{store}/{one}" for one in IDS for store in ("n", "s")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from tscompress.data.reading.format import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS, SeriesFormat
-from tscompress.data.reading.times import Times, parse_times
+from tscompress.data.reading.times import QUARTER, Times, parse_times
 from tscompress.data.reading.values import find_decimal, target_values
 from tscompress.io.untrusted import shown
 
@@ -25,7 +25,7 @@ Kind = Literal["long", "wide", "rows", "lists", "one series"]
 
 #: Names that pandas gives to a column without one: mostly its row numbers.
 _UNNAMED = ("", "Unnamed: 0", "level_0", "index")
-_DATE = re.compile(r"\d{4}[-/.]\d{1,2}\b.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b.*")
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}\b.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b.*|" + QUARTER)
 _COUNTED = re.compile(r"(?P<prefix>.*?)(?P<number>\d{1,9})")
 _FEWEST_STEPS = 3  # columns that follow one another before they are taken for steps
 _YEARS = range(1500, 2200)
@@ -221,6 +221,9 @@ def _steps_in_header(names: Sequence[Any]) -> tuple[Any, ...]:
     dates = tuple(name for name in names if _DATE.fullmatch(str(name)))
     if len(dates) >= _FEWEST_STEPS:
         return dates
+    whole = tuple(name for name in names if str(name).isdecimal())
+    if len(whole) >= _FEWEST_STEPS and all(map(_is_year, whole)):
+        return whole  # years that are not there are missing values
     runs: dict[str, list[Any]] = {}
     for name in names:
         match = _COUNTED.fullmatch(str(name))
@@ -236,6 +239,24 @@ def _number(name: Any) -> int:
     match = _COUNTED.fullmatch(str(name))
     assert match is not None
     return int(match["number"])
+
+
+def _is_year(name: Any) -> bool:
+    return str(name).isdecimal() and int(name) in _YEARS
+
+
+def _check_none_left_out(steps: Sequence[Any], others: Sequence[Any]) -> None:
+    """Refuse columns that are named as the steps are, and do not follow one another."""
+    match = _COUNTED.fullmatch(str(steps[0]))
+    if match is None or _DATE.fullmatch(str(steps[0])):
+        return
+    for name in others:
+        other = _COUNTED.fullmatch(str(name))
+        if other is not None and other["prefix"] == match["prefix"]:
+            raise ValueError(
+                f"columns {shown(steps[0])} to {shown(steps[-1])} seem to be steps, but "
+                f"{shown(name)} does not follow; number them one by one, or name them by date"
+            )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,6 +351,7 @@ def _rows_layout(
             f"rows seem to be series, from {shown(steps[0])} to {shown(steps[-1])}, but no column "
             f"among {_listed(others)} names each row; give --id-column"
         )
+    _check_none_left_out(steps, [name for name in others if name not in ids])
     return _layout("rows", ids, None, steps, form)
 
 
@@ -348,7 +370,7 @@ def _of_rows(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Serie
         header = pd.Series([str(name) for name in steps], name="header")
         times, date_format = parse_times(header, form.date_format)
         form = form.model_copy(update={"date_format": date_format})
-    elif all(str(name).isdigit() and int(name) in _YEARS for name in steps):
+    elif all(map(_is_year, steps)):
         times, _ = parse_times(pd.Series([str(name) for name in steps], name="header"), "%Y")
     order = slice(None) if times is None else np.argsort(times)
     if times is not None:

@@ -12,6 +12,7 @@ from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.reading.layouts import Kind
 from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.time_grid import RegularSeries
+from tscompress.io.text import percent
 
 #: Models learn nothing from fewer observed values.
 MIN_OBSERVED = 3
@@ -67,7 +68,8 @@ class SeriesSummary(BaseModel):
         elif _UNKNOWN in self.frequencies:
             parts.append("without times")
         if self.missing:
-            parts.append(f"{100 * self.missing:.2g} % missing")
+            share = percent(self.missing, 1) if self.missing >= 0.0005 else "less than 0.1%"
+            parts.append(f"{share} missing")
         if self.too_short:
             parts.append(f"{self.too_short:,} too short and left out")
         if self.hold_out:

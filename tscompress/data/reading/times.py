@@ -18,6 +18,8 @@ _SINCE_1970 = ("s", "ms", "us", "ns")
 _UTC = ("Z", "UTC", "GMT", "+00", "+0000", "+00:00")
 _OFFSET = r"(?P<offset>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 _TIME_WITH_OFFSET = r"\d:\d{2}.*?\s*" + _OFFSET
+#: 2023Q1 and 2023-Q1.
+QUARTER = r"\d{4}[- ]?[Qq][1-4]"
 
 
 def parse_times(column: pd.Series[Any], date_format: str | None = None) -> tuple[Times, str | None]:
@@ -77,6 +79,9 @@ def _parsed(texts: pd.Series[str], name: str) -> tuple[pd.DatetimeIndex, str | N
             f"column {name!r} holds numbers; write times as dates, as in 2024-01-31, or give "
             "--date-format, such as %Y, %Y%m%d, or s for seconds since 1970"
         )
+    if texts.str.fullmatch(QUARTER).all():
+        quarters = texts.str.replace(r"[- ]", "", regex=True).str.upper()
+        return pd.PeriodIndex(quarters, freq="Q").to_timestamp(), None
     zones = texts.str.extract(_TIME_WITH_OFFSET, expand=True)["offset"]
     zones = zones.where(~zones.isin(_UTC), "UTC").fillna("none")
     if zones.nunique() > 1:
@@ -86,10 +91,9 @@ def _parsed(texts: pd.Series[str], name: str) -> tuple[pd.DatetimeIndex, str | N
         )
     if zones.iloc[0] != "none":
         texts = texts.str.replace(_OFFSET, "", regex=True).str.strip()
-    try:
-        return pd.DatetimeIndex(pd.to_datetime(texts, format="ISO8601")), None
-    except ValueError:
-        pass
+    iso = _read(texts, "ISO8601")
+    if iso is not None:
+        return iso, None
     if not texts.str.contains(r"\d{4}").all():
         raise _unclear(name, "that are no dates, or years without four digits", texts)
     with warnings.catch_warnings():
@@ -105,14 +109,17 @@ def _parsed(texts: pd.Series[str], name: str) -> tuple[pd.DatetimeIndex, str | N
 
 
 def _read(texts: pd.Series[str], form: str | None) -> pd.DatetimeIndex | None:
+    """Times of this form; None where one has another, or another offset."""
     try:
-        return pd.DatetimeIndex(pd.to_datetime(texts, format=form))
-    except (ValueError, OverflowError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # pandas 2 warns of several offsets
+            return pd.DatetimeIndex(pd.to_datetime(texts, format=form))
+    except (ValueError, OverflowError, FutureWarning):
         return None
 
 
 def _unclear(name: str, reason: str, texts: pd.Series[str]) -> ValueError:
-    others = texts[pd.to_datetime(texts, format="ISO8601", errors="coerce").isna()]
+    others = texts[pd.to_datetime(texts, format="ISO8601", errors="coerce", utc=True).isna()]
     odd = others[~others.str.contains(r"\d{4}")]
     first = (odd if len(odd) else others).iloc[0]
     return ValueError(

@@ -1,0 +1,230 @@
+"""Recoveries beside their outputs: one process at a time trains there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Command, assert_refused
+from other_process import claimed_elsewhere
+
+from tscompress.api import compress
+from tscompress.errors import OutputExistsError
+from tscompress.io.making_way import claimed, journal_of
+from tscompress.training.recovery_config import RecoveryConfig
+from tscompress.workflows import compress as compressing
+from tscompress.workflows.compress import compress_checkpoint, recovery_directory
+from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.recover import recover_checkpoint
+from tscompress.workflows.run import WORK, run
+from tscompress.workflows.save import save
+
+RECOVER: dict[str, Any] = {
+    "steps": 2, "precision": "no", "held_out_series": 4, "warmup_steps": 1, "evaluate_every": 2,
+    "checkpoint_steps": 1, "buckets": [{"context_length": 16, "horizon": 8, "batch_size": 2}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def student(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = compress(checkpoints["chronos-bolt"], method="svd", rank=4)
+    return save(small, tmp_path_factory.mktemp("recover") / "student")
+
+
+def recipe_of(teacher: Path, output: Path, **changes: Any) -> Recipe:
+    given = {
+        "method": "svd",
+        "schedule": {"kind": "rank", "rank": 2},
+        "recover": RECOVER,
+        "profile": None,
+    }
+    given |= {"model": str(teacher), "output": str(output)}
+    return Recipe.model_validate(given | changes)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.mark.parametrize("options", [[], ["--force"], ["--resume"], ["--force", "--resume"]])
+def test_where_another_process_trains_nothing_is_read_or_written(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    student: Path,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    options: list[str],
+) -> None:
+    output, teacher = tmp_path / "small", checkpoints["chronos-bolt"]
+    work = recovery_directory(output)
+    monkeypatch.setattr("tscompress.workflows.recover.load", lambda *_, **__: pytest.fail("loaded"))
+    with claimed_elsewhere([work]):
+        (work / "checkpoint").mkdir(parents=True)
+        (work / "checkpoint" / "state.safetensors").write_bytes(b"theirs")
+        outcome = command(
+            "recover", student, "--teacher", teacher, "--output", output, "--steps", 2, *options
+        )
+        assert_refused(outcome, 2, f"another process writes to '{work}'")
+        assert (work / "checkpoint" / "state.safetensors").read_bytes() == b"theirs"
+    assert names(tmp_path) == ["small.recovery"]
+
+
+def test_where_another_process_trains_no_recipe_is_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = recipe_of(checkpoints["chronos-bolt"], tmp_path / "out")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(json.loads(recipe.model_dump_json(exclude_unset=True))))
+    monkeypatch.setattr(
+        "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    compressed = ["compress", recipe.model, "--recipe", path, "--output", tmp_path / "out"]
+    ran = ["run", path, "--output", tmp_path / "out"]
+    for arguments, work in (
+        (compressed, recovery_directory(tmp_path / "out")),
+        (ran, tmp_path / "out" / WORK),
+    ):
+        with claimed_elsewhere([work]):
+            outcome = command(*arguments, "--force")
+            assert_refused(outcome, 2, f"another process writes to '{work}'")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_where_another_process_writes_nothing_is_read_or_written(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    student: Path,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    there: bool,
+) -> None:
+    teacher, output = checkpoints["chronos-bolt"], tmp_path / "small"
+    if there:
+        copytree(student, output)
+    monkeypatch.setattr(
+        "tscompress.checkpoints.load.find", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    for arguments in (
+        ["compress", teacher, "--method", "svd", "--rank", 2],
+        ["recover", student, "--teacher", teacher],
+    ):
+        with claimed_elsewhere([output]):
+            outcome = command(*arguments, "--output", output, "--force")
+            assert_refused(outcome, 2, f"another process writes to '{output}'; wait for its end")
+    assert names(tmp_path) == (["small"] if there else [])
+
+
+def test_a_compression_keeps_others_out_until_its_result_is_saved(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "outputs" / "small"
+    steps: list[str] = []
+
+    def looking(function: Callable[..., Any], step: str) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            steps.append(step)
+            with pytest.raises(OutputExistsError, match=r"another process .*small"):
+                claimed([output]).__enter__()
+            return function(*given, **options)
+
+        return call
+
+    for name in ("compress_loaded_", "save"):
+        monkeypatch.setattr(compressing, name, looking(getattr(compressing, name), name))
+    compress_checkpoint(recipe_of(checkpoints["chronos-bolt"], output, recover=None))
+    assert steps == ["compress_loaded_", "save"]
+    assert names(output.parent) == ["small"]
+
+
+@pytest.mark.parametrize("verb", ["recover", "compress", "run"])
+def test_a_recovery_keeps_others_out_until_its_result_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+    student: Path,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    verb: str,
+) -> None:
+    teacher, output = checkpoints["chronos-bolt"], tmp_path / "outputs" / "small"
+    work = output / WORK if verb == "run" else recovery_directory(output)
+    steps: list[str] = []
+
+    def look(step: str) -> None:
+        steps.append(step)
+        with pytest.raises(OutputExistsError, match=f"another process .*{work.name}"):
+            claimed([work]).__enter__()
+
+    def looking(function: Callable[..., None], step: str) -> Callable[..., None]:
+        def call(*given: Any) -> None:
+            look(step)
+            function(*given)
+
+        return call
+
+    for module in ("recover", "compress", "run"):
+        name = f"tscompress.workflows.{module}.finish_recovery"
+        monkeypatch.setattr(name, looking(compressing.finish_recovery, "finish"))
+    if verb == "recover":
+        config = RecoveryConfig.model_validate(RECOVER)
+        recover_checkpoint(
+            str(student), str(teacher), output, config, report=lambda _: look("train")
+        )
+    else:
+        call = compress_checkpoint if verb == "compress" else run
+        call(
+            recipe_of(teacher, output, evaluation=None, bench=None),
+            on_progress=lambda stage, *_: look("train") if stage == "recover" else None,
+        )
+    assert set(steps) == {"train", "finish"}
+    assert not work.exists()
+    assert not journal_of(work).exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_recovery_that_ends_while_another_loads_is_not_replaced(
+    student: Path, checkpoints: dict[str, Path], tmp_path: Path, stopped: bool
+) -> None:
+    teacher, config = str(checkpoints["chronos-bolt"]), RecoveryConfig.model_validate(RECOVER)
+    output = tmp_path / "small"
+    state = recovery_directory(output) / "checkpoint" / "state.safetensors"
+
+    def end(needed: object, processes: int) -> None:
+        """What another process does meanwhile."""
+        if stopped:
+            state.parent.mkdir(parents=True)
+            state.touch()
+        else:
+            recover_checkpoint(str(student), teacher, output, config)
+
+    with pytest.raises(OutputExistsError, match="did not finish" if stopped else "small' exists"):
+        recover_checkpoint(
+            str(student), teacher, output, config, on_memory=end,
+            report=lambda _: pytest.fail("it trained"),
+        )  # fmt: skip
+    assert state.exists() if stopped else output.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_lock_of_a_killed_recovery_is_free(
+    command: Command, student: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    output, config = tmp_path / "small", tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(RECOVER))
+    work = recovery_directory(output)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        with claimed([work]):
+            os._exit(0)  # nothing is cleaned up, as after a kill
+    os.waitpid(child, 0)
+    assert journal_of(work).exists()
+    outcome = command(
+        "recover", student, "--teacher", checkpoints["chronos-bolt"], "--output", output,
+        "--config", config,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert names(tmp_path) == ["config.yaml", "small"]
