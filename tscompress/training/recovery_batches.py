@@ -35,6 +35,8 @@ class Batches:
         series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
         assert config.buckets is not None
+        assert config.synthetic_share is not None
+        self._given_share = 1 - config.synthetic_share
         adapter = adapter_of(family)
         self.group_size = adapter.group_size
         self.config, self.buckets = config, config.buckets
@@ -51,6 +53,7 @@ class Batches:
         sources: list[str | Path | Sequence[FloatArray]] = [*config.series]
         if series is not None:
             sources.append(series)
+        known_apart = not sources  # a test asserts that no suite has a series of a wheel
         if real and as_given:
             sources.append(real)
         if not sources and config.synthetic_share == 0:
@@ -64,6 +67,7 @@ class Batches:
                 seed=config.seed,
                 form=config.series_format or DEFAULT_FORMAT,
                 buffer_size=config.shuffle_series,
+                known_apart=known_apart,
             )
 
     def at(self, step: int) -> ForecastBatch:
@@ -94,7 +98,7 @@ class Batches:
             bucket = bucket.model_copy(update={"batch_size": rows})
             windows = None
             if self.stream is not None:
-                given = math.ceil(rows * (1 - self.config.synthetic_share))
+                given = math.ceil(rows * self._given_share)
                 length = bucket.context_length + bucket.horizon
                 windows = self.stream.sample_held_out(rng, given, length) if given else None
             grouped = index % 2 == 1
@@ -108,8 +112,7 @@ class Batches:
         bucket = draw_bucket(rng, self.buckets)
         if self.stream is None:
             return bucket, 0
-        share = 1 - self.config.synthetic_share
-        return bucket, int(bucket.batch_size * share + rng.random())
+        return bucket, int(bucket.batch_size * self._given_share + rng.random())
 
     def _given(self, step: int, bucket: Bucket, count: int) -> FloatArray | None:
         if self.stream is None or not count:

@@ -68,11 +68,12 @@ class RecoveryConfig(BaseModel):
     series_format: GivenSeries | None = Field(
         default=None, description="how their files are written; null: as the recipe's series are"
     )
-    synthetic_share: float = Field(
-        default=0.5,
+    synthetic_share: float | None = Field(
+        default=None,
         ge=0,
         le=1,
-        description="of each batch, where there are series: part drawn from the corpus",
+        description="of each batch, where there are series: part drawn from the corpus; null: 0.5 "
+        "beside given series, 0.7 beside those of a wheel",
     )
     shuffle_series: int = Field(default=1024, ge=16, description="series held to draw from")
     corpus: CorpusConfig | None = Field(
@@ -145,9 +146,12 @@ class RecoveryConfig(BaseModel):
             for name, value in _defaults(loaded.family).items()
             if getattr(self, name) is None
         }
+        series_given = series_given or bool(self.series)
         reads_as_given = adapter_of(loaded.family).defaults.real_weight is None
-        if reads_as_given and self.real_series is None and (self.series or series_given):
+        if reads_as_given and self.real_series is None and series_given:
             known["real_series"] = ()
+        if self.synthetic_share is None:
+            known["synthetic_share"] = 0.5 if series_given else 0.7
         if self.steps is None and self.minutes is None:
             known["minutes"] = 5.0
         if self.learning_rate is None:

@@ -154,8 +154,9 @@ def differences_from(
     found = differing_settings(record, config.resolved(student or teacher, teacher))
     if student is None and config.learning_rate is None:
         found.pop("learning_rate", None)  # it follows how much was cut
-    if config.real_series is None:
-        found.pop("real_series", None)  # it follows whether series were given
+    for name in ("real_series", "synthetic_share"):
+        if getattr(config, name) is None:
+            found.pop(name, None)  # it follows whether series were given
     for name, (stored, ours) in found.items():
         return f"{name} {stored}, not {ours}"
     for role, digest in model_digests(student or teacher, teacher).items():
