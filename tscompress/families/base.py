@@ -26,6 +26,7 @@ except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
 from tscompress.errors import UsageError
+from tscompress.families.covariates import Covariates
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
@@ -347,6 +348,11 @@ class ForecastFamily(Family):
     needed_settings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[FamilyDefaults]
 
+    @property
+    def reads_covariates(self) -> bool:
+        """Whether other series can go with the one that is forecast."""
+        return self.group_size > 1
+
     # Building
 
     def model_class(self, config: Mapping[str, Any]) -> Any:
@@ -458,6 +464,7 @@ class ForecastFamily(Family):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
+        covariates: Sequence[Covariates] | None = None,
     ) -> Tensor:
         """Forecast quantiles ``[B, horizon, Q]`` at ``levels``, as stock ``predict_quantiles``.
 
@@ -467,7 +474,16 @@ class ForecastFamily(Family):
             ``[B, T]``, or B series ``[T_i]``.
         group_ids
             ``[B]``; series of one group are forecast as variates of one task.
+        covariates
+            B, of ``T_i`` and ``horizon`` steps and equal C and K; not with ``group_ids``.
+
+        Raises
+        ------
+        UsageError
+            Covariates, and the family reads none.
         """
+        if covariates is not None:
+            raise UsageError(f"{self.name} reads no covariates; leave them out.")
         found: Tensor
         found, _ = pipeline.predict_quantiles(
             contexts, prediction_length=horizon, quantile_levels=list(levels)
