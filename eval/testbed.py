@@ -29,7 +29,8 @@ from tscompress.evaluation.results import METRICS, EvaluationResult
 from tscompress.evaluation.score_cache import ScoreCache
 from tscompress.io.text import ratio_text
 from tscompress.probing.measure import ProbeConfig, probe
-from tscompress.probing.results import Estimate, ProbeResult
+from tscompress.probing.results import ProbeResult
+from tscompress.probing.skill import Estimate
 from tscompress.workflows.evaluate_models import score
 from tscompress.workflows.recipe import EvaluationConfig
 

@@ -233,7 +233,7 @@ def test_candidates_are_priced_exactly(models: dict[str, Any], family: str) -> N
         assert candidate.loss == pytest.approx(predicted(candidate, sensitivity))
     original = candidates[0]
     assert (original.costs, original.loss) == (costs.original, 0)
-    assert str(original) == "qk 8, vo 8, hidden 40"
+    assert str(original) == "d_kv 8, d_ff 40"
 
 
 def test_candidates_with_fewer_layers_are_priced_exactly(family: str) -> None:
@@ -388,7 +388,7 @@ def test_the_smallest_reachable_is_named(
     sensitivity = sensitivity_of(family, models[family])
     candidates = folded_candidates(sensitivity, costs)
     budget = Budget(measure=measure, ratio=0.001)
-    match = rf"{measure}=0.001 .* qk 2, vo 2, hidden 10, "
+    match = rf"{measure}=0.001 .* d_kv 2, d_ff 10, "
     with pytest.raises(PlanError, match=match) as folded:
         choose_folded(candidates, budget, costs)
     with pytest.raises(PlanError, match=match):
@@ -454,7 +454,7 @@ def test_budget_is_spent_on_the_least_loss(models: dict[str, Any]) -> None:
     # What holds no cache keeps its size.
     assert all(chosen.qk[name] == 8 for name in chosen.qk if name.startswith("encoder."))
     assert set(chosen.hidden.values()) == {40}  # type: ignore[union-attr]
-    assert str(chosen) == "qk 2 to 8, vo 2 to 8, hidden 40"
+    assert str(chosen) == "queries and keys 2 to 8, values 2 to 8, hidden units 40"
 
 
 def test_a_jump_is_taken_if_it_is_the_better_bargain(models: dict[str, Any]) -> None:

@@ -615,13 +615,20 @@ def test_several_seeds(command: Command, checkpoints: dict[str, Path], tmp_path:
         (("--seeds", "0,1", "--seed", 2), "--seed cannot go with it"),
         (("--fidelity",), "--against"),
         (("--num-samples", 3), "num_samples"),
-        (("--against", "seasonal-naive", "--margin", 2), "margin is 2.0"),
     ],
 )
 def test_evaluate_refuses_options(
     command: Command, bolt: Path, options: tuple[object, ...], text: str
 ) -> None:
     assert_refused(command("evaluate", bolt, *DATA[:2], "--max-series", 2, *options), 2, text)
+
+
+def test_evaluate_refuses_a_margin_before_a_model_is_loaded(
+    command: Command, bolt: Path, forbid: Forbid
+) -> None:
+    forbid("tscompress.workflows.evaluate_models.evaluate_models")
+    done = command("evaluate", bolt, *DATA[:2], "--against", "seasonal-naive", "--margin", 2)
+    assert_refused(done, 2, "margin is 2.0")
 
 
 def test_compare_refuses_what_it_cannot_read(command: Command, tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def constant_forecast(task: ProbeTask) -> np.ndarray:  # type: ignore[type-arg]
 def mixture(task: ProbeTask, share: float) -> TaskScore:
     """Of a forecaster that is ``share`` of the way from the best constant to the best."""
     drawn = task.draw()
-    return score_task(task, drawn, share * drawn.best + (1 - share) * constant_forecast(task))
+    constant = constant_forecast(task)
+    alone = constant if task.covariates else None
+    return score_task(task, drawn, share * drawn.best + (1 - share) * constant, alone)
 
 
 def result_of(name: str, shares: dict[str, float]) -> ProbeResult:

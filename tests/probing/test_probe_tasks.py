@@ -71,7 +71,7 @@ def test_there_is_a_task_for_each_period_noise_and_shape() -> None:
             assert task.horizon == 24
     assert {task.group for task in EVERY} == {
         "seasons", "noisy-seasons", "compound", "trends", "stochastic", "gaps", "intermittent",
-        "short", "long",
+        "short", "long", "covariates",
     }  # fmt: skip
 
 

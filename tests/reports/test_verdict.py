@@ -26,7 +26,13 @@ from tscompress.evaluation.results import DatasetScore, EvaluationResult, Series
 from tscompress.io.text import counted, listed, percent
 from tscompress.plan.layer_plans import HiddenPlan
 from tscompress.plan.plan import Plan
-from tscompress.probing.results import Estimate, GroupChange, ProbeComparison, TaskChange
+from tscompress.probing.results import (
+    CovariateChange,
+    GroupChange,
+    ProbeComparison,
+    TaskChange,
+)
+from tscompress.probing.skill import Estimate
 from tscompress.reports.terms import MEANINGS, spelled_out
 from tscompress.reports.verdict import Verdict, make_verdict
 
@@ -221,6 +227,19 @@ def test_lost_skills_are_named_once_a_period() -> None:
     assert "linear" not in found.sentence
     assert not verdict(probe=probe_of(0.999)).advice
     assert "nothing could be lost" in verdict(probe=probe_of(None)).sentence
+
+
+def test_lost_use_of_covariates_is_a_clause() -> None:
+    change = CovariateChange(
+        name="promotions", original=0.8, compressed=0.2, kept=Estimate(value=0.25), change="lost"
+    )
+    told = {"covariates_kept": Estimate(value=0.25), "covariates": (change,)}
+    lost = probe_of(1.0).model_copy(update=told)
+    assert "keeps 25% of what covariates add" in verdict(probe=lost).sentence
+    assert verdict(probe=lost).level == "loss"
+    assert ", but covariates are used less well" in verdict(probe=lost).clauses[0]
+    kept = lost.model_copy(update={"covariates": (change.model_copy(update={"change": "kept"}),)})
+    assert "covariates" not in verdict(probe=kept).sentence
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ from tscompress.workflows.save import CompressedModel, save
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=16, context_length=48, batch_size=8)
 BUCKETS = (Bucket(context_length=32, horizon=16, batch_size=8),)
 SHORT = {
+    "synthetic_share": 0.5,
     "steps": 6,
     "buckets": BUCKETS,
     "precision": "no",
@@ -265,10 +266,15 @@ def test_recovery_trains_products_and_restores_factors(
     assert not any("forward" in vars(block) for block in model.decoder.block)
 
 
-def test_training_attention_is_unchanged_without_gain(checkpoints: dict[str, Path]) -> None:
-    model: Any = load(checkpoints["chronos-2"]).model
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_attention_ends_with_the_training(
+    family: str, checkpoints: dict[str, Path]
+) -> None:
+    model: Any = load(checkpoints[family]).model
+    before = model.config._attn_implementation
     with attention_for_training(model):
-        assert model.config._attn_implementation == "sdpa"
+        assert model.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == before
 
 
 def test_unrelated_models_are_refused(checkpoints: dict[str, Path]) -> None:
@@ -399,7 +405,7 @@ def test_invalid_config_and_series_are_refused(bolt: Callable[[], Any]) -> None:
     with pytest.raises(DataError, match="give a list of series"):
         recover_(student, teacher, short(), series=np.arange(50.0))
     with pytest.raises(UsageError, match="synthetic_share is 0"):
-        recover_(student, teacher, short(synthetic_share=0.0))
+        recover_(student, teacher, short(synthetic_share=0.0, real_series=()))
 
 
 def test_a_run_does_not_keep_the_device_of_the_one_before(bolt: Callable[[], Any]) -> None:
@@ -412,7 +418,7 @@ def test_a_run_does_not_keep_the_device_of_the_one_before(bolt: Callable[[], Any
         assert {p.device.type for p in loaded.model.parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize("change", [{"accumulate": 3}, {"synthetic_share": 0.0}])
+@pytest.mark.parametrize("change", [{"accumulate": 3}, {"synthetic_share": 0.0, "real_series": ()}])
 def test_refused_recovery_leaves_models_unchanged(
     change: dict[str, Any], students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -1054,8 +1060,9 @@ def test_groups_without_overlap_are_unchanged() -> None:
 
 def test_empty_corpus_is_refused_in_one_line() -> None:
     nothing = {name: 0 for name in CorpusConfig.model_fields if name.endswith("_weight")}
+    config = short(corpus=nothing | {"real_weight": 1}, real_series=())
     with pytest.raises(UsageError, match="weight above 0"):
-        Batches("chronos-t5", short(corpus=nothing | {"real_weight": 1}, real_series=()))
+        Batches("chronos-t5", config)
 
 
 def test_default_corpora_of_families(checkpoints: dict[str, Path]) -> None:
@@ -1088,9 +1095,11 @@ def test_real_series_of_wheels_stand_in_for_given_ones(
         for row in batch.target
     ]
     assert 0.35 < np.mean(from_wheel) < 0.65
+    assert RecoveryConfig().resolved(loaded).synthetic_share == 0.7
     for given in ({"series_given": True}, {}):
         config = RecoveryConfig() if given else RecoveryConfig(series=("sales.csv",))
-        assert config.resolved(loaded, **given).real_series == ()
+        resolved = config.resolved(loaded, **given)
+        assert (resolved.real_series, resolved.synthetic_share) == ((), 0.5)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])

@@ -62,12 +62,20 @@ class Candidate:
     width: int | None = None
 
     def __str__(self) -> str:
-        words = [] if self.width is None else [f"width {self.width}"]
-        for label, sizes in {"qk": self.qk, "vo": self.vo, "hidden": self.hidden}.items():
-            found = sorted({sizes} if isinstance(sizes, int) else set(sizes.values()))
-            words.append(f"{label} {' to '.join(map(str, dict.fromkeys(found[:1] + found[-1:])))}")
+        words = [] if self.width is None else [f"d_model {self.width}"]
+        qk, vo, hidden = map(_range_text, (self.qk, self.vo, self.hidden))
+        if qk == vo and " " not in qk + hidden:  # one size each
+            words += [f"d_kv {qk}", f"d_ff {hidden}"]
+        else:
+            words += [f"queries and keys {qk}", f"values {vo}", f"hidden units {hidden}"]
         kept = (self.kept_layers or {}).items()
         return ", ".join([*words, *(f"{stack} layers {len(layers)}" for stack, layers in kept)])
+
+
+def _range_text(sizes: int | Mapping[str, int]) -> str:
+    """``8``, or ``2 to 8`` for sizes that differ."""
+    found = sorted({sizes} if isinstance(sizes, int) else set(sizes.values()))
+    return " to ".join(map(str, dict.fromkeys([found[0], found[-1]])))
 
 
 def folded_candidates(

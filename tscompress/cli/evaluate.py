@@ -120,6 +120,7 @@ def evaluate(
     torchrun --standalone --nproc_per_node 2 $(which tscompress) evaluate ...
     """
     from tscompress.evaluation.batching import Processes, parse_batch_size
+    from tscompress.evaluation.comparison import check_comparison
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
     from tscompress.workflows.evaluate_models import (
@@ -140,6 +141,8 @@ def evaluate(
         check_evaluation(output, gift_eval=gift_eval, force=force, inputs=inputs)
     if fidelity and against is None:
         raise UsageError("--fidelity needs another model; give --against.")
+    if against is not None:
+        check_comparison(2, margin=margin)
     if gift_eval and (output is None or output.suffix == ".json"):
         raise UsageError("--gift-eval writes files; give a directory with --output.")
     if seeds is not None:

@@ -161,7 +161,7 @@ def probe(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure skill at tasks with a known best forecast: seasons, trends, noise, gaps, ...
+    """Measure skill at tasks with a known best forecast: seasons, trends, gaps, covariates, ...
 
     1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
     """
@@ -189,6 +189,8 @@ def probe(
     config.chosen()  # check it before a model is loaded
     names = [(model, revision)] if against is None else [(model, revision), (against, None)]
     loaded = [loaded_of(name, device=device, dtype=dtype, revision=at) for name, at in names]
+    for one in loaded:
+        config.check_reads(one.forecaster)
     labels = [one.name for one in loaded]
     labels[0] = numbered(labels[0], labels[1:])
     results = []

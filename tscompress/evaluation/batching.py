@@ -212,15 +212,22 @@ def batch_sizes(
     horizon: int,
     batch_size: BatchSize,
     num_samples: int | None,
+    rows: int = 1,
 ) -> tuple[int, int]:
     """Number of series in a batch, and of those to compute at once.
 
     With ``auto``, Chronos-T5 keeps its batches, on which its random numbers depend, and computes
     them in parts that fit; quantile models have batches that fit.
+
+    Parameters
+    ----------
+    rows
+        Of the model's input for each series: itself and its covariates.
     """
     if batch_size != AUTO:
         return batch_size, batch_size
     fit = series_that_fit(pipeline, max(lengths, default=1), horizon, num_samples)
+    fit = max(1, fit // rows)
     if adapter_of_pipeline(pipeline).draws_samples:
         return DEFAULT_BATCH_SIZE, min(fit, DEFAULT_BATCH_SIZE)
     return fit, fit

@@ -28,6 +28,8 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 _FEW_SERIES = 15
 #: What to read where a sum over series is carried by few of them.
 _BESIDE = {"WQL": ", and read MASE, which scales each series, beside it", "MASE": ""}
+#: Of intervals, and draws of the bootstrap.
+_CONFIDENCE, _RESAMPLES = 0.95, 2000
 
 
 class Ratio(BaseModel):
@@ -126,8 +128,8 @@ def compare_results(
     results: Sequence[EvaluationResult],
     *,
     margin: float = 0.005,
-    confidence: float = 0.95,
-    resamples: int = 2000,
+    confidence: float = _CONFIDENCE,
+    resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> Comparison:
     """:func:`tscompress.compare` of results that are in memory.
@@ -165,7 +167,11 @@ def compare_results(
 
 
 def check_comparison(
-    count: int, margin: float, confidence: float, resamples: int, seed: int
+    count: int,
+    margin: float,
+    confidence: float = _CONFIDENCE,
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
 ) -> None:
     """Refuse fewer than two results, and options of a comparison out of range; UsageError."""
     if count < 2:

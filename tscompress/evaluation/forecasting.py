@@ -28,6 +28,7 @@ from tscompress.evaluation.batching import (
     part_of_batch,
 )
 from tscompress.evaluation.metrics import backtest
+from tscompress.families.covariates import Covariates
 from tscompress.families.registry import adapter_of_pipeline
 
 with warnings.catch_warnings():
@@ -123,21 +124,34 @@ def predict(
     *,
     num_samples: int | None = None,
     stream: str = "",
+    covariates: Sequence[Covariates] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Forecasts as in :func:`forecast`, as one array.
+
+    Parameters
+    ----------
+    covariates
+        N, each with as many steps as its context and ``horizon``, all with equal numbers of
+        covariates and of those known ahead; None: without any.
 
     Returns
     -------
     ndarray
         Samples ``[N, num_samples, horizon]`` of Chronos-T5, quantiles 0.1 … 0.9
         ``[N, 9, horizon]`` of the others.
+
+    Raises
+    ------
+    UsageError
+        As for :func:`forecast`; or covariates for a model that reads none.
     """
     _check_forecast_options(pipeline, batch_size, num_samples)
     tensors = [torch.as_tensor(np.asarray(values, dtype=np.float32)) for values in contexts]
     lengths = [len(values) for values in tensors]
     processes = Processes()
+    input_rows = 1 + len(covariates[0].past) if covariates else 1
     size, at_once = processes.agree(
-        lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples)
+        lambda: batch_sizes(pipeline, lengths, horizon, batch_size, num_samples, input_rows)
     )
     parts = Parts(at_once)
     found: dict[int, npt.NDArray[np.float32]] = {}
@@ -145,9 +159,10 @@ def predict(
         if not processes.has(position):
             continue
         batch = [tensors[index] for index in indices]
+        beside = None if covariates is None else [covariates[index] for index in indices]
         key = f"{seed}/{stream}/{position}"
         output = parts.compute(
-            len(batch), partial(_predict_part, pipeline, batch, horizon, num_samples, key)
+            len(batch), partial(_predict_part, pipeline, batch, beside, horizon, num_samples, key)
         )
         found |= dict(zip(indices, output, strict=True))
     found = processes.gather(found)
@@ -171,6 +186,7 @@ def _check_forecast_options(
 def _predict_part(
     pipeline: BaseChronosPipeline,
     batch: Sequence[torch.Tensor],
+    covariates: Sequence[Covariates] | None,
     horizon: int,
     num_samples: int | None,
     key: str,
@@ -179,13 +195,23 @@ def _predict_part(
     """Forecasts of some rows of a batch, equal to those of :func:`_predict_batch`."""
     whole = rows.stop - rows.start == len(batch)
     draws = contextlib.nullcontext() if whole else DrawsOfPart(rows, len(batch))
+    contexts = part_of_batch(batch, rows)
+    beside = None if covariates is None else list(map(_as_long, covariates[rows], contexts))
     with common_random_numbers(pipeline, key), draws:
-        return _predict_batch(pipeline, part_of_batch(batch, rows), horizon, num_samples)
+        return _predict_batch(pipeline, contexts, beside, horizon, num_samples)
+
+
+def _as_long(covariates: Covariates, context: torch.Tensor) -> Covariates:
+    """Covariates padded on the left as their series was."""
+    missing = len(context) - covariates.past.shape[1]
+    past = torch.nn.functional.pad(covariates.past, (missing, 0), value=torch.nan)
+    return covariates._replace(past=past)
 
 
 def _predict_batch(
     pipeline: BaseChronosPipeline,
     contexts: list[torch.Tensor],
+    covariates: Sequence[Covariates] | None,
     horizon: int,
     num_samples: int | None,
 ) -> npt.NDArray[np.float32]:
@@ -194,10 +220,12 @@ def _predict_batch(
         # Models warn about horizons beyond theirs; here the suite defines the horizon.
         warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
         family = adapter_of_pipeline(pipeline)
-        if family.draws_samples:
+        if family.draws_samples and covariates is None:
             samples = family.predict(pipeline, contexts, horizon, num_samples)
             return np.asarray(samples, dtype=np.float32)
-        quantiles = family.quantiles(pipeline, contexts, horizon, QUANTILE_LEVELS)
+        quantiles = family.quantiles(
+            pipeline, contexts, horizon, QUANTILE_LEVELS, covariates=covariates
+        )
     return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
 
 

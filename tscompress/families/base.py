@@ -25,8 +25,9 @@ try:
 except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
-from tscompress.errors import UnsupportedModelError, UsageError
-from tscompress.families.graphs import GraphSource
+from tscompress.errors import UsageError
+from tscompress.families.covariates import Covariates
+from tscompress.families.graphs import Exportable
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ def _without_weights() -> Iterator[None]:
         yield
 
 
-class ForecastFamily(Family):
+class ForecastFamily(Exportable, Family):
     """A family that forecasts: it can be calibrated, compressed, recovered and evaluated.
 
     Attributes
@@ -347,6 +348,11 @@ class ForecastFamily(Family):
     group_size: ClassVar[int] = 1
     needed_settings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[FamilyDefaults]
+
+    @property
+    def reads_covariates(self) -> bool:
+        """Whether other series can go with the one that is forecast."""
+        return self.group_size > 1
 
     # Building
 
@@ -459,6 +465,7 @@ class ForecastFamily(Family):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
+        covariates: Sequence[Covariates] | None = None,
     ) -> Tensor:
         """Forecast quantiles ``[B, horizon, Q]`` at ``levels``, as stock ``predict_quantiles``.
 
@@ -468,7 +475,16 @@ class ForecastFamily(Family):
             ``[B, T]``, or B series ``[T_i]``.
         group_ids
             ``[B]``; series of one group are forecast as variates of one task.
+        covariates
+            B, of ``T_i`` and ``horizon`` steps and equal C and K; not with ``group_ids``.
+
+        Raises
+        ------
+        UsageError
+            Covariates, and the family reads none.
         """
+        if covariates is not None:
+            raise UsageError(f"{self.name} reads no covariates; leave them out.")
         found: Tensor
         found, _ = pipeline.predict_quantiles(
             contexts, prediction_length=horizon, quantile_levels=list(levels)
@@ -499,20 +515,6 @@ class ForecastFamily(Family):
     def attended_patches(self, features: Tensor) -> Tensor:
         """Mask, bool ``[N]``, of the rows ``[N, n]`` of patch features that are attended to."""
         return torch.ones(len(features), dtype=torch.bool, device=features.device)
-
-    # Exporting
-
-    def graph_source(self, model: nn.Module) -> GraphSource:
-        """What is exported of a model, which is copied.
-
-        Raises
-        ------
-        UnsupportedModelError
-            Models of the family, or with these settings, cannot be exported.
-        """
-        raise UnsupportedModelError(
-            f"a {self.name} model cannot be exported: it decodes samples token by token."
-        )
 
     # Counting
 

@@ -12,8 +12,9 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from torch import Tensor, nn
 
-from tscompress.errors import RecipeError
+from tscompress.errors import RecipeError, UsageError
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
+from tscompress.families.covariates import Covariates
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
 from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
@@ -141,9 +142,16 @@ class Chronos2(PatchFamily):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
+        covariates: Sequence[Covariates] | None = None,
     ) -> Tensor:
         rows = torch.arange(len(contexts))
-        tasks, order = list(contexts), rows
+        tasks: list[Any] = list(contexts)
+        order, size = rows, len(rows)
+        if covariates is not None:
+            if group_ids is not None:
+                raise UsageError("group_ids and covariates cannot go together; give one of them.")
+            tasks = list(map(_with_covariates, contexts, covariates))
+            size += sum(len(one.past) for one in covariates)
         if group_ids is not None:
             groups = [rows[group_ids == group] for group in sorted(set(group_ids.tolist()))]
             tasks = [torch.stack([contexts[row] for row in group]) for group in groups]
@@ -152,7 +160,7 @@ class Chronos2(PatchFamily):
             tasks,
             prediction_length=horizon,
             quantile_levels=list(levels),
-            batch_size=len(contexts),
+            batch_size=size,  # rows of the model's input
         )
         return torch.cat(list(found))[order]
 
@@ -210,3 +218,10 @@ class Chronos2(PatchFamily):
             chronos_pipeline_class="Chronos2Pipeline",
             architectures=["Chronos2Model"],
         )
+
+
+def _with_covariates(context: Tensor, covariates: Covariates) -> dict[str, Any]:
+    """A task of the stock pipeline: series ``[T]`` and covariates by name."""
+    past = {f"covariate-{index}": row for index, row in enumerate(covariates.past)}
+    future = dict(zip(past, covariates.future, strict=False))  # of the first
+    return {"target": context, "past_covariates": past, "future_covariates": future}

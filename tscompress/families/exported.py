@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tscompress.families.registry import build_empty
 from tscompress.runtime.chronos2 import Chronos2Forecaster
 from tscompress.runtime.chronos_bolt import ChronosBoltForecaster
-from tscompress.runtime.contexts import Task, stacked
+from tscompress.runtime.contexts import Task, stacked, tasks_of
 from tscompress.runtime.forecaster import Forecaster
 from tscompress.runtime.load import load
 from tscompress.runtime.record import GRAPH_FILE
@@ -90,20 +90,18 @@ class ExportedChronos2Pipeline(_Threads, Chronos2Pipeline):  # type: ignore[misc
 
     def predict(
         self,
-        inputs: Tensor | Sequence[Tensor],
+        inputs: Tensor | Sequence[Any],
         prediction_length: int | None = None,
         batch_size: int = 256,
         context_length: int | None = None,
         cross_learning: bool = False,
         limit_prediction_length: bool = False,
     ) -> list[Tensor]:
-        """Quantiles ``[R, Q, H]`` of each task ``[T]`` or ``[R, T]``."""
+        """Quantiles ``[R, Q, H]`` of each task: ``[T]``, ``[R, T]``, or one with covariates."""
         steps = _steps(self.forecaster, prediction_length, limit_prediction_length)
         read = context_length or self.forecaster.context_length
-        rows = [stacked([np.asarray(one, np.float32)])[:, -read:] for one in inputs]
-        tasks = [
-            Task(one, np.full((len(one), steps), np.nan, np.float32), len(one)) for one in rows
-        ]
+        tasks = _tasks(inputs, steps)
+        tasks = [Task(one.context[:, -read:], one.future, one.targets) for one in tasks]
         found = self._on_threads().forecast(
             tasks, steps, batch_size=batch_size, cross_learning=cross_learning
         )
@@ -119,6 +117,14 @@ _PIPELINES: Mapping[type[Forecaster], Any] = {
 def exported_pipeline(forecaster: Forecaster) -> Any:
     """The stock interface of an exported model."""
     return _PIPELINES[type(forecaster)](forecaster)
+
+
+def _tasks(inputs: Tensor | Sequence[Any], steps: int) -> list[Task]:
+    """Tasks; targets without covariates are not checked, as in the stock pipeline."""
+    if isinstance(inputs[0], Mapping):
+        return tasks_of(list(inputs), steps)
+    rows = [stacked([np.asarray(one, np.float32)]) for one in inputs]
+    return [Task(one, np.full((len(one), steps), np.nan, np.float32), len(one)) for one in rows]
 
 
 def _steps(forecaster: Forecaster, steps: int | None, limited: bool) -> int:

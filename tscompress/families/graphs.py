@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from tscompress.errors import UnsupportedModelError
 from tscompress.layers.sized_attention import SizedT5Attention, same_sizes
 
 
@@ -41,6 +42,24 @@ class GraphSource:
     sizes: Mapping[str, Mapping[int, str]]
     patch_size: int
     head: str = "model.output_patch_embedding"
+
+
+class Exportable:
+    """A family of which models can be exported; by itself it refuses."""
+
+    name: ClassVar[str]
+
+    def graph_source(self, model: nn.Module) -> GraphSource:
+        """What is exported of a model, which is copied.
+
+        Raises
+        ------
+        UnsupportedModelError
+            Models of the family, or with these settings, cannot be exported.
+        """
+        raise UnsupportedModelError(
+            f"a {self.name} model cannot be exported: it decodes samples token by token."
+        )
 
 
 def exportable_copy(model: nn.Module) -> nn.Module:

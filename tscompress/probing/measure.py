@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +20,12 @@ from tscompress.evaluation.fidelity import calibration
 from tscompress.evaluation.forecasting import predict
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
 from tscompress.evaluation.typical_series import known
+from tscompress.families.covariates import Covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_counts, check_list, check_type
 from tscompress.probing.processes import Array
-from tscompress.probing.results import Example, Losses, ProbeResult, TaskScore, estimate
+from tscompress.probing.results import Example, ProbeResult, TaskScore
+from tscompress.probing.skill import Estimate, Losses, estimate
 from tscompress.probing.tasks import (
     TASKS,
     Drawn,
@@ -32,6 +35,8 @@ from tscompress.probing.tasks import (
     seasonal_naive,
 )
 
+#: Covariates in the figure of a task.
+_DRAWN = 3
 _LEVELS = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
 
 OnTask = Callable[[TaskScore, int, int], None]
@@ -59,6 +64,11 @@ class ProbeConfig(BaseModel):
         """The tasks; UsageError if one is unknown or the file is invalid."""
         return _chosen(self.tasks, self.tasks_file, self.num_series)
 
+    def check_reads(self, pipeline: BaseChronosPipeline) -> None:
+        """UsageError if a task was chosen, by name or in a file, that the model cannot read."""
+        battery = self.tasks is None and self.tasks_file is None
+        _readable(self.chosen(), pipeline, battery=battery)
+
 
 def probe(
     model: AnyModel,
@@ -77,7 +87,8 @@ def probe(
 ) -> ProbeResult:
     """Skill of a model at tasks whose best possible forecast is known.
 
-    Nothing is cached: it takes seconds for a tiny Chronos-Bolt.
+    Nothing is cached: it takes seconds for a tiny Chronos-Bolt. Tasks with covariates are forecast
+    twice, with and without them.
 
     Parameters
     ----------
@@ -86,7 +97,8 @@ def probe(
         :mod:`tscompress.checkpoints.given`.
     tasks
         Names, groups or shell patterns, such as ``"seasons"`` or ``"period-7*"``; or tasks of your
-        own. None: all of them, or those of ``tasks_file``.
+        own. None: all of them, without those that the model cannot read, or those of
+        ``tasks_file``.
     tasks_file
         YAML with tasks of your own; ``tasks`` may select them too.
     num_series
@@ -113,8 +125,8 @@ def probe(
     Raises
     ------
     UsageError
-        A task is unknown, a file of tasks is invalid, the model forecasts too few steps, or an
-        argument is of a wrong type.
+        A task is unknown, a file of tasks is invalid, the model forecasts too few steps, reads no
+        covariates and is asked for a task with some, or an argument is of a wrong type.
     UnsupportedModelError
         The model does not forecast.
     DataError
@@ -127,19 +139,24 @@ def probe(
     loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
     pipeline, name = loaded.forecaster, loaded.name
     draws = adapter_of_pipeline(pipeline).draws_samples
+    readable = _readable(chosen, pipeline, battery=tasks is None and tasks_file is None)
+    skipped = tuple(task.name for task in chosen if task not in readable)
     if draws and num_series is None:
-        chosen = tuple(_halved(task) for task in chosen)
+        readable = tuple(_halved(task) for task in readable)
     scores = []
-    for task in chosen:
+    for task in readable:
         drawn = task.draw(seed)
-        quantiles = _forecast(pipeline, task, drawn, seed, batch_size, num_samples, name)
-        scores.append(score_task(task, drawn, quantiles))
-        on_task(scores[-1], len(scores), len(chosen))
+        ask = partial(_forecast, pipeline, task, seed, batch_size, num_samples, name)
+        alone = ask(drawn._replace(covariates=None)) if task.covariates else None
+        scores.append(score_task(task, drawn, ask(drawn), alone))
+        on_task(scores[-1], len(scores), len(readable))
     paths = None
     if draws:
         own: Any = pipeline.inner_model
         paths = num_samples or int(own.config.chronos_config["num_samples"])
-    return ProbeResult(model=name, seed=seed, num_samples=paths, tasks=tuple(scores))
+    return ProbeResult(
+        model=name, seed=seed, num_samples=paths, tasks=tuple(scores), skipped=skipped
+    )
 
 
 def _chosen(
@@ -167,6 +184,28 @@ def _chosen(
     return tuple(task.model_copy(update={"num_series": num_series}) for task in chosen)
 
 
+def _readable(
+    tasks: Sequence[ProbeTask], pipeline: BaseChronosPipeline, *, battery: bool
+) -> tuple[ProbeTask, ...]:
+    """Tasks that the model can read; of the whole ``battery`` the others are left out.
+
+    Raises
+    ------
+    UsageError
+        It cannot read one that was asked for.
+    """
+    family = adapter_of_pipeline(pipeline)
+    if family.reads_covariates:
+        return tuple(tasks)
+    unreadable = [task.name for task in tasks if task.covariates]
+    if unreadable and not battery:
+        raise UsageError(
+            f"the task {unreadable[0]!r} has covariates, and {family.name} reads none; choose "
+            "tasks without."
+        )
+    return tuple(task for task in tasks if not task.covariates)
+
+
 def _halved(task: ProbeTask) -> ProbeTask:
     """A task of the battery with half of its series; other tasks unchanged."""
     if TASKS.get(task.name) != task:
@@ -177,13 +216,13 @@ def _halved(task: ProbeTask) -> ProbeTask:
 def _forecast(
     pipeline: BaseChronosPipeline,
     task: ProbeTask,
-    drawn: Drawn,
     seed: int,
     batch_size: BatchSize,
     num_samples: int | None,
     name: str,
+    drawn: Drawn,
 ) -> Quantiles:
-    """Quantiles 0.1 … 0.9 of a task's series, ``[N, 9, H]``.
+    """Quantiles 0.1 … 0.9 of a task's series, with the covariates drawn, ``[N, 9, H]``.
 
     Raises
     ------
@@ -200,6 +239,7 @@ def _forecast(
         batch_size,
         num_samples=num_samples,
         stream=task.name,
+        covariates=_covariates(drawn),
     )
     if values.shape[-1] < task.horizon:
         raise UsageError(
@@ -217,8 +257,24 @@ def _forecast(
     return np.asarray(values, dtype=np.float64)
 
 
-def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore:
+def _covariates(drawn: Drawn) -> list[Covariates] | None:
+    """Of each series, as models take them; None without any."""
+    if drawn.covariates is None:
+        return None
+    length = drawn.context.shape[1]
+    values = torch.as_tensor(drawn.covariates, dtype=torch.float32)  # [N, C, T + H]
+    return [Covariates(rows[:, :length], rows[: drawn.known, length:]) for rows in values]
+
+
+def score_task(
+    task: ProbeTask, drawn: Drawn, quantiles: Quantiles, alone: Quantiles | None = None
+) -> TaskScore:
     """Skill of one model's quantiles ``[N, 9, H]`` at a task.
+
+    Parameters
+    ----------
+    alone
+        Its quantiles without covariates, of a task that has some.
 
     Raises
     ------
@@ -232,6 +288,7 @@ def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore
         best=_losses(task, drawn.best, drawn.label),
         constant=_losses(task, _certain(constant), drawn.label),
         seasonal_naive=_losses(task, _certain(naive), drawn.label),
+        without_covariates=None if alone is None else _losses(task, alone, drawn.label),
     )
     if sum(losses.constant) <= sum(losses.best):
         raise UsageError(
@@ -247,7 +304,20 @@ def score_task(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> TaskScore
         crossing_rate=found.crossing_rate,
         losses=losses,
         example=_example(task, drawn, quantiles),
+        **_without_covariates(task, losses),
     )
+
+
+def _without_covariates(task: ProbeTask, losses: Losses) -> dict[str, Estimate]:
+    """Skill of the series alone, and what covariates add to it; nothing without covariates."""
+    if losses.without_covariates is None:
+        return {}
+    skill = losses.skill("without_covariates")
+    draws = losses.resampled(task.name, "without_covariates")
+    return {
+        "without_covariates": estimate(skill, draws),
+        "covariates_add": estimate(losses.skill() - skill, losses.resampled(task.name) - draws),
+    }
 
 
 def _certain(point: Array) -> Quantiles:
@@ -268,9 +338,12 @@ def _losses(task: ProbeTask, quantiles: Quantiles, label: Array) -> tuple[float,
 def _example(task: ProbeTask, drawn: Drawn, quantiles: Quantiles) -> Example:
     """The first series, so that none is hand-picked."""
     tail = max(2 * task.season_length, 2 * task.horizon, 24)
+    shown = len(drawn.context[0, -tail:]) + task.horizon
+    rows = () if drawn.covariates is None else drawn.covariates[0, :_DRAWN, -shown:]
     return Example(
         context=known(drawn.context[0, -tail:]),
         label=known(drawn.label[0]),
         best=tuple(map(float, drawn.best[0, MEDIAN])),
         forecast=band(quantiles[0]),
+        covariates=tuple(map(known, rows)),
     )

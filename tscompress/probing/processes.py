@@ -4,15 +4,16 @@ The parameters of a process are known, so the predictive distribution is exact a
 the best possible forecast. Values are dimensionless; a season has a standard deviation of 1, or of
 its amplitude.
 
-To add a process, write a class with :meth:`paths` and put it into :data:`Process`. Processes whose
-series come with covariates (for Chronos-2) go there as well: the covariates are one more field of
-:class:`Paths`.
+To add a process, write a class with :meth:`paths` and put it into ``Process`` of
+:mod:`tscompress.probing.tasks`. Processes whose series come with covariates are in
+:mod:`tscompress.probing.covariates`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ Array = npt.NDArray[np.float64]
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: Quantiles 0.1 … 0.9 of the standard normal distribution, ``[9, 1]``.
-_NORMAL = np.array([[NormalDist().inv_cdf(level)] for level in QUANTILE_LEVELS])
+NORMAL = np.array([[NormalDist().inv_cdf(level)] for level in QUANTILE_LEVELS])
 #: How strongly a season of amplitude 1 multiplies the level.
 _SEASON_FACTOR = 0.3
 #: Largest demand, where the distribution of sizes is truncated.
@@ -39,6 +40,10 @@ class Paths(NamedTuple):
     """``[N, T + H]``: context and label."""
     best: Quantiles
     """``[N, 9, H]``: quantiles 0.1 … 0.9 of the label, given the process and the context."""
+    covariates: Array | None = None
+    """``[N, C, T + H]``; NaN where missing, or not known ahead."""
+    known: int = 0
+    """Covariates known ahead, the first ones."""
 
 
 class Season(BaseModel):
@@ -63,6 +68,17 @@ class Season(BaseModel):
                 pattern += sine * np.sin(angle) + cosine * np.cos(angle)
         pattern -= pattern.mean(axis=1, keepdims=True)
         return np.asarray(self.amplitude * pattern / pattern.std(axis=1, keepdims=True))
+
+
+def seasonal_path(
+    rng: np.random.Generator, seasons: Sequence[Season], count: int, length: int
+) -> Array:
+    """The sum of all seasons, each at a random phase, ``[count, length]``."""
+    path = np.zeros((count, length))
+    for season in seasons:
+        index = (np.arange(length) + rng.integers(season.period, size=(count, 1))) % season.period
+        path += np.take_along_axis(season.pattern(rng, count), index, axis=1)
+    return path
 
 
 class Trend(BaseModel):
@@ -121,10 +137,7 @@ class Structural(BaseModel):
         if self.trend is not None:
             rise = self.trend.path(rng, count, length, context)
             path += np.abs(rise) if self.multiplicative else rise
-        season = np.zeros((count, length))
-        for part in self.seasons:
-            index = (np.arange(length) + rng.integers(part.period, size=(count, 1))) % part.period
-            season += np.take_along_axis(part.pattern(rng, count), index, axis=1)
+        season = seasonal_path(rng, self.seasons, count, length)
         path = (
             (1 + path) * np.exp(_SEASON_FACTOR * season) if self.multiplicative else path + season
         )
@@ -133,7 +146,7 @@ class Structural(BaseModel):
             start = context * rng.uniform(0.5, 0.8, (count, 1))
             path += size * rng.choice([-1.0, 1.0], (count, 1)) * (np.arange(length) >= start)
         values = path + self.noise * rng.standard_normal((count, length))
-        return Paths(values, path[:, None, context:] + self.noise * _NORMAL)
+        return Paths(values, path[:, None, context:] + self.noise * NORMAL)
 
 
 class Autoregressive(BaseModel):
@@ -162,7 +175,7 @@ class Autoregressive(BaseModel):
         median = values[:, context - 1, None] * factor**ahead  # [N, H]
         spread = np.sqrt(np.cumsum(factor ** (2 * (ahead - 1))))  # [H]
         level = rng.uniform(0, 10, (count, 1))
-        best = (level + median)[:, None] + spread * _NORMAL
+        best = (level + median)[:, None] + spread * NORMAL
         return Paths(level + values, best)
 
 
@@ -211,6 +224,3 @@ class Intermittent(BaseModel):
         sizes = np.cumprod([1.0, *((self.mean_size - 1) / np.arange(1, _LARGEST_DEMAND))])
         below = 1 - chance + chance * np.cumsum(sizes) / sizes.sum()
         return float(1 + np.searchsorted(below, level))
-
-
-Process = Annotated[Structural | Autoregressive | Intermittent, Field(discriminator="kind")]

@@ -1,22 +1,16 @@
 """Skill of a model at each task, with intervals, and the share that a compressed model kept.
 
-skill = (loss of the best constant − loss of the model) / (loss of the best constant − best loss)
-
-is 1 for the best possible forecast and 0 for the best constant one; worse than that is negative.
-Loss is the mean absolute error of the median, or of all quantiles for tasks ``by_quantiles``.
-Series are resampled for 95% intervals, the same ones for all models (see
-:mod:`tscompress.evaluation.intervals`).
+Where series come with covariates, the skill without them is measured too: what they add is the
+model's use of other series, and a cut can lose it alone.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.errors import UsageError
@@ -26,88 +20,20 @@ from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
 from tscompress.io.text import percent
 from tscompress.io.untrusted import MAX_JSON_BYTES
+from tscompress.probing.skill import Array, Estimate, Losses, estimate
 from tscompress.probing.tasks import ProbeTask
-
-Array = npt.NDArray[np.float64]
 
 #: A model cannot do a task if its skill is at most this or its interval reaches 0; such skill
 #: cannot be lost.
 ABLE = 0.1
 #: Smallest share of skill that counts as kept.
 KEPT = 0.95
+#: What covariates add, below which they mislead.
+_MISLED = -0.05
 #: Lower bound of a task's skill in means, so that one failed task does not dominate them.
 FLOOR = -1.0
-RESAMPLES = 1000
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _NAMED = 4
-
-
-class Estimate(BaseModel):
-    """A value and its 95% interval; None for a single series."""
-
-    model_config = _STRICT
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    def __str__(self) -> str:
-        interval = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.value:.2f}{interval}"
-
-
-class Losses(BaseModel):
-    """Loss of each series, as columns of ``[N]`` numbers, each a mean over the steps."""
-
-    model_config = _STRICT
-
-    model: tuple[float, ...]
-    best: tuple[float, ...]
-    constant: tuple[float, ...]
-    seasonal_naive: tuple[float, ...]
-
-    @model_validator(mode="after")
-    def _same_lengths(self) -> Losses:
-        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
-        if len(set(lengths.values())) > 1 or not self.model:
-            raise ValueError(f"the columns are empty or differ in length: {lengths}")
-        return self
-
-    def skill(self, of: Literal["model", "seasonal_naive"] = "model") -> float:
-        """Of all series together."""
-        return float(_skill(*(np.array([getattr(self, name)]) for name in _columns(of)))[0])
-
-    def resampled(self, name: str) -> Array:
-        """Skill of the model on resampled series, ``[RESAMPLES]``.
-
-        The same series for each model, chosen by the name of the task; n − 1 of n, as
-        :mod:`tscompress.evaluation.intervals` explains. NaN of a single series.
-        """
-        count = len(self.model)
-        if count == 1:
-            return np.full(RESAMPLES, np.nan)
-        rng = np.random.default_rng(zlib.crc32(name.encode()))
-        picks = rng.integers(count, size=(RESAMPLES, count - 1))
-        return _skill(*(np.array(getattr(self, column))[picks] for column in _columns("model")))
-
-
-def _columns(of: str) -> tuple[str, str, str]:
-    return of, "best", "constant"
-
-
-def _skill(losses: Array, best: Array, constant: Array) -> Array:
-    """Skill over the last axis, series ``[..., N]``; NaN if the best constant is perfect."""
-    losses, best, constant = (column.sum(axis=-1) for column in (losses, best, constant))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(constant > best, (constant - losses) / (constant - best), np.nan)
-
-
-def estimate(value: float, draws: Array) -> Estimate:
-    """A value with the middle 95% of its draws, if all of them are finite."""
-    if not np.isfinite(draws).all():
-        return Estimate(value=value)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Estimate(value=value, low=float(low), high=float(high))
 
 
 class Example(BaseModel):
@@ -120,6 +46,8 @@ class Example(BaseModel):
     best: tuple[float, ...]
     """Median of the best possible forecast."""
     forecast: Band
+    covariates: tuple[Known, ...] = ()
+    """Values at the steps of context and label, of the first covariates; None where unknown."""
 
 
 class TaskScore(BaseModel):
@@ -137,6 +65,19 @@ class TaskScore(BaseModel):
     """Share of neighbouring quantiles that cross."""
     losses: Losses
     example: Example
+    without_covariates: Estimate | None = None
+    """Skill on the same series alone; None: the task has no covariates."""
+    covariates_add: Estimate | None = None
+    """Skill minus that without covariates."""
+
+    @model_validator(mode="after")
+    def _with_and_without(self) -> TaskScore:
+        parts = self.losses.without_covariates, self.without_covariates, self.covariates_add
+        if any((part is None) != (not self.task.covariates) for part in parts):
+            raise ValueError(
+                "skill without covariates belongs to tasks with covariates, and to all of them"
+            )
+        return self
 
     @property
     def name(self) -> str:
@@ -152,6 +93,10 @@ class TaskScore(BaseModel):
         """Skill on resampled series, ``[RESAMPLES]``."""
         return self.losses.resampled(self.name)
 
+    def added_draws(self) -> Array:
+        """What covariates add on resampled series, ``[RESAMPLES]``."""
+        return self.draws() - self.losses.resampled(self.name, "without_covariates")
+
 
 class ProbeResult(Result):
     """Skill of one model at each task."""
@@ -165,6 +110,8 @@ class ProbeResult(Result):
     num_samples: int | None = None
     """Sample paths of a Chronos-T5; None for the others."""
     tasks: tuple[TaskScore, ...]
+    skipped: tuple[str, ...] = ()
+    """Tasks with covariates that the model was not asked, because it reads none."""
 
     def __repr__(self) -> str:
         groups = self.groups().items() if self.tasks else ()
@@ -297,6 +244,20 @@ class TaskChange(BaseModel):
     """``absent``: the original cannot do it, nor can the compressed model."""
 
 
+class CovariateChange(BaseModel):
+    """Change of what covariates add to the skill at one task."""
+
+    model_config = _STRICT
+
+    name: str
+    original: float
+    compressed: float
+    kept: Estimate | None
+    """Compressed / original; None where they add too little to the original."""
+    change: Literal["kept", "lost", "misled"]
+    """``misled``: they added nothing to the original, and make the compressed model worse."""
+
+
 class GroupChange(BaseModel):
     """Change of the skill at the tasks of a group that the original can do."""
 
@@ -329,6 +290,9 @@ class ProbeComparison(BaseModel):
     """Share of the original's mean skill at the tasks that it can do; each group counts once."""
     groups: tuple[GroupChange, ...]
     tasks: tuple[TaskChange, ...]
+    covariates_kept: Estimate | None = None
+    """Share of what covariates add to the original, over the tasks where they add something."""
+    covariates: tuple[CovariateChange, ...] = ()
 
     def __repr__(self) -> str:
         kept = "nothing to keep" if self.kept is None else f"skill kept {_share(self.kept)}"
@@ -356,6 +320,7 @@ class ProbeComparison(BaseModel):
             elif group.lost and group.kept is not None:
                 share = _share(group.kept)
                 found.append(f"lost in {group.group}, {share} kept: by no task for sure.")
+        found += self._use_of_covariates()
         if gained := self._changed("gained"):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
@@ -364,6 +329,26 @@ class ProbeComparison(BaseModel):
                 f"cannot do these (skill {ABLE:g} or less, or maybe none), so a cut costs nothing "
                 "there."
             )
+        return found
+
+    def _use_of_covariates(self) -> list[str]:
+        """Sentences on other series that the compressed model uses less, or is misled by."""
+        told = {
+            change: [
+                f"{one.name} ({one.original:.2f} → {one.compressed:.2f})"
+                for one in sorted(self.covariates, key=lambda one: one.compressed - one.original)
+                if one.change == change
+            ]
+            for change in ("lost", "misled")
+        }
+        found = []
+        if told["lost"] and self.covariates_kept is not None:
+            found.append(
+                f"use of covariates was lost, {_share(self.covariates_kept)} of what they add to "
+                f"the skill is kept: {_listed(told['lost'])}."
+            )
+        if told["misled"]:
+            found.append(f"{self.compressed} is misled by covariates: {_listed(told['misled'])}.")
         return found
 
     def _changed(self, change: str) -> list[TaskChange]:
@@ -402,6 +387,7 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
     UsageError
         The two were probed on different series.
     """
+    compressed, original = shared_tasks(compressed, original), shared_tasks(original, compressed)
     if [s.task for s in compressed.tasks] != [s.task for s in original.tasks] or (
         compressed.seed != original.seed
     ):
@@ -413,13 +399,22 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
     able = [(ours, theirs) for ours, theirs in pairs if theirs.able]
     names = list(_by_group(original.tasks))
     kept = _kept([[pair for pair in able if pair[1].task.group == name] for name in names])
+    with_covariates = [pair for pair in pairs if pair[1].covariates_add is not None]
     return ProbeComparison(
         compressed=compressed.model,
         original=original.model,
         kept=kept,
         groups=tuple(_group_change(name, pairs, able) for name in names),
         tasks=tuple(_task_change(*pair) for pair in pairs),
+        covariates_kept=_added_kept([pair for pair in with_covariates if _adds(pair[1])]),
+        covariates=tuple(_covariate_change(*pair) for pair in with_covariates),
     )
+
+
+def shared_tasks(result: ProbeResult, other: ProbeResult) -> ProbeResult:
+    """A result without the tasks that the other model was not asked."""
+    asked = tuple(score for score in result.tasks if score.name not in other.skipped)
+    return result.model_copy(update={"tasks": asked})
 
 
 Pair = tuple[TaskScore, TaskScore]
@@ -465,6 +460,51 @@ def _task_change(ours: TaskScore, theirs: TaskScore) -> TaskChange:
         group=ours.task.group,
         original=before,
         compressed=after,
+        kept=kept,
+        change=change,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What covariates add
+# --------------------------------------------------------------------------------------------------
+
+
+def _added(score: TaskScore) -> Estimate:
+    assert score.covariates_add is not None
+    return score.covariates_add
+
+
+def _adds(score: TaskScore) -> bool:
+    """Whether covariates add so much skill that it can be lost; see :data:`ABLE`."""
+    added = _added(score)
+    return added.value > ABLE and (added.low is None or added.low > 0)
+
+
+def _added_kept(pairs: Sequence[Pair]) -> Estimate | None:
+    """Ratio of the means of what covariates add, compressed to original; None without tasks."""
+    if not pairs:
+        return None
+    values = [np.mean([_added(pair[i]).value for pair in pairs]) for i in (0, 1)]
+    draws = [np.mean([pair[i].added_draws() for pair in pairs], axis=0) for i in (0, 1)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return estimate(float(values[0] / values[1]), draws[0] / draws[1])
+
+
+def _covariate_change(ours: TaskScore, theirs: TaskScore) -> CovariateChange:
+    after, before = _added(ours), _added(theirs)
+    less = estimate(after.value - before.value, ours.added_draws() - theirs.added_draws())
+    surely_less = less.value < 0 and (less.high is None or less.high < 0)
+    kept = _added_kept([(ours, theirs)]) if _adds(theirs) else None
+    change: Literal["kept", "lost", "misled"] = "kept"
+    if kept is not None and kept.value < KEPT and surely_less:
+        change = "lost"
+    elif kept is None and after.value < _MISLED and surely_less:
+        change = "misled"
+    return CovariateChange(
+        name=ours.name,
+        original=before.value,
+        compressed=after.value,
         kept=kept,
         change=change,
     )

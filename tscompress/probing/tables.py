@@ -5,21 +5,35 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from tscompress.io.text import percent
-from tscompress.probing.results import Estimate, ProbeResult, TaskScore
+from tscompress.io.text import counted, percent
+from tscompress.probing.results import ProbeResult, TaskScore, shared_tasks
+from tscompress.probing.skill import Estimate
 
 _CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95% intervals"
 
 
 def probe_tables(result: ProbeResult, original: ProbeResult | None = None) -> list[Table]:
-    """Skill by group and by task, beside seasonal naive and, if given, the original."""
-    return [_group_table(result, original), _task_table(result, original)]
+    """Skill by group and by task, beside seasonal naive and, if given, the original.
+
+    What covariates add comes last, if the model was asked for tasks with some. Tasks that only one
+    of two models was asked are left out.
+    """
+    if original is not None:
+        result, original = shared_tasks(result, original), shared_tasks(original, result)
+    tables = [_group_table(result, original), _task_table(result, original)]
+    if any(score.covariates_add is not None for score in result.tasks):
+        tables.append(_covariate_table(result, original))
+    return tables
 
 
 def _group_table(result: ProbeResult, original: ProbeResult | None) -> Table:
     naive, overall = result.naive_groups(), result.overall()
+    caption = _CAPTION
+    if result.skipped:
+        skipped = counted(len(result.skipped), "task")
+        caption += f"; {skipped} with covariates skipped: {result.model} reads none"
     table = Table(
-        title=f"skill of {result.model}", caption=_CAPTION, show_footer=True, box=box.SIMPLE_HEAD
+        title=f"skill of {result.model}", caption=caption, show_footer=True, box=box.SIMPLE_HEAD
     )
     table.add_column("group", footer="mean of groups", no_wrap=True)
     table.add_column("tasks", justify="right", footer=str(len(result.tasks)))
@@ -59,6 +73,31 @@ def _task_table(result: ProbeResult, original: ProbeResult | None) -> Table:
         cells += [covers(score), percent(score.crossing_rate, 1)]
         if original is not None:
             cells.insert(1, f"{original.tasks[index].skill.value:.2f}")
+        table.add_row(*cells)
+    return table
+
+
+def _covariate_table(result: ProbeResult, original: ProbeResult | None) -> Table:
+    changes = None if original is None else result.against(original)
+    table = Table(title="what covariates add", box=box.SIMPLE_HEAD)
+    table.add_column("task", no_wrap=True)
+    headers = ["skill", "without\ncovariates", "they add"]
+    if changes is not None:
+        headers += ["they add to\nthe original", "kept"]
+        table.show_footer = True
+        table.columns[0].footer = "where they add to the original"
+    for header in headers:
+        table.add_column(header, justify="right")
+    if changes is not None:
+        table.columns[-1].footer = kept_text(changes.covariates_kept)
+    for score in result.tasks:
+        if score.without_covariates is None:
+            continue
+        cells = [score.name, f"{score.skill.value:.2f}", f"{score.without_covariates.value:.2f}"]
+        cells.append(str(score.covariates_add))
+        if changes is not None:
+            (change,) = (one for one in changes.covariates if one.name == score.name)
+            cells += [f"{change.original:.2f}", kept_text(change.kept)]
         table.add_row(*cells)
     return table
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,17 +15,21 @@ from tscompress.errors import RecipeError, UsageError
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
+from tscompress.probing.covariates import Covariate, Driven
 from tscompress.probing.processes import (
     Array,
     Autoregressive,
     Intermittent,
-    Process,
     Season,
     Structural,
     Trend,
 )
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+
+Process = Annotated[
+    Structural | Autoregressive | Intermittent | Driven, Field(discriminator="kind")
+]
 
 #: Steps in a season of the tasks that come with the probe.
 PERIODS = (4, 5, 7, 12, 24, 48, 52)
@@ -45,6 +49,10 @@ class Drawn(NamedTuple):
     """``[N, 9, H]``: the best possible forecast."""
     constant: Array
     """``[N]``: the best constant forecast; see :attr:`ProbeTask.process`."""
+    covariates: Array | None = None
+    """``[N, C, T + H]``; NaN where missing, or not known ahead."""
+    known: int = 0
+    """Covariates known ahead, the first ones."""
 
 
 class ProbeTask(BaseModel):
@@ -66,13 +74,20 @@ class ProbeTask(BaseModel):
     missing: float = Field(default=0.0, ge=0, le=0.9, description="share of the context")
 
     @model_validator(mode="after")
-    def _season_fits(self) -> ProbeTask:
+    def _lengths_fit(self) -> ProbeTask:
         if self.season_length > self.context_length:
             raise ValueError(
                 f"a period of {self.season_length} steps is longer than the context of "
                 f"{self.context_length}; give a longer context_length"
             )
+        if isinstance(self.process, Driven):
+            self.process.check_fits(self.context_length, self.horizon)
         return self
+
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """A few words on each covariate, ``[C]``."""
+        return self.process.labels if isinstance(self.process, Driven) else ()
 
     @property
     def season_length(self) -> int:
@@ -87,15 +102,16 @@ class ProbeTask(BaseModel):
     def draw(self, seed: int = 0) -> Drawn:
         """Draw the series; they depend only on the task and the seed."""
         rng = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        values, best = self.process.paths(rng, self.num_series, self.context_length, self.horizon)
-        context, label = values[:, : self.context_length].copy(), values[:, self.context_length :]
+        drawn = self.process.paths(rng, self.num_series, self.context_length, self.horizon)
+        context = drawn.values[:, : self.context_length].copy()
+        label = drawn.values[:, self.context_length :]
         known = context if self.process.ends_constant else label
         constant = np.median(known, axis=1)
         if self.missing:
             # The same number in each series, so that none has no values.
             ranks = rng.random(context.shape).argsort(axis=1).argsort(axis=1)
             context[ranks < round(self.missing * self.context_length)] = np.nan
-        return Drawn(context, label, best, constant)
+        return Drawn(context, label, drawn.best, constant, drawn.covariates, drawn.known)
 
 
 def seasonal_naive(context: Array, season_length: int, horizon: int) -> Array:
@@ -194,8 +210,39 @@ def _others() -> Iterator[ProbeTask]:
         )
 
 
+def _with_covariates() -> Iterator[ProbeTask]:
+    """Tasks for models that read covariates."""
+    smooth, useless = Covariate(shape="smooth"), Covariate(shape="smooth", strength=0)
+
+    def changed(covariate: Covariate, **changes: Any) -> tuple[Covariate, ...]:
+        return (covariate.model_copy(update=changes),)
+
+    season = (Season(period=12),)
+    parts: list[tuple[str, tuple[Covariate, ...], tuple[Season, ...]]] = [
+        ("covariate-lag-0", (smooth,), ()),
+        ("covariate-lag-4", changed(smooth, lag=4), ()),
+        ("covariate-noise", changed(smooth, shape="noise"), ()),
+        ("covariate-squared", changed(smooth, effect="square"), ()),
+        ("promotions", changed(smooth, shape="pulses", strength=3.0), ()),
+        ("leading-series", changed(smooth, lag=24, known=False), ()),
+        ("covariate-and-season", (smooth,), season),
+        ("covariate-with-gap", changed(smooth, missing=0.3), ()),
+        ("one-covariate-of-8", (smooth, *changed(useless, count=7)), ()),
+        ("irrelevant-covariates", changed(useless, count=3), season),
+    ]
+    for name, covariates, seasons in parts:
+        yield ProbeTask(
+            name=name,
+            group="covariates",
+            process=Driven(covariates=covariates, seasons=seasons, noise=0.1),
+            context_length=192,
+        )
+
+
 #: By name; tasks of one ``group`` are summarized together.
-TASKS: dict[str, ProbeTask] = {task.name: task for task in (*_seasons(), *_compound(), *_others())}
+TASKS: dict[str, ProbeTask] = {
+    task.name: task for task in (*_seasons(), *_compound(), *_others(), *_with_covariates())
+}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -80,3 +80,29 @@ def task_chart(original: TaskScore, compressed: TaskScore) -> Chart:
     )
     title = f"{original.name}: skill {original.skill.value:.2f} → {compressed.skill.value:.2f}"
     return forecast_chart(series, title, least_context=len(series.context))
+
+
+def covariate_chart(score: TaskScore) -> Chart | None:
+    """The first covariates of a task, at the steps of :func:`task_chart`; None without any."""
+    rows = score.example.covariates
+    if not rows:
+        return None
+    horizon = len(score.example.label)
+    every = [float(step) for step in range(1 - (len(rows[0]) - horizon), horizon + 1)]
+    labels = score.task.covariates[: len(rows)]
+    more = len(score.task.covariates) - len(rows)
+    chart = Chart(
+        label=f"{score.name}: covariates: {'; '.join(labels)}"
+        + (f"; {more} more are not drawn" if more else ""),
+        x_range=(every[0], every[-1] + 0.5),
+        y_range=limits_of(value for row in rows for value in row),
+        x_label="covariates" if len(score.task.covariates) > 1 else "covariate",
+        height=110,
+    )
+    chart.axes(whole=True)
+    origin = chart.x(0.5)
+    chart.add("line", "origin", x1=origin, x2=origin, y1=TOP, y2=chart.height - BOTTOM)
+    for index, (label, row) in enumerate(zip(labels, rows, strict=True)):
+        chart.line(every, row, f"s{index}")
+        chart.legend.append((f"s{index}", label))
+    return chart

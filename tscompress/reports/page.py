@@ -22,10 +22,10 @@ from tscompress.reports.fidelity_charts import (
     fidelity_row,
     shift_chart,
 )
-from tscompress.reports.forecast_charts import forecast_chart, task_chart
+from tscompress.reports.forecast_charts import covariate_chart, forecast_chart, task_chart
 from tscompress.reports.quality_charts import FAR, is_far, pareto_chart
 from tscompress.reports.rank_charts import flow_charts, head_charts
-from tscompress.reports.strips import forest, skill_strip
+from tscompress.reports.strips import covariate_rows, forest, skill_strip
 
 MAX_EXAMPLES = 9
 #: Cost axes of the Pareto figure, the first one shown first.
@@ -112,15 +112,20 @@ def _quality(report: Report) -> dict[str, Any]:
 def _skill(report: Report) -> dict[str, Any]:
     """Both models at known processes: figures, and rows of original, compressed and change."""
     if report.result.probes is None or report.probe is None:
-        return {"skill": None, "tasks": {}}
+        return {"skill": None, "tasks": {}, "covariates": []}
     original, compressed = report.result.probes
     tasks: dict[str, list[dict[str, Any]]] = {}
     for before, after, change in zip(
         original.tasks, compressed.tasks, report.probe.tasks, strict=True
     ):
         row = {"original": before, "compressed": after, "change": change}
-        tasks.setdefault(change.group, []).append({**row, "chart": task_chart(before, after)})
-    return {"skill": skill_strip(original, compressed), "tasks": tasks}
+        charts = {"chart": task_chart(before, after), "below": covariate_chart(before)}
+        tasks.setdefault(change.group, []).append({**row, **charts})
+    return {
+        "skill": skill_strip(original, compressed),
+        "tasks": tasks,
+        "covariates": covariate_rows(original, compressed, report.probe),
+    }
 
 
 def _forecasts(report: Report) -> dict[str, Any]:

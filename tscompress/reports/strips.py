@@ -6,7 +6,8 @@ import math
 from typing import NamedTuple
 
 from tscompress.evaluation.comparison import ModelComparison, Ratio
-from tscompress.probing.results import Estimate, ProbeResult
+from tscompress.probing.results import CovariateChange, ProbeComparison, ProbeResult
+from tscompress.probing.skill import Estimate
 from tscompress.reports.svg import Value, limits_of, ticks
 
 
@@ -103,3 +104,26 @@ def skill_strip(original: ProbeResult, compressed: ProbeResult) -> SkillStrip:
     shown = tuple((place(value), f"{value:g}") for value in (-1.0, -0.5, 0.0, 0.5, 1.0))
     inside = tuple((at, text) for at, text in shown if float(text) > low)
     return SkillStrip(tuple(rows), place(0.0), inside)
+
+
+class CovariateRow(NamedTuple):
+    """Skill without covariates at a task, and what they add."""
+
+    change: CovariateChange
+    without: tuple[float, float]
+    """Skill of original and compressed."""
+
+
+def covariate_rows(
+    original: ProbeResult, compressed: ProbeResult, comparison: ProbeComparison
+) -> list[CovariateRow]:
+    """A row for each task with covariates."""
+    alone = [
+        {score.name: score.without_covariates.value for score in result.tasks
+         if score.without_covariates is not None}
+        for result in (original, compressed)
+    ]  # fmt: skip
+    return [
+        CovariateRow(change, (alone[0][change.name], alone[1][change.name]))
+        for change in comparison.covariates
+    ]

@@ -127,7 +127,7 @@ def make_verdict(
     if level == "loss":
         advice.append("`tscompress recover` wins back some of what was lost.")
     speed = [] if bench is None else [_speed(bench)]
-    skill = [] if probe is None else [_skill(probe)]
+    skill = [] if probe is None else list(_skill(probe))
     unmeasured = [
         name for name, part in (("speed", bench), ("skills", probe)) if part is None
     ]  # fmt: skip
@@ -328,9 +328,10 @@ def _size(plan: Plan, bench: BenchResult | None) -> str:
     return listed(shares) or "no layer was changed"
 
 
-def _skill(probe: ProbeComparison) -> str:
+def _skill(probe: ProbeComparison) -> Iterator[str]:
     if probe.kept is None:
-        return "the original can do none of the tasks of the probe, so nothing could be lost there"
+        yield "the original can do none of the tasks of the probe, so nothing could be lost there"
+        return
     kept = percent(probe.kept.value, 0)
     lost = _lost(probe)
     if round(100 * probe.kept.value) >= 100:
@@ -348,17 +349,25 @@ def _skill(probe: ProbeComparison) -> str:
     tail = f", loses {' and '.join(told)}" if told else ""
     if _skill_is_open(probe):
         tail = ", which may be chance"
-    return f"keeps {kept} of what the probe measures{tail}"
+    yield f"keeps {kept} of what the probe measures{tail}"
+    if probe.covariates_kept is not None and _uses_covariates_less(probe):
+        yield f"keeps {percent(probe.covariates_kept.value, 0)} of what covariates add"
 
 
 def _lost_skill(probe: ProbeComparison) -> str:
-    """Tasks that got worse, by number; without one, the groups that did."""
+    """Tasks that got worse, by number; without one, the groups or the use that did."""
     if lost := _lost(probe):
         able = sum(group.able for group in probe.groups)
         of = f"{len(lost)} of the {able} tasks" if able > 1 else "the one task"
         return f"{of} of the probe got worse"
     groups = [group.group.replace("-", " ") for group in probe.groups if group.lost]
-    return f"the probe's tasks of {listed(groups)} got worse together" if groups else ""
+    if groups:
+        return f"the probe's tasks of {listed(groups)} got worse together"
+    return "covariates are used less well" if _uses_covariates_less(probe) else ""
+
+
+def _uses_covariates_less(probe: ProbeComparison) -> bool:
+    return any(one.change == "lost" for one in probe.covariates)
 
 
 def _skill_is_open(probe: ProbeComparison) -> bool:

@@ -26,7 +26,7 @@ from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
 from tscompress.reports.content import Report, make_report, plan_label, texts, verdict_of
 from tscompress.reports.page import render_page
-from tscompress.reports.strips import skill_strip
+from tscompress.reports.strips import CovariateRow, covariate_rows, skill_strip
 from tscompress.reports.terms import spelled_out
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
@@ -138,12 +138,19 @@ def write_markdown(report: Report) -> Path:
         verdict=verdict,
         meanings=meanings,
         skill=None if probes is None else skill_strip(*probes),
+        covariates=_covariate_rows(report),
         figures=[figure.relative_to(directory) for figure in drawn if figure.is_file()],
         page=PAGE_FILE,
     )
     path = directory / MARKDOWN_FILE
     write_text_atomically(path, f"{mark_of(text)}\n{text}")
     return path
+
+
+def _covariate_rows(report: Report) -> list[CovariateRow]:
+    if report.result.probes is None or report.probe is None:
+        return []
+    return covariate_rows(*report.result.probes, report.probe)
 
 
 def _plain(text: str) -> str:

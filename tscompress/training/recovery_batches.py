@@ -34,7 +34,8 @@ class Batches:
         config: RecoveryConfig,
         series: Sequence[FloatArray] | str | Path | None = None,
     ) -> None:
-        assert config.buckets is not None and config.synthetic_share is not None
+        assert config.buckets is not None
+        assert config.synthetic_share is not None
         self._given_share = 1 - config.synthetic_share
         adapter = adapter_of(family)
         self.group_size = adapter.group_size

@@ -185,9 +185,12 @@ def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     PlanError
         It has not the sizes that are asked for.
     RecipeError, UsageError
-        There is no such suite or dataset, or the model does not read as much as bench asks for.
+        There is no such suite or dataset, the model does not read as much as bench asks for, or it
+        reads no covariates and a task of the probe has some.
     """
     check_sizes(loaded, recipe)
+    if recipe.probe is not None:
+        recipe.probe.check_reads(loaded.forecaster)
     if recipe.scored_on is not None:
         recipe.scored_on.selected()
     if recipe.bench is not None:
