@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Command, assert_refused
 
 import tscompress
 from tscompress.checkpoints.given import loaded_of
 from tscompress.errors import CorruptCheckpointError, LeakError, UnsupportedModelError, UsageError
+from tscompress.families.covariates import Covariates
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.runtime.record import RECORD_FILE
 
 FEW: dict[str, Any] = {"datasets": ["monash_m1_yearly", "monash_m3_yearly"], "max_series": 3}
@@ -122,3 +125,20 @@ def test_steps_that_the_source_was_fitted_to(exported: dict[str, Path], tmp_path
     tscompress.evaluate(exported["chronos-bolt"], file, horizon=4)
     with pytest.raises(LeakError, match=r"mine\.csv"):
         tscompress.evaluate(directory, file, horizon=4)
+
+
+def test_covariates_are_read_as_by_the_source(
+    exported: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    series = [torch.randn(40, generator=draw).cumsum(0) for _ in range(2)]
+    known = [
+        Covariates(torch.randn(2, 40, generator=draw), torch.randn(1, 20, generator=draw))
+        for _ in series
+    ]
+    found = []
+    for path in (exported["chronos-2"], checkpoints["chronos-2"]):
+        pipeline: Any = loaded_of(path).forecaster
+        family = adapter_of_pipeline(pipeline)
+        found.append(family.quantiles(pipeline, series, 20, [0.1, 0.5], covariates=known))
+    assert torch.allclose(*found, rtol=0, atol=1e-5 * float(found[1].abs().max()))
