@@ -131,7 +131,7 @@ TABLES = (
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
-        "recover.py --model reference/bolt --trial 32,0.25,10,d_model=208 "
+        "recover.py --model reference/bolt --trial 32,0.25,8,d_model=208 "
         "--trial 32,0.25,10,d_model=96 --output DIR/recover",
         80,
     ),
