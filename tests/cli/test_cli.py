@@ -25,7 +25,7 @@ import tscompress
 from tscompress._version import __version__
 from tscompress.benchmark.sizes import parameter_count
 from tscompress.budget.sensitivity import Sensitivity
-from tscompress.checkpoints import load as loading
+from tscompress.checkpoints import given
 from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
 from tscompress.cli.console import duration, progress_bars, training_progress
@@ -1021,7 +1021,7 @@ def test_a_revision_is_of_the_model_and_not_of_what_it_is_held_against(
         asked.append(revision)
         return load(bolt, **options)
 
-    monkeypatch.setattr(loading, "load", fake)
+    monkeypatch.setattr(given, "load", fake)
     sizes = "--dataset", "monash_m1_yearly", "--max-series", "2", "--no-cache"
     outcome = command("evaluate", "me/small", "--revision", "v2", "--against", "me/small", *sizes)
     assert outcome.code == 0, outcome.err

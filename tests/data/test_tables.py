@@ -183,7 +183,7 @@ def test_local_days_are_days_when_clocks_change() -> None:
         (frame(["2024-01-01", "soon"]), "'ds'.*'soon'"),
         (frame(["13/01/2024", "01/14/2024"]), "'ds'.*13/01/2024"),
         (frame(["01/02/2024", "02/02/2024"]), "'ds'.*--date-format"),
-        (frame(["1998 Q1", "1998 Q2"]), "'ds'.*1998 Q1"),
+        (frame(["1998 S1", "1998 S2"]), "'ds'.*1998 S1"),
         (frame([2023, 2024]), "'ds'.*--date-format"),
         (frame(["2024-01-01"]), "--frequency"),
         (frame(["2024-01-01", "2024-01-02", "2024-01-03 07:00"]), "not regular"),
