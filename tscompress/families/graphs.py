@@ -120,8 +120,8 @@ def patched(values: Tensor, size: int) -> Tensor:
     return torch.unflatten(values, -1, (-1, size))
 
 
-class BoltGraph(nn.Module):
-    """Chronos-Bolt from a context and its mask to quantiles.
+class _PatchGraph(nn.Module):
+    """A model that reads patches of scaled series, as a graph.
 
     Parameters
     ----------
@@ -133,6 +133,10 @@ class BoltGraph(nn.Module):
         super().__init__()
         self.model = model
         self.scaling = Scaling(model.instance_norm)
+
+
+class BoltGraph(_PatchGraph):
+    """Chronos-Bolt from a context and its mask to quantiles."""
 
     def forward(self, context: Tensor, observed: Tensor) -> Tensor:
         """Quantiles ``[B, Q, H]``.
@@ -160,19 +164,8 @@ class BoltGraph(nn.Module):
         return self.scaling.inverse(quantiles, loc, scale)
 
 
-class Chronos2Graph(nn.Module):
-    """Chronos-2 from contexts, groups and known futures, each with its mask, to quantiles.
-
-    Parameters
-    ----------
-    model
-        A copy of :func:`exportable_copy`.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.scaling = Scaling(model.instance_norm)
+class Chronos2Graph(_PatchGraph):
+    """Chronos-2 from contexts, groups and known futures, each with its mask, to quantiles."""
 
     def forward(
         self,

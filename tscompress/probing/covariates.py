@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tscompress.probing.processes import NORMAL, Array, Paths, Season, seasonal_path
+from tscompress.probing.processes import NORMAL, Array, Paths, Seasonal, seasonal_path
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 #: From one step to the next, of a smooth covariate.
@@ -91,18 +91,14 @@ class Covariate(BaseModel):
             past[(step >= first) & (step < first + stretch)] = np.nan
 
 
-class Driven(BaseModel):
+class Driven(Seasonal):
     """Level, seasons, the effects of covariates, and white noise.
 
     The best forecast has the effects at their true sizes, which the context shows.
     """
 
-    model_config = _STRICT
-
     kind: Literal["driven"] = "driven"
     covariates: tuple[Covariate, ...] = Field(min_length=1)
-    seasons: tuple[Season, ...] = ()
-    noise: float = Field(default=0.0, ge=0, description="standard deviation")
 
     ends_constant: ClassVar[bool] = False
 
@@ -112,16 +108,6 @@ class Driven(BaseModel):
         if count > MAX_COVARIATES:
             raise ValueError(f"{count} covariates are more than {MAX_COVARIATES}; give fewer")
         return self
-
-    @property
-    def season_length(self) -> int:
-        """Steps that a seasonal naive forecast looks back."""
-        return max((season.period for season in self.seasons), default=1)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the label has noise."""
-        return self.noise > 0
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -98,21 +98,12 @@ class Trend(BaseModel):
         return np.asarray(rise * shape)
 
 
-class Structural(BaseModel):
-    """Level, trend, seasons, a shift of the level, and white noise.
-
-    The best forecast is the continuation without noise, and quantiles of the noise around it.
-    """
+class Seasonal(BaseModel):
+    """What processes with seasons and white noise have in common."""
 
     model_config = _STRICT
 
-    kind: Literal["structural"] = "structural"
     seasons: tuple[Season, ...] = ()
-    trend: Trend | None = None
-    multiplicative: bool = Field(default=False, description="seasons grow with the level")
-    level_shift: PositiveFloat | None = Field(
-        default=None, description="average size of a jump in the second half of the context"
-    )
     noise: float = Field(default=0.0, ge=0, description="standard deviation")
 
     @property
@@ -124,6 +115,20 @@ class Structural(BaseModel):
     def noisy(self) -> bool:
         """Whether the label has noise."""
         return self.noise > 0
+
+
+class Structural(Seasonal):
+    """Level, trend, seasons, a shift of the level, and white noise.
+
+    The best forecast is the continuation without noise, and quantiles of the noise around it.
+    """
+
+    kind: Literal["structural"] = "structural"
+    trend: Trend | None = None
+    multiplicative: bool = Field(default=False, description="seasons grow with the level")
+    level_shift: PositiveFloat | None = Field(
+        default=None, description="average size of a jump in the second half of the context"
+    )
 
     @property
     def ends_constant(self) -> bool:
