@@ -68,6 +68,19 @@ def test_the_front_page_shows_its_table_as_measured() -> None:
     assert [line.partition(" | ")[2] for line in shown] == rows
 
 
+def test_the_front_page_says_what_recovery_brought_as_measured() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    measured = pd.read_csv(EVAL / "results" / "recover-bolt.csv")
+    smallest = measured[measured["parameters"] == measured["parameters"].min()]
+    assert smallest["seed"].nunique() == 3
+    assert set(smallest["minutes"]) == {10}
+    mean = smallest[["parameters", "skill before", "skill"]].mean()
+    assert (
+        f"took {mean['parameters']:.1%} of reference/bolt from {mean['skill before']:.0%} to "
+        f"{mean['skill']:.0%} of its skill"
+    ) in readme
+
+
 def test_tables_are_filled_and_the_text_around_them_stays(page: Any, results: Path) -> None:
     assert page.names(PAGE) == ["one", "two"]
     assert page.stale(PAGE, results) == ["one", "two"]
