@@ -18,6 +18,7 @@ TscompressError
 ├── NotEnoughMemoryError        a single series does not fit beside the model
 ├── OutputError                 a file or directory that cannot be written: disk full, read-only
 ├── HubError                    the Hub refused a push, or could not be reached for it
+├── DownloadError               a file of a registry that cannot be had, or is another one
 └── VerificationError           a saved checkpoint that does not load back bit-equal
 """
 
@@ -118,6 +119,10 @@ class OutputError(TscompressError, OSError):
 
 class HubError(TscompressError):
     """The Hub refused a push or could not be reached for it."""
+
+
+class DownloadError(TscompressError):
+    """A file of a public registry cannot be had, or is not the published one."""
 
 
 class VerificationError(TscompressError):

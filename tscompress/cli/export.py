@@ -13,10 +13,25 @@ from tscompress.cli.options import AsJson, Force, Model, Revision
 
 def export(
     model: Model,
-    output: Annotated[Path, typer.Option(help="Directory of the graph.", parser=path)],
+    output: Annotated[Path, typer.Option(help="Directory of the graph or page.", parser=path)],
     precision: Annotated[
         str, typer.Option(help="float32, float16 (half of the bytes) or int8 (matrices in 8 bits).")
     ] = "float32",
+    page: Annotated[
+        bool,
+        typer.Option(
+            "--page",
+            help="Write, instead of the graph, a folder whose index.html forecasts in a browser, "
+            "also offline. The engine, 33 MB, comes from the npm registry once.",
+        ),
+    ] = False,
+    onnxruntime_web: Annotated[
+        Path | None,
+        typer.Option(
+            help="For --page without a network: what `npm pack onnxruntime-web` wrote.",
+            parser=path,
+        ),
+    ] = None,
     revision: Revision = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -31,6 +46,8 @@ def export(
         model,
         output,
         precision=precision,  # type: ignore[arg-type]  # refused there
+        page=page,
+        onnxruntime_web=onnxruntime_web,
         revision=revision,
         force=force,
     )
@@ -39,4 +56,9 @@ def export(
         f"quantiles differ from the model's by at most {done.difference:.1e} of the largest",
         f"wrote {done.directory}",
     ]
+    if done.page is not None:
+        lines[-1:] = [
+            f"page {done.page.page / 1e6:.2f} MB, and engine {done.page.engine / 1e6:.2f} MB",
+            f"wrote {done.directory}; open {done.directory / 'index.html'}",
+        ]
     show(as_json, done.to_dict(), "\n".join(lines))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tscompress.errors import UsageError, VerificationError
 from tscompress.exporting.directory import write_card, write_directory
 from tscompress.exporting.graph import PRECISIONS, Precision, onnx_graph
 from tscompress.exporting.packages import check_packages
+from tscompress.exporting.page.bundle import PageSizes, check_family, write_page
+from tscompress.exporting.page.engine import find_engine
 from tscompress.exporting.parity import largest_difference
 from tscompress.families.registry import adapter_of
 from tscompress.io.arguments import check_type
@@ -43,6 +46,8 @@ class ExportResult:
     difference
         Largest difference of a quantile from the source's on test series, as a share of the
         largest quantile of its series.
+    page
+        Of a page, bytes of its own files and of its engine.
     """
 
     directory: Path
@@ -51,6 +56,7 @@ class ExportResult:
     precision: str
     graph_bytes: int
     difference: float
+    page: PageSizes | None = None
 
     def __repr__(self) -> str:
         size = f"{self.graph_bytes / 1e6:.2f} MB"
@@ -67,6 +73,8 @@ def export(
     output: str | Path,
     *,
     precision: Precision = "float32",
+    page: bool = False,
+    onnxruntime_web: str | Path | None = None,
     revision: str | None = None,
     force: bool = False,
 ) -> ExportResult:
@@ -87,6 +95,11 @@ def export(
     precision
         ``float32``; ``float16``: half of the bytes; ``int8``: the matrices of the layers in 8
         bits, what writes the quantiles in float32.
+    page
+        Write, instead of that directory, a folder with ``index.html``, which forecasts in a browser
+        from a disk or any static host: the graph, and onnxruntime-web of the npm registry.
+    onnxruntime_web
+        For a page, the archive that ``npm pack`` writes; None: from the cache or the registry.
     revision
         Of a Hub id.
     force
@@ -95,7 +108,10 @@ def export(
     Raises
     ------
     UsageError
-        ``precision`` is unknown, the extra ``onnx`` is not installed, or the graph is too large.
+        ``precision`` is unknown, the extra ``onnx`` is not installed, the graph is too large, or
+        ``onnxruntime_web`` is another file.
+    DownloadError
+        onnxruntime-web cannot be fetched.
     UnsupportedModelError
         The model is of a family that cannot be exported, or torch cannot export it.
     OutputExistsError
@@ -108,15 +124,21 @@ def export(
     check_type("output", output, (str, Path), "the path of a directory")
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    if onnxruntime_web is not None and not page:
+        raise UsageError("onnxruntime_web is the engine of a page; give --page, too.")
     check_packages()
     target = user_path(output)
     given = model if isinstance(model, str | Path) else None
-    check_output(target, force=force, inputs=[given])
+    inputs = [given, onnxruntime_web]
+    check_output(target, force=force, inputs=inputs)
     loaded = loaded_of(model, revision=revision, argument="model", exported=False)
+    inputs.append(loaded.directory)
+    if page:
+        return _export_page(loaded, target, precision, onnxruntime_web, force=force, inputs=inputs)
     pipeline = loaded.forecaster  # refused here if it does not forecast
     source = adapter_of(loaded.family).graph_source(loaded.model)
     graph = onnx_graph(source, precision)
-    with new_directory(target, force=force, inputs=[given, loaded.directory]) as directory:
+    with new_directory(target, force=force, inputs=inputs) as directory:
         write_directory(
             directory,
             graph,
@@ -134,6 +156,25 @@ def export(
         write_card(directory, difference)
         size = (directory / GRAPH_FILE).stat().st_size
     return ExportResult(target, loaded.name, loaded.family, precision, size, difference)
+
+
+def _export_page(
+    loaded: LoadedModel,
+    target: Path,
+    precision: Precision,
+    onnxruntime_web: str | Path | None,
+    *,
+    force: bool,
+    inputs: list[str | Path | None],
+) -> ExportResult:
+    check_family(loaded.family)
+    engine = find_engine(onnxruntime_web)
+    with tempfile.TemporaryDirectory() as folder:
+        done = export(loaded, Path(folder, "graph"), precision=precision)
+        forecaster = load_exported(done.directory)
+        with new_directory(target, force=force, inputs=inputs) as directory:
+            sizes = write_page(directory, forecaster, engine, name=done.model)
+    return replace(done, directory=target, page=sizes)
 
 
 def _source(loaded: LoadedModel) -> dict[str, Any]:

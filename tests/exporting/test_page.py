@@ -1,0 +1,258 @@
+"""Pages: what is in the folder, the engine and where it comes from, refusals."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, Forbid, assert_refused
+
+from tscompress.errors import DownloadError, OutputExistsError, UsageError
+from tscompress.exporting.page import engine as engines
+from tscompress.exporting.page.bundle import PAGE_RECORD, write_page
+from tscompress.exporting.page.engine import Engine, find_engine, registry
+from tscompress.io.files import cache_directory, check_output
+from tscompress.runtime.load import load
+from tscompress.runtime.record import GRAPH_FILE
+
+ENGINE = Engine(b"const ort = 1;", b"export default 2;", b"\0asm")
+MEMBERS = {
+    "ort.wasm.min.js": ENGINE.script,
+    "ort-wasm-simd-threaded.mjs": ENGINE.module,
+    "ort-wasm-simd-threaded.wasm": ENGINE.wasm,
+    "unused.js": b"throw 1;",
+}
+
+
+def integrity_of(content: bytes) -> str:
+    return f"sha512-{base64.b64encode(hashlib.sha512(content).digest()).decode()}"
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A package of the registry with a small engine, in the place of the pinned one."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as package:
+        for name, content in MEMBERS.items():
+            member = tarfile.TarInfo(f"package/dist/{name}")
+            member.size = len(content)
+            package.addfile(member, io.BytesIO(content))
+    content = stream.getvalue()
+    monkeypatch.setattr(engines, "INTEGRITY", integrity_of(content))
+    return content
+
+
+class Registry:
+    """Answers of a registry, and what it was asked for."""
+
+    def __init__(self, content: bytes, status: int = 200) -> None:
+        self.content, self.status = content, status
+        self.asked: list[str] = []
+
+
+@pytest.fixture
+def server(
+    archive: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Registry]:  # fmt: skip
+    found = Registry(archive)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found.asked.append(self.path)
+            self.send_response(found.status)
+            self.end_headers()
+            self.wfile.write(found.content if found.status == 200 else b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"http://127.0.0.1:{http.server_port}/npm")
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    yield found
+    http.shutdown()
+    http.server_close()
+
+
+# --------------------------------------------------------------------------------------------------
+# The engine
+# --------------------------------------------------------------------------------------------------
+
+
+def test_engine_is_fetched_once(server: Registry) -> None:
+    assert find_engine() == find_engine() == ENGINE
+    assert server.asked == [f"/npm/onnxruntime-web/-/onnxruntime-web-{engines.VERSION}.tgz"]
+
+
+def test_cached_engine_that_was_changed_is_fetched_again(server: Registry) -> None:
+    find_engine()
+    (kept,) = (cache_directory() / "downloads").iterdir()
+    kept.write_bytes(b"other")
+    assert find_engine() == ENGINE
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("change", ["content", "size", "status"])
+def test_another_engine_is_refused_and_not_kept(
+    server: Registry, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if change == "content":
+        server.content += b" "
+    elif change == "size":
+        monkeypatch.setattr("tscompress.exporting.page.engine._LIMIT_BYTES", 10)
+    else:
+        server.status = 404
+    with pytest.raises(DownloadError, match="npm pack") as refusal:
+        find_engine()
+    assert "127.0.0.1" in str(refusal.value)
+    assert not (cache_directory() / "downloads").exists()
+
+
+def test_registry_that_fails_for_a_moment_is_asked_again(
+    server: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recover(seconds: float) -> None:
+        server.status = 200
+
+    monkeypatch.setattr("tscompress.io.network.time.sleep", recover)
+    server.status = 503
+    assert find_engine() == ENGINE
+    assert len(server.asked) == 2
+
+
+def test_engine_without_a_network_is_refused_in_one_line(
+    archive: bytes, checkpoints: dict[str, Path], tmp_path: Path, command: Command,
+    monkeypatch: pytest.MonkeyPatch, forbid: Forbid,
+) -> None:  # fmt: skip
+    forbid("tscompress.workflows.export.onnx_graph")
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9/")
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "site"
+    outcome = command("export", checkpoints["chronos-bolt"], "--output", out, "--page")
+    assert_refused(outcome, 1, "--onnxruntime-web")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "address", ["file:///etc", "registry", "http://", "http://me:secret@host/", "http://[::1", "http://a b/"]
+)  # fmt: skip
+def test_registry_that_is_no_plain_address_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", address)
+    with pytest.raises(UsageError, match="NPM_CONFIG_REGISTRY") as refusal:
+        registry()
+    assert "secret" not in str(refusal.value)
+
+
+def test_archive_is_taken_from_a_file(archive: bytes, tmp_path: Path, forbid: Forbid) -> None:
+    forbid("tscompress.exporting.page.engine.fetched")
+    path = tmp_path / "engine.tgz"
+    path.write_bytes(archive)
+    assert find_engine(path) == ENGINE
+    path.write_bytes(archive + b" ")
+    with pytest.raises(UsageError, match=engines.VERSION):
+        find_engine(path)
+    with pytest.raises(UsageError, match=r"none\.tgz"):
+        find_engine(tmp_path / "none.tgz")
+
+
+# --------------------------------------------------------------------------------------------------
+# The folder
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["chronos-bolt", "chronos-2"])
+def page(request: pytest.FixtureRequest, exported: dict[str, Path], tmp_path: Path) -> Path:
+    directory = tmp_path / "site"
+    directory.mkdir()
+    forecaster = load(exported[request.param])
+    sizes = write_page(directory, forecaster, ENGINE, name="<b>&'mine")
+    every = sum(path.stat().st_size for path in directory.iterdir())
+    legal = sum(path.stat().st_size for path in directory.glob("onnxruntime-*.txt"))
+    assert sizes.page + sizes.engine + legal == every
+    return directory
+
+
+def test_folder_has_all_that_the_page_names(page: Path) -> None:
+    text = (page / "index.html").read_text()
+    named = set(re.findall(r'(?:src|href)="(?!data:)([^"]+)"', text))
+    record = json.loads((page / PAGE_RECORD).read_text())
+    files = {path.name for path in page.iterdir()}
+    assert named | {"index.html", PAGE_RECORD} == files == {*record["sha256"], PAGE_RECORD}
+    assert {"onnxruntime-LICENSE.txt", "onnxruntime-ThirdPartyNotices.txt"} < files
+    assert "Microsoft" in (page / "onnxruntime-LICENSE.txt").read_text()
+    for name, digest in record["sha256"].items():
+        assert hashlib.sha256((page / name).read_bytes()).hexdigest() == digest
+
+
+def test_folder_is_replaced_only_as_it_was_written(page: Path) -> None:
+    check_output(page, force=True)
+    (page / "page.css").write_text("body {}")
+    with pytest.raises(OutputExistsError, match=r"page\.css"):
+        check_output(page, force=True)
+
+
+def test_names_are_text_in_the_page(page: Path) -> None:
+    text = (page / "index.html").read_text()
+    assert "&lt;b&gt;&amp;&#39;mine" in text
+    assert "<b>" not in text
+
+
+def test_page_may_not_reach_a_network_nor_run_text(page: Path) -> None:
+    text = (page / "index.html").read_text()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert set(rules["script-src"].split()) == {"'self'", "file:", "blob:", "'wasm-unsafe-eval'"}
+    assert "connect-src" not in rules
+    assert not re.search(r"<script(?! defer src=)|\son\w+=", text)
+    own = "".join((page / f"{name}.js").read_text() for name in ("read", "forecast", "chart", "page"))
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|XMLHttp", own)
+
+
+def test_command_writes_a_page(
+    archive: bytes, checkpoints: dict[str, Path], exported: dict[str, Path], tmp_path: Path,
+    command: Command, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = (exported["chronos-bolt"] / GRAPH_FILE).read_bytes()
+    monkeypatch.setattr("tscompress.workflows.export.onnx_graph", lambda *_: graph)
+    tarball, out = tmp_path / "engine.tgz", tmp_path / "site"
+    tarball.write_bytes(archive)
+    options: tuple[Any, ...] = ("--output", out, "--page", "--onnxruntime-web", tarball, "--json")
+    outcome = command("export", checkpoints["chronos-bolt"], *options)
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["page"]["page"] > len(graph) / 2
+    assert (out / "index.html").is_file()
+    assert "chronos-bolt" in (out / "index.html").read_text()
+    assert_refused(command("export", checkpoints["chronos-bolt"], *options), 2, "--force")
+    outcome = command("export", checkpoints["chronos-bolt"], *options, "--force")
+    assert outcome.code == 0, outcome.err
+
+
+def test_family_without_a_page_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, command: Command, forbid: Forbid
+) -> None:
+    forbid("tscompress.workflows.export.find_engine")
+    out = tmp_path / "site"
+    outcome = command("export", checkpoints["chronos-t5"], "--output", out, "--page")
+    assert_refused(outcome, 1, "--page")
+    assert not out.exists()
+
+
+def test_engine_without_a_page_is_refused(tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "out"
+    outcome = command("export", "reference/bolt", "--output", out, "--onnxruntime-web", "x.tgz")
+    assert_refused(outcome, 2, "--page")
