@@ -146,8 +146,9 @@ def test_engine_without_a_network_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "address", ["file:///etc", "registry", "http://", "http://me:secret@host/", "http://[::1", "http://a b/"]
-)  # fmt: skip
+    "address",
+    ["file:///etc", "registry", "http://", "http://me:secret@host/", "http://[::1", "http://a b/"],
+)
 def test_registry_that_is_no_plain_address_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,8 +220,12 @@ def test_page_may_not_reach_a_network_nor_run_text(page: Path) -> None:
     assert set(rules["script-src"].split()) == {"'self'", "file:", "blob:", "'wasm-unsafe-eval'"}
     assert "connect-src" not in rules
     assert not re.search(r"<script(?! defer src=)|\son\w+=", text)
-    own = "".join((page / f"{name}.js").read_text() for name in ("read", "forecast", "chart", "page"))
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|XMLHttp", own)
+    own = "".join(
+        (page / f"{name}.js").read_text() for name in ("read", "forecast", "chart", "page")
+    )
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|XMLHttp", own
+    )
 
 
 def test_command_writes_a_page(

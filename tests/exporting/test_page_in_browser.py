@@ -203,7 +203,9 @@ def test_page_is_used_by_keyboard_and_read_aloud(page: Page) -> None:
     reached = []
     for _ in range(14):
         page.press("Tab")
-        reached.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        reached.append(
+            page.evaluate("document.activeElement.id || document.activeElement.className")
+        )
     wanted = ["example", "file", "horizon", "interval", "values", "column", "time", "decimal"]
     assert [one for one in reached if one in wanted] == wanted
     assert {"download", "scroll"} <= set(reached)

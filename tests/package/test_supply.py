@@ -101,6 +101,8 @@ def test_runtime_data_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     templates = {"tscompress/hub/templates/card.md.j2"}
     for end in ("css", "html.j2", "js", "md.j2"):
         templates.add(f"tscompress/reports/templates/report.{end}")
+    page = {"index.html.j2", "page.css", "read.js", "forecast.js", "chart.js", "page.js"}
+    templates |= {f"tscompress/exporting/page/files/{name}" for name in page}
     assert suites | templates <= names
     assert wheel.read(f"{info(wheel)}entry_points.txt").decode().split() == [
         "[console_scripts]", "tscompress", "=", "tscompress.__main__:main",

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from chromium import browser_path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -784,12 +784,8 @@ addEventListener("load", () => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[str]:
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if path := shutil.which(name):
-            yield path
-            return
-    pytest.skip("no Chromium on PATH")
+def browser() -> str:
+    return browser_path() or pytest.skip("no Chromium on PATH")
 
 
 @pytest.mark.slow

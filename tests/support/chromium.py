@@ -80,10 +80,12 @@ class Page:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def press(self, key: str) -> None:
-        """A key of the keyboard, such as ``Tab``."""
+        """A key of the keyboard: ``Tab`` or ``Enter``."""
+        number = {"Tab": 9, "Enter": 13}[key]
         for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                       windowsVirtualKeyCode={"Tab": 9, "Enter": 13, " ": 32}.get(key, 0))  # fmt: skip
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number
+            )
 
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""

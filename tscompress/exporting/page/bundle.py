@@ -118,7 +118,9 @@ def _model(forecaster: Forecaster, graph: bytes) -> bytes:
     The bytes at one place of all floats resemble each other, and of weights that were bfloat16 half
     of them are 0.
     """
-    ways = {planes: _packed(b"".join(graph[at::planes] for at in range(planes))) for planes in _PLANES}
+    ways = {
+        planes: _packed(b"".join(graph[at::planes] for at in range(planes))) for planes in _PLANES
+    }
     planes = min(ways, key=lambda one: len(ways[one]))
     return _script("MODEL", **_settings(forecaster), planes=planes, graph=ways[planes])
 

@@ -19,7 +19,8 @@ from tscompress.io.downloads import fetched, has_integrity
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 #: As the npm registry publishes it for this version.
 INTEGRITY = (
-    "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
+    "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8p"
+    "ZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 )
 
 _REGISTRY = "https://registry.npmjs.org/"
