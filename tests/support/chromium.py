@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -31,8 +31,8 @@ class Page:
         Addresses of all that it requested.
     """
 
-    def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, os.fdopen(answers, "rb")
+    def __init__(self, commands: int, answers: BinaryIO) -> None:
+        self._commands, self._answers = commands, answers
         self._next, self._session = 0, ""
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -134,18 +134,21 @@ def open_page(browser: str, profile: Path) -> Iterator[Page]:
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
         "--remote-debugging-pipe", f"--user-data-dir={profile}",
     ]  # fmt: skip
-    # The browser reads commands from its descriptor 3 and writes to 4.
-    script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", script, "sh", *command],
-        pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    os.close(theirs_in)
-    os.close(theirs_out)
-    try:
-        page = Page(ours_out, ours_in)
-        yield page
-    finally:
-        os.close(ours_out)
-        process.terminate()
-        process.wait(30)
+
+    def connect() -> None:  # it reads commands from its descriptor 3 and writes to 4
+        os.dup2(theirs_in, 3)
+        os.dup2(theirs_out, 4)
+
+    with os.fdopen(ours_in, "rb") as answers:
+        process = subprocess.Popen(
+            command, preexec_fn=connect, pass_fds=(3, 4),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs_in)
+        os.close(theirs_out)
+        try:
+            yield Page(ours_out, answers)
+        finally:
+            os.close(ours_out)
+            process.terminate()
+            process.wait(30)

@@ -78,8 +78,9 @@ function separatorOf(text, decimal) {
     let widths;
     try {
       widths = cellsOf(text.slice(0, 1e5), sign, 20).map((row) => row.length);
-    } catch {
-      continue; // a quotation mark that is closed later than these lines
+    } catch { // a quotation mark that is not closed within these lines
+      if (text.slice(0, text.search(/[\r\n]|$/)).includes(sign)) fallback ||= sign;
+      continue;
     }
     if (text.length > 1e5) widths.pop();
     if (widths.length && widths[0] > 1 && widths.every((width) => width === widths[0])) return sign;
@@ -103,7 +104,7 @@ function readTable(text, decimal) {
   const separator = separatorOf(text, decimal);
   let rows = separator === " "
     ? text.trim().split(/[\r\n]+/).map((line) => line.trim().split(/\s+/))
-    : cellsOf(text, separator || "\n");
+    : cellsOf(text, separator || "\0");
   const written = (cell) => isNumber(cell.trim(), ".") || isNumber(cell.trim(), ",");
   if (rows.length === 1 && rows[0].length > 1 && rows[0].some(written)) { // a series in one line
     rows = rows[0].filter((cell, at, all) => at < all.length - 1 || cell.trim()).map((cell) => [cell]);
