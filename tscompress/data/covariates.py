@@ -40,7 +40,9 @@ class SeriesCovariates:
             Names the series by ``name``, and the column.
         """
         if unknown := sorted(self.future.keys() - self.past.keys()):
-            raise DataError(f"{name}: covariate {unknown[0]!r} has a future and no past; give both.")
+            raise DataError(
+                f"{name}: covariate {unknown[0]!r} has a future and no past; give both."
+            )
         for columns, length, where in (
             (self.past, steps, "before the forecast"),
             (self.future, horizon, "over the horizon"),
@@ -99,8 +101,9 @@ def check_known_ahead(
             if short:
                 of = f" of series {single_line(one.name, 40)!r}" if one.name else ""
                 raise DataError(
-                    f"{file!r}: known covariate {key!r}{of} has no value in the last {short} of the "
-                    f"{horizon} steps to forecast; give its values, or name it in --past-covariates."
+                    f"{file!r}: known covariate {key!r}{of} has no value in the last {short} of "
+                    f"the {horizon} steps to forecast; give its values, or name it in "
+                    "--past-covariates."
                 )
 
 

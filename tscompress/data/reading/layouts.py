@@ -134,7 +134,9 @@ def find_layout(frame: pd.DataFrame, form: SeriesFormat) -> Layout:
     names = list(frame.columns)
     ids = _ids(names, form)
     time = _given(names, form.time_column) or _named(names, TIME_COLUMNS)
-    known, past = (columns_named(names, text) for text in (form.known_covariates, form.past_covariates))
+    known, past = (
+        columns_named(names, text) for text in (form.known_covariates, form.past_covariates)
+    )
     beside = {*known, *past}
     lists = tuple(name for name in names if _holds_lists(frame[name]))
     if lists:
@@ -334,15 +336,17 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
     found = []
     for number, (name, rows) in enumerate(zip(names, np.split(table, bounds), strict=True)):
         covariates = {key: columns[number] for key, columns in parts.items()}
-        observed = np.isfinite(rows).any(axis=1) if layout.together else None
+        there = np.atleast_1d(np.isfinite(rows).any(axis=1))
         group = name if layout.together else None
         for target, values in zip(layout.targets, rows.T, strict=True):
             several = len(layout.targets) > 1
             full = "/".join(filter(None, (name, str(target)))) if several else name
             one = Observed(full, values, stamps[number], covariates=covariates)
-            found.append(one._replace(group=group, observed=observed))
+            found.append(one._replace(group=group, observed=there if layout.together else None))
     if not layout.together:  # in the order of the targets
-        found = [one for at in range(len(layout.targets)) for one in found[at :: len(layout.targets)]]
+        found = [
+            one for at in range(len(layout.targets)) for one in found[at :: len(layout.targets)]
+        ]
     return found, form
 
 

@@ -141,7 +141,9 @@ def summarize(
         too_short=len(left_out),
         too_short_names=tuple(left_out[:_NAMED]),
         hold_out=hold_out,
-        together=max(Counter(one.group for one in kept if one.group is not None).values(), default=1),
+        together=max(
+            Counter(one.group for one in kept if one.group is not None).values(), default=1
+        ),
         known=_described(read.known, kept),
         past=_described(read.past, kept),
         form=read.form,

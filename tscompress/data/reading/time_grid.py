@@ -333,9 +333,7 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
         name: _placed(column, positions, length)[cut] for name, column in one.covariates.items()
     }
     values = _placed(one.values, positions, length)[cut]
-    return RegularSeries(
-        one.name, start, values, step, step.label, begin, end, beside, one.group
-    )
+    return RegularSeries(one.name, start, values, step, step.label, begin, end, beside, one.group)
 
 
 def _placed(column: Column, positions: Integers, length: int) -> Column:
