@@ -12,6 +12,7 @@ from tscompress.cli.console import integers, path, progress_bars, refuse, say_no
 from tscompress.cli.options import (
     AsJson,
     BatchSize,
+    CrossLearning,
     Device,
     Dtype,
     Force,
@@ -53,13 +54,6 @@ Seasonality = Annotated[
 Datasets = Annotated[list[str] | None, typer.Option(help="Only this dataset; repeatable.")]
 FirstSeries = Annotated[
     int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
-]
-CrossLearning = Annotated[
-    bool,
-    typer.Option(
-        "--cross-learning/--no-cross-learning",
-        help="All series of a batch see one another; Chronos-2 alone.",
-    ),
 ]
 AsUnivariate = Annotated[
     bool,

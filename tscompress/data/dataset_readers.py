@@ -23,6 +23,7 @@ from tscompress.data.evaluation_sets import (
     EvaluationDataset,
     FileConfig,
     SeriesArray,
+    TableConfig,
 )
 from tscompress.data.reading.read import SeriesFile, read_file
 from tscompress.data.reading.summary import summarize
@@ -35,7 +36,9 @@ def load_dataset(
 ) -> EvaluationDataset:
     """One dataset: from its file, from a local copy under ``root``, or from the Hub."""
     if isinstance(config, FileConfig):
-        return _of_file(config, max_series)
+        return _of_file(config, read_file(config.path, config.table), max_series)
+    if isinstance(config, TableConfig):
+        return _of_file(config, config.read, max_series)
     collection = ALL_COLLECTIONS.get(config.name)
     if root is not None:
         series, starts = _univariate_series(_local_table(config, root), config.name, max_series)
@@ -63,8 +66,9 @@ def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray
         yield values[: max(0, last - behind * config.prediction_length)]
 
 
-def _of_file(config: FileConfig, max_series: int | None) -> EvaluationDataset:
-    read = read_file(config.path, config.table)
+def _of_file(
+    config: FileConfig | TableConfig, read: SeriesFile, max_series: int | None
+) -> EvaluationDataset:
     kept, short = _long_enough(read, -config.offset)
     _check_steps(read, kept)
     season = config.table.seasonality or (kept[0].step.seasonality if kept[0].step else None)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.data.covariates import SeriesCovariates
 from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.reading.time_grid import Step
 from tscompress.errors import DataError
@@ -59,6 +60,16 @@ class FileConfig(DatasetConfig):
 
     hf_repo: str = ""
     path: Path
+    table: LongFormat
+
+
+class TableConfig(DatasetConfig):
+    """A backtest on a table in memory, which has been read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    hf_repo: str = ""
+    read: SeriesFile
     table: LongFormat
 
 

@@ -35,6 +35,9 @@ METRIC_NAMES = {
     "SQL": "scaled quantile loss",
 }
 SCORES_FILE = "scores.json"
+Measure = Literal["coverage", "coverage_error", "crossing_rate"]
+#: Of the quantiles of a model on a dataset, beside the metrics.
+MEASURES: tuple[Measure, ...] = ("coverage", "coverage_error", "crossing_rate")
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -167,9 +170,7 @@ class EvaluationResult(Result):
     settings: Settings | None = None
     """None for seasonal naive, and in results of earlier versions."""
 
-    def mean_of(
-        self, measure: Literal["coverage", "coverage_error", "crossing_rate"]
-    ) -> float | None:
+    def mean_of(self, measure: Measure) -> float | None:
         """Mean over the datasets; None where one has none."""
         values = [getattr(row, measure) for row in self.rows]
         return None if not values or None in values else float(np.mean(values))

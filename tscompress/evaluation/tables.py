@@ -82,7 +82,7 @@ def _calibration_line(result: EvaluationResult) -> str | None:
     if coverage is None or error is None or crossing is None:
         return None
     return (
-        f"80% band covers {percent(coverage, 1)} (mean error {percent(error, 1)}), "
+        f"80% band covers {percent(coverage, 1)} (coverage error {percent(error, 1)}), "
         f"{percent(crossing, 1)} of neighbouring quantiles cross"
     )
 

@@ -168,6 +168,14 @@ class Chronos2(PatchFamily):
     def encoded(self, tasks: Sequence[JointSeries], horizon: int) -> list[Joint]:
         return encoded(tasks, horizon)
 
+    def predict_together(self, pipeline: Any, contexts: Tensor, horizon: int) -> Any:
+        return pipeline.predict(
+            contexts[:, None],
+            prediction_length=horizon,
+            batch_size=len(contexts),
+            **cross_learning_option(pipeline),
+        )
+
     def joint_quantiles(
         self,
         pipeline: Any,

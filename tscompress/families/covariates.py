@@ -79,6 +79,16 @@ class JointForecasts:
         """
         raise UsageError(f"{self.name} {_ALONE}")
 
+    def predict_together(self, pipeline: Any, contexts: Tensor, horizon: int) -> Any:
+        """One stock ``predict`` call on ``contexts`` ``[B, T]``, of which each sees the others.
+
+        Raises
+        ------
+        UsageError
+            As for :meth:`encoded`.
+        """
+        raise UsageError(f"{self.name} {_ALONE}")
+
     def joint_quantiles(
         self,
         pipeline: Any,

@@ -8,12 +8,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
 
 from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat
+from tscompress.data.evaluation_sets import (
+    EvaluationDataset,
+    FileConfig,
+    LongFormat,
+    TableConfig,
+)
 from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
@@ -50,7 +56,7 @@ OnDataset = Callable[[DatasetScore], None]
 
 def evaluate(
     model: AnyModel | Literal["seasonal-naive"],
-    suite: str | Path | Suite = "offline",
+    suite: str | Path | Suite | pd.DataFrame = "offline",
     *,
     name: str | None = None,
     max_series: int | None = None,
@@ -84,7 +90,7 @@ def evaluate(
         A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one, see
         :mod:`tscompress.checkpoints.given`; or ``"seasonal-naive"``.
     suite, max_series, datasets, root
-        The series; see :func:`tscompress.data.suites.load_suite`.
+        The series; see :func:`tscompress.data.suites.load_suite`. A data frame is read as a file.
     name
         Column ``model`` of the result; None: the model's own.
     batch_size, seed, num_samples
@@ -197,8 +203,9 @@ def _counted(
     return call
 
 
-def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
-    check_type("suite", suite, (str, Path, Suite), "a name, or the path of a file")
+def _suite(suite: str | Path | Suite | pd.DataFrame, form: dict[str, Any]) -> Suite:
+    kinds = (str, Path, Suite, pd.DataFrame)
+    check_type("suite", suite, kinds, "a name, the path of a file, or a table")
     long_format = None
     if "horizon" in form:
         long_format = validate(LongFormat, form, source="the options")
@@ -212,10 +219,11 @@ def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
 def _check_unseen(loaded: LoadedModel, suite: Suite, max_series: int | None) -> str | None:
     """Of a file of series; what named suites score is never calibrated on."""
     (config, *more) = suite.datasets
-    if more or not isinstance(config, FileConfig):
+    if more or not isinstance(config, FileConfig | TableConfig):
         return None
     (dataset,) = load_suite(suite, max_series)
-    return check_unseen(loaded, dataset, config.path)
+    path = config.path if isinstance(config, FileConfig) else None
+    return check_unseen(loaded, dataset, path)
 
 
 #: Options of :func:`evaluate` that :func:`compare` takes.
