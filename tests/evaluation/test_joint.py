@@ -171,7 +171,9 @@ def test_a_batch_that_sees_itself_is_not_parted(
     family = type(adapter_of_pipeline(chronos2))
     sizes: list[int] = []
 
-    def small(self: Any, pipeline: Any, tasks: Any, horizon: int, levels: Any, **options: Any) -> Any:
+    def small(
+        self: Any, pipeline: Any, tasks: Any, horizon: int, levels: Any, **options: Any
+    ) -> Any:
         sizes.append(len(tasks))
         if len(tasks) > 1:
             raise torch.OutOfMemoryError("no memory")

@@ -7,29 +7,25 @@ numbers may also be ids, prices or row numbers.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from tscompress.data.reading.covariates import (
-    Column,
     check_roles,
     columns_named,
     covariate_values,
     with_numbers,
 )
 from tscompress.data.reading.format import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS, SeriesFormat
+from tscompress.data.reading.observed import Kind, Layout, Observed, check_distinct, numbered
 from tscompress.data.reading.times import QUARTER, Times, parse_times
 from tscompress.data.reading.values import find_decimal, target_values
 from tscompress.io.untrusted import shown
-
-Kind = Literal["long", "wide", "rows", "lists", "one series"]
 
 #: Names that pandas gives to a column without one: mostly its row numbers.
 _UNNAMED = ("", "Unnamed: 0", "level_0", "index")
@@ -37,60 +33,6 @@ _DATE = re.compile(r"\d{4}[-/.]\d{1,2}\b.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b.*|" +
 _COUNTED = re.compile(r"(?P<prefix>.*?)(?P<number>\d{1,9})")
 _FEWEST_STEPS = 3  # columns that follow one another before they are taken for steps
 _YEARS = range(1500, 2200)
-
-
-class Observed(NamedTuple):
-    """One series as the file has it, in order of time.
-
-    Attributes
-    ----------
-    values
-        ``[T]``; NaN where a value is missing.
-    times
-        ``[T]``; None where rows only follow one another.
-    frequency
-        Distance of two values, as the file names it.
-    start
-        Time of the first value where there are no ``times``.
-    covariates
-        Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
-    group
-        Name of what it is forecast together with; None: it is forecast by itself.
-    observed
-        bool ``[T]``, where a value of the group is; None: where a value is.
-    """
-
-    name: str
-    values: npt.NDArray[np.float64]
-    times: Times | None = None
-    frequency: str | None = None
-    start: pd.Timestamp | None = None
-    covariates: Mapping[str, Column] = MappingProxyType({})
-    group: str | None = None
-    observed: npt.NDArray[np.bool_] | None = None
-
-
-class Layout(NamedTuple):
-    """What each column of a table is, by its names there.
-
-    Attributes
-    ----------
-    form
-        The columns, and the notation once cells were read by it.
-    known, past
-        Covariates with values over the horizon, and the others.
-    together
-        Whether the targets of an id are forecast together.
-    """
-
-    kind: Kind
-    ids: tuple[Any, ...]
-    time: Any | None
-    targets: tuple[Any, ...]
-    form: SeriesFormat
-    known: tuple[Any, ...] = ()
-    past: tuple[Any, ...] = ()
-    together: bool = False
 
 
 def named_columns(frame: pd.DataFrame, form: SeriesFormat) -> pd.DataFrame:
@@ -316,7 +258,7 @@ def _check_none_left_out(steps: Sequence[Any], others: Sequence[Any]) -> None:
 
 def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], SeriesFormat]:
     form = layout.form
-    numbers, names = _numbered(frame, layout.ids)
+    numbers, names = numbered(frame, layout.ids)
     times: Times | None = None
     order = np.argsort(numbers, kind="stable")
     if layout.time is not None:
@@ -326,7 +268,7 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
         times = times[order]
     same = np.diff(numbers[order]) == 0
     if times is not None:
-        _check_distinct(numbers[order], names, times, same)
+        check_distinct(numbers[order], names, times, same)
     bounds = np.flatnonzero(~same) + 1
     stamps = [None] * len(names) if times is None else np.split(times, bounds)
     decimal = form.decimal or "."
@@ -348,44 +290,6 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
             one for at in range(len(layout.targets)) for one in found[at :: len(layout.targets)]
         ]
     return found, form
-
-
-def _numbered(frame: pd.DataFrame, ids: Sequence[Any]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """For each row the number of its series, and the names of the series, by first row."""
-    if not ids:
-        return np.zeros(len(frame), dtype=np.int64), [""]
-    columns, numbers = [], np.zeros(len(frame), dtype=np.int64)
-    for name in ids:
-        texts = frame[name].astype(object)
-        missing = int((texts.isna() | (texts == "")).sum())
-        if missing:
-            raise ValueError(f"{missing} rows have no id in column {str(name)!r}")
-        columns.append(texts.astype(str).to_numpy(object))
-        codes, unique = pd.factorize(columns[-1])
-        numbers, _ = pd.factorize(numbers * len(unique) + codes)
-    _, rows = np.unique(numbers, return_index=True)
-    names = ["/".join(parts) for parts in zip(*(texts[rows] for texts in columns), strict=True)]
-    if len(set(names)) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise ValueError(
-            f"several series are named {twice!r} once their ids are joined; rename one"
-        )
-    return numbers.astype(np.int64), names
-
-
-def _check_distinct(
-    numbers: npt.NDArray[np.int64], names: Sequence[str], times: Times, same: npt.NDArray[np.bool_]
-) -> None:
-    repeated = np.flatnonzero(same & (times[1:] == times[:-1]))
-    if not repeated.size:
-        return
-    first = repeated[0]
-    of = f" of series {names[numbers[first]]!r}" if len(names) > 1 else ""
-    raise ValueError(
-        f"{repeated.size} rows repeat a time, the first {pd.Timestamp(times[first])}{of}; give "
-        "--id-column if another column tells series apart, keep one row for each id and time, and "
-        "write hours in UTC where clocks are put back"
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -416,7 +320,7 @@ def _rows_layout(
 
 def _of_rows(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], SeriesFormat]:
     form, steps = layout.form, layout.targets
-    numbers, names = _numbered(frame, layout.ids)
+    numbers, names = numbered(frame, layout.ids)
     if not layout.ids:
         names = [str(row) for row in range(len(frame))]
     elif len(names) < len(frame):
@@ -466,7 +370,7 @@ def _of_lists(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Seri
     form = layout.form
     rows = pd.Series(range(len(frame)), name="row")
     named = frame.assign(row=rows.to_numpy()) if not layout.ids else frame
-    numbers, names = _numbered(named, layout.ids or ("row",))
+    numbers, names = numbered(named, layout.ids or ("row",))
     if len(names) < len(frame):
         raise ValueError(
             f"several rows are of series {names[int(np.bincount(numbers).argmax())]!r}; give "
@@ -554,5 +458,5 @@ def _in_order(one: Observed, row: int) -> Observed:
     order = np.argsort(one.times, kind="stable")
     times = one.times[order]
     numbers = np.zeros(len(times), dtype=np.int64)
-    _check_distinct(numbers, [one.name], times, np.diff(numbers) == 0)
+    check_distinct(numbers, [one.name], times, np.diff(numbers) == 0)
     return one._replace(values=one.values[order], times=times)

@@ -11,13 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tscompress.data.reading.format import SeriesFormat
-from tscompress.data.reading.layouts import (
-    Kind,
-    Layout,
-    find_layout,
-    named_columns,
-    observed_series,
-)
+from tscompress.data.reading.layouts import find_layout, named_columns, observed_series
+from tscompress.data.reading.observed import Kind, Layout
 from tscompress.data.reading.tables import (
     SUFFIXES,
     kind_of,

@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from tscompress.data.reading.format import SeriesFormat
-from tscompress.data.reading.layouts import Kind
+from tscompress.data.reading.observed import Kind
 from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.io.text import percent

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from tscompress.data.reading.covariates import Column
-from tscompress.data.reading.layouts import Observed
+from tscompress.data.reading.observed import Observed
 from tscompress.data.reading.times import Times
 
 Integers = npt.NDArray[np.int64]
