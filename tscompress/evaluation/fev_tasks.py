@@ -174,7 +174,7 @@ def predict_task(
     Parameters
     ----------
     settings
-        ``cross_learning`` and ``as_univariate`` of Chronos-2's ``predict_fev``.
+        Of Chronos-2: with ``as_univariate`` it forecasts as the others do.
 
     Returns
     -------
@@ -189,16 +189,14 @@ def predict_task(
     """
     from datasets import Dataset, DatasetDict  # a dependency of fev
 
-    _check_levels(model, task.quantile_levels)
+    _check_levels(model, task.quantile_levels, settings)
     if not isinstance(model, str):
         check_settings(model, settings, batch_size)
     # If series attend to each other, the targets of a task are forecast together.
-    if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
+    if not isinstance(model, str) and _forecasts_together(model, settings):
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
         together = cross_learning_option(model) if settings.cross_learning else {}
-        predictions, seconds = model.predict_fev(
-            task, batch_size=size, as_univariate=settings.as_univariate, **together
-        )
+        predictions, seconds = model.predict_fev(task, batch_size=size, **together)
         return list(predictions), float(seconds)
     windows, seconds = [], 0.0
     for position, window in enumerate(task.iter_windows(num_proc=1)):
@@ -223,10 +221,14 @@ def predict_task(
     return windows, seconds
 
 
-def _check_levels(model: Model, levels: Sequence[float]) -> None:
+def _forecasts_together(model: BaseChronosPipeline, settings: Settings) -> bool:
+    return adapter_of_pipeline(model).group_size > 1 and not settings.as_univariate
+
+
+def _check_levels(model: Model, levels: Sequence[float], settings: Settings) -> None:
     if isinstance(model, str) or adapter_of_pipeline(model).draws_samples:
         return
-    known = model.quantiles if adapter_of_pipeline(model).group_size > 1 else QUANTILE_LEVELS
+    known = model.quantiles if _forecasts_together(model, settings) else QUANTILE_LEVELS
     missing = [level for level in levels if not np.isclose(level, known).any()]
     if missing:
         raise UsageError(
