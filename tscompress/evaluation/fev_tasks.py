@@ -23,6 +23,7 @@ from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.results import SEASONAL_NAIVE
+from tscompress.families.groups import reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
 from tscompress.io.own_outputs import table_csv
@@ -174,7 +175,7 @@ def predict_task(
 
     _check_levels(model, task.quantile_levels)
     # If series attend to each other, the targets of a task are forecast together.
-    if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
+    if not isinstance(model, str) and reads_covariates(model):
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
         predictions, seconds = model.predict_fev(task, batch_size=size)
         return list(predictions), float(seconds)
@@ -204,7 +205,7 @@ def predict_task(
 def _check_levels(model: Model, levels: Sequence[float]) -> None:
     if isinstance(model, str) or adapter_of_pipeline(model).draws_samples:
         return
-    known = model.quantiles if adapter_of_pipeline(model).group_size > 1 else QUANTILE_LEVELS
+    known = model.quantiles if reads_covariates(model) else QUANTILE_LEVELS
     missing = [level for level in levels if not np.isclose(level, known).any()]
     if missing:
         raise UsageError(
