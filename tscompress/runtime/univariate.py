@@ -11,18 +11,15 @@ from tscompress.runtime.chronos2 import Chronos2Forecaster, Rows
 from tscompress.runtime.contexts import Task
 from tscompress.runtime.quantiles import FloatArray
 
-_INSTEAD = (
-    "it was compressed with --univariate; give each series alone, without covariates, or take the "
-    "original."
-)
-CROSS_LEARNING = f"cross_learning is True, and this model forecasts each series alone: {_INSTEAD}"
+_KIND = "this model, compressed with --univariate, forecasts each series alone"
+CROSS_LEARNING = f"cross_learning is True, and {_KIND}; leave it out, or take the original."
 
 
 def groups_message(size: int) -> str:
     """Why a univariate model refuses a group of ``size`` series."""
     return (
-        f"a task has {size} series (targets, covariates), and this model forecasts each series "
-        f"alone: {_INSTEAD}"
+        f"a task has {size} series (targets, covariates), and {_KIND}; give single series, or take "
+        "the original."
     )
 
 

@@ -211,7 +211,8 @@ def _compress_loaded_(
     original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":
         recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-        record["precision"] = recipe.fold.precision
+        if batches:
+            record["precision"] = recipe.fold.precision
         _fold_(loaded, recipe, plan, batches, on_progress)
     else:
         _factor_(loaded, recipe, plan, batches, on_progress)
