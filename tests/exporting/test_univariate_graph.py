@@ -38,10 +38,8 @@ def graphs(
 def test_graph_has_contexts_alone_and_no_pairs_of_series(
     graphs: tuple[Any, Path], exported: dict[str, Path]
 ) -> None:
-    small, directory = graphs
-    ours, full = (
-        onnx.load(str(place / GRAPH_FILE)) for place in (directory, exported["chronos-2"])
-    )
+    places = graphs[1], exported["chronos-2"]
+    ours, full = (onnx.load(str(place / GRAPH_FILE)) for place in places)
     assert [one.name for one in ours.graph.input] == ["context", "observed", "steps_ahead"]
     stored = [
         sum(int(np.prod(one.dims)) for one in model.graph.initializer) for model in (ours, full)
