@@ -304,3 +304,18 @@ def test_group_attention_with_queries_is_no_univariate_checkpoint(
     plan.model_copy(update={"heads": plan.heads[:-1]}).save(broken / "plan.json")
     with pytest.raises(PlanError, match="univariate"):
         load(broken)
+
+
+def test_evaluation_refuses_covariates_and_cross_learning(
+    univariate: Path, tmp_path: Path, command: Command
+) -> None:
+    lines = [f"a,2024-{1 + month:02d}-01,{month % 4},{month}" for month in range(12)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["id,date,y,price", *lines]))
+    columns = ("--suite", table, "--horizon", 2, "--target-column", "y")
+    outcome = command("evaluate", univariate, *columns, "--known-covariates", "price")
+    assert_refused(outcome, 2, "univariate chronos-2")
+    outcome = command("evaluate", univariate, "--cross-learning", "--batch-size", 4)
+    assert_refused(outcome, 2, "univariate chronos-2")
+    outcome = command("bench", univariate, "--cross-learning", "--context-length", 64)
+    assert_refused(outcome, 2, "univariate chronos-2")

@@ -30,3 +30,15 @@ def reads_covariates(pipeline: BaseChronosPipeline) -> bool:
     """
     family = adapter_of_pipeline(pipeline)
     return family.reads_covariates and not is_univariate(pipeline.inner_model)
+
+
+def kind_of(pipeline: BaseChronosPipeline) -> str:
+    """The family of a pipeline, and whether it is univariate, for people.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The pipeline's class is unknown.
+    """
+    name = adapter_of_pipeline(pipeline).name
+    return f"univariate {name}" if is_univariate(pipeline.inner_model) else name

@@ -16,12 +16,12 @@ from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
-from tscompress.evaluation.fidelity import calibration
+from tscompress.evaluation.calibration import calibration
 from tscompress.evaluation.forecasting import predict
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
 from tscompress.evaluation.typical_series import known
 from tscompress.families.covariates import Covariates
-from tscompress.families.groups import reads_covariates
+from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_counts, check_list, check_type
 from tscompress.probing.processes import Array
@@ -199,11 +199,9 @@ def _readable(
         return tuple(tasks)
     unreadable = [task.name for task in tasks if task.covariates]
     if unreadable and not battery:
-        family = adapter_of_pipeline(pipeline)
-        kind = f"a univariate {family.name}" if family.reads_covariates else family.name
         raise UsageError(
-            f"the task {unreadable[0]!r} has covariates, and {kind} reads none; choose "
-            "tasks without."
+            f"the task {unreadable[0]!r} has covariates, and {kind_of(pipeline)} reads none; "
+            "choose tasks without."
         )
     return tuple(task for task in tasks if not task.covariates)
 
