@@ -77,6 +77,7 @@ def compress(
     latent: int | None = None,
     width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
+    univariate: bool = False,
     schedule: Schedule | PlannedSchedule | tuple[float, float] | str | None = None,
     budget: float | str | Budget | PlannedSchedule | None = None,
     plan: Plan | None = None,
@@ -125,6 +126,11 @@ def compress(
         in the decoder; one number is for both. The others are dropped one by one: always the one
         whose removal raises the forecast loss on held-out calibration series least. The kept layers
         are fitted again. A recovery should follow.
+    univariate
+        With fold, of Chronos-2, but not with a budget: every series is forecast alone. Queries and
+        keys of group attention are dropped, its values and outputs are one matrix where that is
+        smaller. Alone it is exact and reads no series. A factored checkpoint, which refuses
+        covariates, several targets in a task and ``cross_learning``.
     plan
         Instead of all of these: a plan made or edited before.
     exclude
@@ -164,7 +170,7 @@ def compress(
     options = {
         "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
         "layers": layers, "schedule": schedule, "budget": budget, "exclude": exclude,
-        "feed_forward": feed_forward,
+        "feed_forward": feed_forward, "univariate": univariate,
     }  # fmt: skip
     recipe = recipe_of(
         options,

@@ -121,7 +121,7 @@ def test_fewer_draws_than_strata_take_different_ones(bolt: LoadedModel) -> None:
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
 def test_of_the_collections_a_model_of_tokens_sees_shorter_windows(family: str) -> None:
     reads = SimpleNamespace(model_context_length=512, model_prediction_length=64)
-    loaded: Any = SimpleNamespace(family=family, forecaster=reads)
+    loaded: Any = SimpleNamespace(family=family, forecaster=reads, model=torch.nn.Identity())
     collected = training_series(TRAINING_COLLECTIONS)
 
     def longest(series: Sequence[FloatArray] | None) -> int:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import tscompress
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import EvaluationDataset
@@ -35,7 +36,7 @@ def scripts() -> Any:
     """Those of tables, imported as one of them that runs is."""
     names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
              "fold_growth", "table2", "calibration", "compressibility", "front",
-             "series_files", "testbed", "output")  # fmt: skip
+             "series_files", "testbed", "output", "univariate")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -454,6 +455,20 @@ def test_failed_command_is_reported_and_others_run(
     assert "one: done" in said
     logs = {path.stem: path.read_text().strip() for path in output.glob("*.log")}
     assert logs == {"bad": "no luck", "one": "1", "two": "2", "drawn": "1"}
+
+
+def test_univariate_sizes_and_parity(scripts: Any, tmp_path: Path) -> None:
+    shape = scripts.univariate.SHAPES["tiny"].model_copy(
+        update={"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1}
+    )
+    original = scripts.univariate.random_checkpoint(shape, tmp_path / "original")
+    small = tmp_path / "small"
+    tscompress.save(tscompress.compress(original, univariate=True), small)
+    assert scripts.univariate.largest_difference(original, original) == 0
+    assert 0 < scripts.univariate.largest_difference(small, original) < 1e-5
+    lines = scripts.univariate.sizes(original, small).splitlines()
+    counts = [int(word.replace(",", "")) for word in lines[0].split()[1:4:2]]
+    assert counts[0] - counts[1] == 4 * 32 * 32 - 32 * 32
 
 
 def test_overlap_of_the_likeliest_tokens(scripts: Any) -> None:

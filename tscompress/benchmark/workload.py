@@ -13,6 +13,7 @@ from chronos import BaseChronosPipeline
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tscompress.errors import RecipeError, UsageError
+from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 
 
@@ -88,10 +89,9 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
     """Raise UsageError for a call that would be measured wrongly without notice."""
     if workload.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is 'cuda' but PyTorch finds no CUDA device; use device 'cpu'.")
-    family = adapter_of_pipeline(pipeline)
-    if workload.cross_learning and not family.reads_covariates:
+    if workload.cross_learning and not reads_covariates(pipeline):
         raise UsageError(
-            f"{label} is a {family.name}, which forecasts each series alone; leave out "
+            f"{label} is a {kind_of(pipeline)}, which forecasts each series alone; leave out "
             "cross-learning."
         )
     model = pipeline.inner_model

@@ -39,6 +39,7 @@ from tscompress.io.untrusted import (
 )
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.layers.resize import replace_heads_, resize_hidden_
+from tscompress.layers.univariate import drop_groups_
 from tscompress.plan.plan import Plan
 
 FORMAT_VERSION = 1
@@ -83,6 +84,8 @@ def apply_structure_(model: nn.Module, plan: Plan) -> None:
     plan = plan.narrowed()
     for head in plan.heads:
         replace_heads_(model, head)
+    if plan.univariate:
+        drop_groups_(model)
     for hidden in plan.hidden:
         resize_hidden_(model, hidden)
     for entry in plan.projections:

@@ -324,7 +324,7 @@ def _load_stock(
     pipeline = None
     with _misfits(source), quiet_transformers():
         if forecasts:
-            pipeline = BaseChronosPipeline.from_pretrained(directory, **options)
+            pipeline = adapter_of(name).open_stock(directory, config, **options)
             model = pipeline.inner_model
         else:
             model, info = family.model_class(config).from_pretrained(
@@ -334,6 +334,7 @@ def _load_stock(
         check_complete(info, source)
     else:
         try:
+            config = adapter_of(name).stock_settings(config)
             config = adapter_of(name).complete_config(model, config, stored.keys())
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{source!r}: {error}") from None
@@ -383,6 +384,7 @@ def _load_factored(
     family = family_name(base_config, source)
     if family not in FORECAST_FAMILIES:
         raise UnsupportedModelError(f"{source!r}: there are no factored {family} checkpoints.")
+    base_config = {**adapter_of(family).stock_settings(base_config)}
     check_config(base_config, source, len(stored))
     check_given(base_config, adapter_of(family).needed_settings, source)
     check_generation_file(directory, base_config, source)

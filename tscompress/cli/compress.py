@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from tscompress.workflows.recipe import Recipe
 
 
+_CALIBRATION = ("series", "calibration_series")
+
+
 @with_series_options()
 def compress(
     context: typer.Context,
@@ -81,6 +84,14 @@ def compress(
             "number for both. The least needed are dropped. Recover afterwards."
         ),
     ] = None,
+    univariate: Annotated[
+        bool,
+        typer.Option(
+            "--univariate",
+            help="With fold, Chronos-2: forecast every series alone, without the queries and keys "
+            "of group attention; exact, refuses covariates, needs tscompress to load.",
+        ),
+    ] = False,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
     energy: Annotated[float | None, typer.Option(help="Keep this share of the energy.")] = None,
     schedule: Annotated[
@@ -145,7 +156,7 @@ def compress(
     if edited is not None:
         refuse(context, "--plan says every size", sizes)
     if recipe is None and (method if edited is None else edited.method) == "svd":
-        refuse(context, "svd does not calibrate", ("series", "calibration_series"))
+        refuse(context, "svd does not calibrate", _CALIBRATION)
     if recipe is not None:
         ignored = ("plan", "calibration_series", *SERIES_OPTIONS, *sizes)
         refuse(context, "--recipe says everything", ignored)
@@ -155,6 +166,9 @@ def compress(
         given["layers"] = None if layers is None else integers(layers, "--layers")
         form = files.form(reads=series is not None)
         chosen = _recipe_of(given, edited, model, output, series, form, calibration_series)
+        alone = edited or chosen
+        if alone.univariate and not alone.calibrates:
+            refuse(context, "univariate alone does not calibrate", _CALIBRATION)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})
     work = None if dry_run else recovery_directory(output)

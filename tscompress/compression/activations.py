@@ -72,7 +72,7 @@ def _first_readers(architecture: Architecture) -> dict[str, str]:
     k; in gated feed-forwards, the second input layer to the first."""
     readers: dict[str, str] = {}
     for block, role, name in architecture.attention_projections():
-        first = "k" if block.reads_encoder else "q"
+        first = "k" if block.reads_encoder else next(iter(block.projections))
         shared = role in ("k", "v") or role == first
         readers[name] = block.projections[first] if shared else name
     for feed_forward, role, name in architecture.feed_forward_projections():

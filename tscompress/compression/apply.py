@@ -23,6 +23,7 @@ from tscompress.compression.residual_stream import (
     sliced_config,
     sliced_weights,
 )
+from tscompress.compression.univariate import separate_and_merge_
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import PlanError
 from tscompress.families.registry import adapter_of, build_empty, wrap_pipeline
@@ -40,6 +41,8 @@ def fold_planned_(
 ) -> None:
     """Drop the layers that a plan does not keep and fold the others; see :func:`apply_fold_`.
 
+    A plan that drops group attention alone needs no ``batches`` and no fit.
+
     Raises
     ------
     PlanError
@@ -47,6 +50,9 @@ def fold_planned_(
     FactorizationError
         A decomposition failed; the message names the layer.
     """
+    if not plan.calibrates:
+        separate_and_merge_(loaded, plan)
+        return
     original = None
     if plan.kept_layers:
         have = stack_layers(loaded.model)

@@ -23,6 +23,7 @@ from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray,
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.families.calibration_sizes import BY_DEFAULT
+from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
 from tscompress.io.arguments import check_type
 
@@ -99,6 +100,8 @@ def calibration_batches(
     loaded: LoadedModel,
     config: CalibrationConfig,
     series: Sequence[FloatArray] | str | Path | None = None,
+    *,
+    grouped: bool = True,
 ) -> list[ForecastBatch]:
     """Batches of series of similar length, from short to the longest allowed.
 
@@ -117,6 +120,8 @@ def calibration_batches(
     series
         Series, each 1-D, or a file of them, instead of ``config.source``; a
         :class:`~tscompress.data.series.LabelledSeries` also has their frequencies.
+    grouped
+        Whether there are groups, if the model can take them.
 
     Raises
     ------
@@ -152,14 +157,15 @@ def calibration_batches(
         steps = min(horizon, max(1, len(drawn.window) // 3))
         return min(longest, len(drawn.window) - steps), steps
 
+    in_group = group_size(loaded.family, loaded.model) if grouped else 1
     batches = []
     chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
-        group_size = family.group_size if later % 2 == 0 else 1
-        if group_size > 1 and own:
-            related = mixed_in_groups(rng, [one.window for one in chunk], group_size)
+        together = in_group if later % 2 == 0 else 1
+        if together > 1 and own:
+            related = mixed_in_groups(rng, [one.window for one in chunk], together)
             chunk = [_Drawn(window) for window in related]
-        batches.append(_batch([(one, *split(one)) for one in chunk], group_size))
+        batches.append(_batch([(one, *split(one)) for one in chunk], together))
     return batches
 
 

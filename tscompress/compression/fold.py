@@ -51,6 +51,7 @@ from tscompress.compression.recording import (
     record_entry,
 )
 from tscompress.compression.residual_stream import readers_of_end, slice_embeddings_, slice_rows_
+from tscompress.compression.univariate import fold_own_values_, separate_series_
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
 from tscompress.io.freed_memory import return_memory, returning_memory
@@ -101,6 +102,8 @@ def fold_(
     """
     plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
     config = config.resolved(loaded)
+    if plan.univariate:
+        separate_series_(loaded, plan)
     if adapter_of(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]
     batches = small_batches(loaded, batches)
@@ -114,6 +117,8 @@ class _Fold:
     ----------
     heads, hidden
         Plans by name; heads with the frequencies chosen so far.
+    narrowed
+        Heads by name, as planned at the new residual-stream width.
     width
         New residual-stream width; None: unchanged.
     ends
@@ -133,6 +138,7 @@ class _Fold:
     ) -> None:
         self.loaded, self.plan, self.batches, self.config = loaded, plan, batches, config
         self.heads = {head.name: head for head in plan.heads}
+        self.narrowed = {head.name: head for head in plan.narrowed().heads}
         self.hidden = {entry.name: entry for entry in plan.hidden}
         self.width = None if plan.width is None else plan.width.kept
         self.ends: dict[str, Tensor] = {}
@@ -188,6 +194,10 @@ class _Fold:
         name = step.block.name
         if not isinstance(step.block, AttentionBlock):
             _fold_feed_forward_(self.loaded, step, self.hidden[name], self.config)
+        elif self.heads[name].univariate:
+            head = self.narrowed[name]
+            values, role = fold_own_values_(self.loaded, step, head, self.config)
+            refit_(step, values, role, self.config)
         elif self.heads[name].latent:
             if self.latent is None:  # keys and values of later layers are still the original's
                 self.latent = shared_latent_of(self.loaded, self.plan, step)

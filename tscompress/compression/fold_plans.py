@@ -152,6 +152,7 @@ def fold_plan_of(
     width: int | None = None,
     exclude: Sequence[str] = (),
     free_frequencies: bool = False,
+    univariate: bool = False,
 ) -> Plan:
     """A plan to fold heads by a schedule, and all hidden layers to a share of their units.
 
@@ -169,7 +170,7 @@ def fold_plan_of(
     exclude
         Shell patterns on names of attention blocks, feed-forwards and patch embeddings that keep
         their size; the result is then a factored checkpoint.
-    free_frequencies
+    free_frequencies, univariate
         As for :func:`fold_plan`.
 
     Raises
@@ -207,6 +208,8 @@ def fold_plan_of(
         record["latent"] = latent
     if width is not None:
         record["width"] = width
+    if univariate:
+        record["univariate"] = True
     return fold_plan(
         model,
         architecture,
@@ -216,6 +219,7 @@ def fold_plan_of(
         latent=latent,
         width=width,
         free_frequencies=free_frequencies,
+        univariate=univariate,
         schedule=record,
     )
 
@@ -230,6 +234,7 @@ def fold_plan(
     latent: int | None = None,
     width: int | None = None,
     free_frequencies: bool = False,
+    univariate: bool = False,
     kept_layers: Mapping[str, Sequence[int]] | None = None,
     schedule: Mapping[str, object] | None = None,
 ) -> Plan:
@@ -249,6 +254,9 @@ def fold_plan(
     free_frequencies
         Rotary queries and keys may have any even size. If no stock config has the size, the plan
         has the fastest frequencies; folding then chooses which to keep.
+    univariate
+        Every series is a group of its own: group attention has no queries and keys. The result is a
+        factored checkpoint.
     kept_layers
         Stack to the indices of the kept layers. ``model`` already has only these.
     schedule
@@ -262,8 +270,16 @@ def fold_plan(
     sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
     if latent is not None:
         _check_latent(architecture, sized)
+    if univariate and not any(block.across_series for block in architecture.attention):
+        raise PlanError(
+            f"a {architecture.family} model has no group attention, so every series is forecast "
+            "alone already; leave out univariate."
+        )
     heads = []
     for block in architecture.attention:
+        if univariate and block.across_series:
+            heads.append(_univariate_plan(model, block, vo))
+            continue
         reads_latent = latent is not None and block.reads_encoder
         sizes = (latent, latent) if reads_latent else (qk, vo)
         heads.append(_head_plan(model, block, *sizes, reads_latent, free_frequencies))
@@ -332,6 +348,23 @@ def _head_plan(
     )
 
 
+def _univariate_plan(model: nn.Module, block: AttentionBlock, vo: Sizes) -> HeadPlan:
+    weight = dense_linear(model, block.projections["v"]).weight
+    head_size = len(weight) // block.num_heads
+    size = _size_of(vo, block.name, head_size)
+    return _validated(
+        HeadPlan,
+        name=block.name,
+        kind=block.kind,
+        d_model=weight.shape[1],
+        num_heads=block.num_heads,
+        head_size=head_size,
+        qk_size=size,
+        vo_size=size,
+        univariate=True,
+    )
+
+
 def _hidden_plans(
     model: nn.Module, architecture: Architecture, sizes: Sizes
 ) -> tuple[HiddenPlan, ...]:
@@ -397,7 +430,7 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
     """
     if plan.family != architecture.family:
         raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
-    whole = fold_plan(model, architecture)
+    whole = fold_plan(model, architecture, univariate=plan.univariate)
     check_heads(head for head in plan.heads if head.parameters < head.dense_parameters)
     there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
     given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
@@ -429,7 +462,7 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
 def _unfolded(layer: HeadPlan | HiddenPlan | None) -> dict[str, object]:
     """The fields of a planned layer that describe the original."""
     assert layer is not None
-    chosen = {"qk_size", "vo_size", "frequencies", "latent", "kept"}
+    chosen = {"qk_size", "vo_size", "frequencies", "latent", "univariate", "kept"}
     return layer.model_dump(exclude=chosen)
 
 

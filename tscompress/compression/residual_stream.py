@@ -63,9 +63,9 @@ def streams_of(model: Any) -> Streams:
         reads_encoder = hasattr(sublayer.module, "EncDecAttention")
         for linear in sorted(one for one in there if one.startswith(f"{sublayer.name}.")):
             role = linear.rpartition(".")[2]
-            if role in ("o", "wo"):
+            if role in ("o", "wo", "vo"):
                 streams.writers[linear] = sublayer.stack
-            else:  # in cross-attention only queries read the decoder's stream
+            if role not in ("o", "wo"):  # in cross-attention only queries read the decoder's stream
                 of_encoder = reads_encoder and role != "q"
                 streams.readers[linear] = encoder_end if of_encoder else norm
     stacks = list(stack_layers(model))
@@ -259,7 +259,7 @@ def sliced_weights(loaded: LoadedModel, width: int) -> dict[str, Tensor]:
         name, _, kind = key.rpartition(".")
         if name in streams.readers and kind == "weight":
             tensor = (tensor[:, :width].to(torch.float64) * wider).to(tensor.dtype)
-        elif name in streams.writers or name in streams.norms:
+        if name in streams.writers or name in streams.norms:
             tensor = tensor[:width]
         elif name in _EMBEDDINGS:
             tensor = tensor[:, :width]

@@ -24,6 +24,7 @@ from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.joint import check_settings
 from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
+from tscompress.families.groups import reads_covariates
 from tscompress.families.joint import cross_learning_option
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
@@ -222,7 +223,7 @@ def predict_task(
 
 
 def _forecasts_together(model: BaseChronosPipeline, settings: Settings) -> bool:
-    return adapter_of_pipeline(model).group_size > 1 and not settings.as_univariate
+    return reads_covariates(model) and not settings.as_univariate
 
 
 def _check_levels(model: Model, levels: Sequence[float], settings: Settings) -> None:

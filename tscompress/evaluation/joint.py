@@ -25,6 +25,7 @@ from tscompress.evaluation.batching import (
 )
 from tscompress.evaluation.results import Settings
 from tscompress.families.covariates import Joint, JointSeries
+from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 
 
@@ -40,9 +41,9 @@ def check_settings(
     """
     if not settings.cross_learning:
         return
-    family = adapter_of_pipeline(pipeline)
-    if not family.reads_covariates:
-        raise UsageError(f"{family.name} forecasts each series alone; leave out --cross-learning.")
+    if not reads_covariates(pipeline):
+        kind = kind_of(pipeline)
+        raise UsageError(f"{kind} forecasts each series alone; leave out --cross-learning.")
     if settings.as_univariate:
         raise UsageError("--as-univariate forecasts each series alone; leave out --cross-learning.")
     if batch_size == AUTO:
@@ -62,15 +63,15 @@ def are_joint(
     UsageError
         The dataset has covariates, and the model reads none.
     """
-    family = adapter_of_pipeline(pipeline)
     if settings.as_univariate:
         return False
-    if dataset.covariates and not family.reads_covariates:
+    reads = reads_covariates(pipeline)
+    if dataset.covariates and not reads:
         raise UsageError(
-            f"{dataset.name!r} has covariates, and {family.name} reads none; give --as-univariate "
-            "to forecast its series alone."
+            f"{dataset.name!r} has covariates, and {kind_of(pipeline)} reads none; give "
+            "--as-univariate to forecast its series alone."
         )
-    grouped = bool(dataset.covariates or dataset.groups) and family.reads_covariates
+    grouped = bool(dataset.covariates or dataset.groups) and reads
     return grouped or settings.cross_learning
 
 

@@ -28,6 +28,7 @@ except ImportError:  # transformers 4
 from tscompress.errors import UsageError
 from tscompress.families.covariates import Covariates, JointForecasts
 from tscompress.families.graphs import Exportable
+from tscompress.families.opening import Openable
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
 # --------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def _without_weights() -> Iterator[None]:
         yield
 
 
-class ForecastFamily(JointForecasts, Exportable, Family):
+class ForecastFamily(JointForecasts, Exportable, Openable, Family):
     """A family that forecasts: it can be calibrated, compressed, recovered and evaluated.
 
     Attributes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
 from tscompress.families.covariates import Covariates, Joint, JointSeries
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
 from tscompress.families.joint import cross_learning_option, encoded
+from tscompress.families.opening import CHRONOS2_NAMES, is_converted
 from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
+from tscompress.families.univariate import UnivariateChronos2Pipeline, univariate_source
+from tscompress.layers.univariate import OwnValues, is_univariate
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.plan.layer_plans import stock_frequencies
 
@@ -34,7 +38,23 @@ class Chronos2(PatchFamily):
     group_size = 4
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
-        return bool(config.get("chronos_pipeline_class") == "Chronos2Pipeline")
+        return is_converted(config) or config.get("chronos_pipeline_class") == "Chronos2Pipeline"
+
+    def stock_settings(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**config, **CHRONOS2_NAMES} if is_converted(config) else config
+
+    def open_stock(
+        self, directory: Path, config: Mapping[str, Any], **options: Any
+    ) -> BaseChronosPipeline:
+        if not is_converted(config):
+            return super().open_stock(directory, config, **options)
+        settings = {key: x for key, x in self.stock_settings(config).items() if key != "model_type"}
+        own = Chronos2CoreConfig(**settings)
+        return self.pipeline(Chronos2Model.from_pretrained(directory, config=own, **options))
+
+    def pipeline(self, model: nn.Module) -> BaseChronosPipeline:
+        found = UnivariateChronos2Pipeline if is_univariate(model) else self.pipeline_class
+        return found(model=model)
 
     def describe(self, model: nn.Module) -> Architecture:
         attention: list[AttentionBlock] = []
@@ -43,6 +63,9 @@ class Chronos2(PatchFamily):
             parts: Any = layer.layer
             for index, kind in enumerate(_KINDS):
                 name = f"{sublayer_name('encoder', depth, index)}.self_attention"
+                part = parts[index].self_attention
+                own = isinstance(part, OwnValues)  # those of one head, whatever the heads were
+                roles = [role for role in ("v", "o", "vo") if getattr(part, role, None)]
                 block = AttentionBlock(
                     name=name,
                     stack="encoder",
@@ -50,8 +73,8 @@ class Chronos2(PatchFamily):
                     sublayer=index,
                     kind=kind,
                     depth=depth,
-                    num_heads=parts[index].self_attention.n_heads,
-                    projections={role: f"{name}.{role}" for role in "qkvo"},
+                    num_heads=1 if own else part.n_heads,
+                    projections={role: f"{name}.{role}" for role in (roles if own else "qkvo")},
                 )
                 attention.append(block)
             index = len(_KINDS)
@@ -84,6 +107,8 @@ class Chronos2(PatchFamily):
         }
 
     def graph_source(self, model: nn.Module) -> GraphSource:
+        if is_univariate(model):
+            return univariate_source(model)
         size = patch_size(model)
         past, ahead = torch.zeros(3, 2 * size), torch.zeros(3, 2 * size)
         free, free_ahead = {0: "batch", 1: "patches"}, {0: "batch", 1: "future_patches"}

@@ -23,6 +23,7 @@ from tscompress.families.base import (
     Windows,
 )
 from tscompress.families.calibration_sizes import OF_TOKENS
+from tscompress.families.opening import is_converted
 from tscompress.families.t5_stack import UNTIED, describe_t5, has_own_head, shape_settings
 from tscompress.plan.architecture import Architecture
 
@@ -59,7 +60,8 @@ class ChronosT5(ForecastFamily):
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         # The first checkpoints have a chronos_config and no pipeline class.
-        without = "ChronosPipeline" if "chronos_config" in config else None
+        first = "chronos_config" in config and not is_converted(config)
+        without = "ChronosPipeline" if first else None
         if str(config.get("chronos_pipeline_class", without)) != "ChronosPipeline":
             return False
         return bool(config.get("chronos_config", {}).get("model_type", "seq2seq") == "seq2seq")

@@ -18,6 +18,7 @@ from tscompress.runtime.contexts import Task, stacked, tasks_of
 from tscompress.runtime.forecaster import Forecaster
 from tscompress.runtime.load import load
 from tscompress.runtime.record import GRAPH_FILE
+from tscompress.runtime.univariate import UnivariateForecaster
 
 
 class ExportedModel(nn.Module):
@@ -31,6 +32,8 @@ class ExportedModel(nn.Module):
         What its forecasts depend on: the graph, and a version; for caches.
     weights, graph_bytes
         Parameters of the model that was exported; bytes of the graph.
+    univariate
+        Whether it takes only series that are groups of their own.
     """
 
     def __init__(self, forecaster: Forecaster) -> None:
@@ -39,6 +42,7 @@ class ExportedModel(nn.Module):
         self.config, self.chronos_config = stock.config, stock.chronos_config
         self.graph_sha256 = forecaster.record.graph_sha256
         self.weights = forecaster.record.parameters
+        self.univariate = forecaster.record.univariate
         self.graph_bytes = (forecaster.directory / GRAPH_FILE).stat().st_size
         self.onnxruntime = importlib.metadata.version("onnxruntime")
         # Forecasts are float32 on the CPU, as this says; the weights are in the graph.
@@ -111,6 +115,7 @@ class ExportedChronos2Pipeline(_Threads, Chronos2Pipeline):  # type: ignore[misc
 _PIPELINES: Mapping[type[Forecaster], Any] = {
     ChronosBoltForecaster: ExportedBoltPipeline,
     Chronos2Forecaster: ExportedChronos2Pipeline,
+    UnivariateForecaster: ExportedChronos2Pipeline,
 }
 
 

@@ -186,12 +186,23 @@ class Chronos2Graph(_PatchGraph):
         future, future_observed
             ``[B, F P]``: values that are known ahead; 1 where there is one.
         """
+        values, there = observed_values(context, observed)
+        known, known_there = observed_values(future, future_observed)
+        scaled = self.scaling(known, known_there, *self.scaling.fit(values, there))
+        ahead = self.embedding(self._time(0, known), scaled, known_there)
+        return self.quantiles(context, observed, ahead, group_ids)
+
+    def quantiles(
+        self, context: Tensor, observed: Tensor, ahead: Tensor, group_ids: Tensor | None
+    ) -> Tensor:
+        """Quantiles ``[B, Q, F P]``, of embedded patches of the future ``[B, F, d]``."""
         model = self.model
         values, there = observed_values(context, observed)
         loc, scale = self.scaling.fit(values, there)
-        past, mask = self._embedded(values, there, loc, scale, -context.shape[1])
-        known, known_there = observed_values(future, future_observed)
-        ahead, _ = self._embedded(known, known_there, loc, scale, 0)
+        scaled = self.scaling(values, there, loc, scale)
+        past = self.embedding(self._time(-context.shape[1], values), scaled, there)
+        data = patched(there, model.chronos_config.input_patch_size)
+        mask = (data.sum(-1) > 0).to(past.dtype)  # [B, S]
         ones = torch.ones_like(ahead[..., 0])  # [B, F]: every patch of the future is attended to
         parts, masks = [past, ahead], [mask, ones]
         if model.chronos_config.use_reg_token:
@@ -203,33 +214,37 @@ class Chronos2Graph(_PatchGraph):
         quantiles = head.unflatten(-1, (levels, -1)).transpose(1, 2).flatten(2)
         return self.scaling.inverse(quantiles, loc, scale)
 
-    def _embedded(
-        self, values: Tensor, there: Tensor, loc: Tensor, scale: Tensor, start: int
-    ) -> tuple[Tensor, Tensor]:
-        """Embedded patches ``[B, S, d]``, and which have data ``[B, S]``; ``start``: first step."""
-        settings = self.model.chronos_config
-        embedding = self.model.input_patch_embedding
-        dtype = embedding.hidden_layer.weight.dtype
+    def _time(self, start: int, values: Tensor) -> Tensor:
+        """Encoded time of steps from ``start``, as many as ``values`` ``[B, T]`` has."""
         time = torch.arange(start, start + values.shape[1], dtype=torch.float32)
-        time = (time / settings.time_encoding_scale).expand_as(values)
-        scaled = self.scaling(values, there, loc, scale)
-        parts = [patched(one, settings.input_patch_size) for one in (time, scaled, there)]
-        mask = (parts[-1].sum(-1) > 0).to(dtype)
-        return embedding(torch.cat(parts, dim=-1).to(dtype)), mask
+        return (time / float(self.model.chronos_config.time_encoding_scale)).expand_as(values)
 
-    def _encoded(self, hidden: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
-        """Output of the encoder for embedded patches ``[B, S, d]`` with data ``[B, S]``."""
+    def embedding(self, time: Tensor, scaled: Tensor, there: Tensor) -> Tensor:
+        """Embedded patches ``[B, S, d]`` of encoded time, scaled values and mask ``[B, S P]``."""
+        layer, size = self.model.input_patch_embedding, self.model.chronos_config.input_patch_size
+        parts = torch.cat([patched(one, size) for one in (time, scaled, there)], dim=-1)
+        found: Tensor = layer(parts.to(layer.hidden_layer.weight.dtype))
+        return found
+
+    def _encoded(self, hidden: Tensor, mask: Tensor, group_ids: Tensor | None) -> Tensor:
+        """Output of the encoder for embedded patches ``[B, S, d]`` with data ``[B, S]``.
+
+        ``group_ids`` None: the model has no group attention.
+        """
         lowest = torch.finfo(hidden.dtype).min
         encoder = self.model.encoder
-        together = (group_ids[:, None] == group_ids[None, :]).to(mask.dtype)  # [B, B]
-        across = together[None] * mask.transpose(0, 1)[:, None, :]  # [S, B, B]
+        across = None
+        if group_ids is not None:
+            together = (group_ids[:, None] == group_ids[None, :]).to(mask.dtype)  # [B, B]
+            seen = together[None] * mask.transpose(0, 1)[:, None, :]  # [S, B, B]
+            across = (1 - seen[:, None]) * lowest
         positions = torch.arange(hidden.shape[1])[None]
         for block in encoder.block:
             hidden = block(
                 hidden,
                 position_ids=positions,
                 attention_mask=(1 - mask[:, None, None, :]) * lowest,
-                group_time_mask=(1 - across[:, None]) * lowest,
+                group_time_mask=across,
             )[0]
         found: Tensor = encoder.final_layer_norm(hidden)
         return found

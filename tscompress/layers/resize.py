@@ -21,6 +21,7 @@ from transformers.models.t5.modeling_t5 import (
 from tscompress.errors import PlanError
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
 from tscompress.layers.sized_attention import SizedChronos2Attention, SizedT5Attention, empty_linear
+from tscompress.layers.univariate import OwnValues
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 
 
@@ -52,7 +53,9 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
         _heads_text(heads, qk_size, vo_size, attention.d_model, turns),
     )
     sized: nn.Module
-    if plan.latent:
+    if plan.univariate:
+        sized = _own_values(attention, plan)
+    elif plan.latent:
         first = _first_latent(model, plan)
         sized = LatentCrossAttention.empty_like(attention, plan.qk_size, first)
     elif isinstance(attention, T5Attention):
@@ -63,6 +66,15 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
         )
     model.set_submodule(plan.name, sized)
     return sized
+
+
+def _own_values(attention: nn.Module, plan: HeadPlan) -> nn.Module:
+    """Empty values and outputs of each series alone, one matrix or two as planned."""
+    if not isinstance(attention, MHA):
+        raise PlanError(f"the plan has {plan.name} univariate; only Chronos-2 has group attention.")
+    values = OwnValues.of(attention)
+    values.resize_(None if plan.merged else plan.num_heads * plan.vo_size)
+    return values
 
 
 def _first_latent(model: nn.Module, plan: HeadPlan) -> LatentCrossAttention | None:

@@ -40,6 +40,8 @@ class _Block:
 class AttentionBlock(_Block):
     """One q, k, v, o set; these are the roles of its projections.
 
+    Group attention of a univariate model has ``v`` and ``o``, or their product ``vo``.
+
     Attributes
     ----------
     kind
@@ -62,7 +64,7 @@ class AttentionBlock(_Block):
     @property
     def across_series(self) -> bool:
         """Whether series attend to each other, at one time step; inputs are ``[S, B, d]``."""
-        return self.kind == "group"
+        return self.kind == "group" and "k" in self.projections
 
     @property
     def rotary(self) -> bool:

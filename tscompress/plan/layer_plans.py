@@ -73,6 +73,10 @@ class HeadPlan(BaseModel):
     latent
         Whether cross-attention reads one latent of the encoder's output as keys and values, of
         ``qk_size`` = ``vo_size`` dimensions, for all heads of all layers.
+    univariate
+        Whether every series is a group of its own, in group attention. Its softmax is then over one
+        element: queries and keys are dropped, and ``qk_size`` = ``vo_size`` is a share of the rank
+        of the product of outputs and values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,6 +90,15 @@ class HeadPlan(BaseModel):
     vo_size: Size
     frequencies: tuple[int, ...] | None = None
     latent: bool = False
+    univariate: bool = False
+
+    @model_validator(mode="after")
+    def _is_group_attention(self) -> HeadPlan:
+        if self.univariate and (self.kind != "group" or self.qk_size != self.vo_size):
+            raise ValueError(
+                f"{self.name}: only group attention is univariate, with qk_size = vo_size"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> HeadPlan:
@@ -122,6 +135,17 @@ class HeadPlan(BaseModel):
         return self
 
     @property
+    def merged(self) -> bool:
+        """Whether values and outputs are one matrix, which has no more weights than the two."""
+        return self.univariate and self.d_model <= 2 * self.num_heads * self.vo_size
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the original's forecasts are kept, of single series if it is univariate."""
+        whole = self.head_size == self.qk_size == self.vo_size and not self.latent
+        return whole or self.merged
+
+    @property
     def dense_parameters(self) -> int:
         """Weights of the four projections before."""
         return 4 * self.d_model * self.num_heads * self.head_size
@@ -131,6 +155,8 @@ class HeadPlan(BaseModel):
         """Weights after, of this block; a projection to a latent belongs to all blocks."""
         if self.latent:
             return 2 * self.d_model * self.num_heads * self.qk_size
+        if self.univariate:
+            return self.d_model * min(self.d_model, 2 * self.num_heads * self.vo_size)
         return 2 * self.d_model * self.num_heads * (self.qk_size + self.vo_size)
 
     @property
@@ -138,6 +164,9 @@ class HeadPlan(BaseModel):
         """The sizes after, for people."""
         if self.latent:
             return f"latent {self.qk_size}"
+        if self.univariate:
+            rank = "" if self.merged else f" of rank {self.num_heads * self.vo_size}"
+            return f"univariate, values and outputs{rank}"
         if self.qk_size == self.vo_size:
             return f"head size {self.qk_size}"
         return f"head sizes {self.qk_size} (q, k), {self.vo_size} (v)"

@@ -89,6 +89,8 @@ class Plan(BaseModel):
         cross = [head for head in self.heads if head.kind == "cross"]
         if len({head.qk_size if head.latent else None for head in cross}) > 1:
             raise ValueError("all cross-attention reads one latent: give every block the same size")
+        if len({head.univariate for head in self.heads if head.kind == "group"}) > 1:
+            raise ValueError("all group attention is univariate, or none of it")
         return self
 
     @property
@@ -107,6 +109,20 @@ class Plan(BaseModel):
         return next((head.qk_size for head in self.heads if head.latent), None)
 
     @property
+    def univariate(self) -> bool:
+        """Whether every series is a group of its own, so that no series attends to others."""
+        return any(head.univariate for head in self.heads)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the model is fitted to series; without, only group attention is dropped."""
+        if not self.univariate:
+            return self.method != "svd"
+        sizes = (entry.kept < entry.d_ff for entry in self.hidden)
+        heads = (not head.unchanged for head in self.heads)
+        return bool(self.kept_layers or self.width) or any(sizes) or any(heads)
+
+    @property
     def changes_anything(self) -> bool:
         """Whether it makes the model or its cache smaller."""
         return bool(self.kept_layers or self.latent or self.width) or any(
@@ -118,7 +134,8 @@ class Plan(BaseModel):
         """``(d_kv, d_ff)`` of the stock config of the folded model; None if sizes differ."""
         sizes = {size for head in self.heads for size in (head.qk_size, head.vo_size)}
         units = {hidden.kept for hidden in self.hidden}
-        if self.method != "fold" or len(sizes) != 1 or len(units) != 1 or self.latent:
+        own_layers = self.latent or self.univariate
+        if self.method != "fold" or len(sizes) != 1 or len(units) != 1 or own_layers:
             return None
         (d_kv,), (d_ff,) = sizes, units
         stock = all(
@@ -216,15 +233,26 @@ class Plan(BaseModel):
         else:
             if self.width:
                 lines.append(f"fold, residual stream: {self.width.kept} of {self.width.d_model}")
-            heads = [head for head in self.heads if not head.latent]
+            heads = [head for head in self.heads if not (head.latent or head.univariate)]
             for label, sizes in (
-                ("queries and keys", [head.qk_size for head in heads]),
-                ("values", [head.vo_size for head in heads]),
-                ("hidden units", [hidden.kept for hidden in self.hidden]),
+                ()
+                if not self.calibrates
+                else (
+                    ("queries and keys", [head.qk_size for head in heads]),
+                    ("values", [head.vo_size for head in heads]),
+                    ("hidden units", [hidden.kept for hidden in self.hidden]),
+                )
             ):
                 lines.append(f"fold, {label}: {min(sizes)} to {max(sizes)}" if sizes else "")
             if self.latent:
                 lines.append(f"fold, all cross-attention: one latent of {self.latent}")
+            groups = [head for head in self.narrowed().heads if head.univariate]
+            if groups:
+                merged = sum(head.merged for head in groups)
+                lines.append(
+                    f"univariate: group attention without queries and keys, {merged} of "
+                    f"{len(groups)} blocks one matrix"
+                )
         lines = [*filter(None, lines), attention]
         before, after = (
             a + b

@@ -21,6 +21,7 @@ from tscompress.evaluation.forecasting import predict
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
 from tscompress.evaluation.typical_series import known
 from tscompress.families.covariates import Covariates
+from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_counts, check_list, check_type
 from tscompress.probing.processes import Array
@@ -194,14 +195,13 @@ def _readable(
     UsageError
         It cannot read one that was asked for.
     """
-    family = adapter_of_pipeline(pipeline)
-    if family.reads_covariates:
+    if reads_covariates(pipeline):
         return tuple(tasks)
     unreadable = [task.name for task in tasks if task.covariates]
     if unreadable and not battery:
         raise UsageError(
-            f"the task {unreadable[0]!r} has covariates, and {family.name} reads none; choose "
-            "tasks without."
+            f"the task {unreadable[0]!r} has covariates, and {kind_of(pipeline)} reads none; "
+            "choose tasks without."
         )
     return tuple(task for task in tasks if not task.covariates)
 

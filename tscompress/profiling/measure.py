@@ -516,7 +516,7 @@ def _input_places(architecture: Architecture) -> Iterator[tuple[str, AttentionBl
     q, k and v of self-attention read the same; so do the keys of all cross-attention blocks.
     """
     for block in architecture.attention:
-        yield "attention", block, block.projections["q"]
+        yield "attention", block, next(iter(block.projections.values()))
     cross = [block for block in architecture.attention if block.reads_encoder]
     if cross:
         yield "encoder_output", cross[0], cross[0].projections["k"]

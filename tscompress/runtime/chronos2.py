@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from tscompress.runtime.quantiles import FloatArray, interpolated, probability_m
 _PATHS = DEFAULT_LEVELS
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Rows of one call: contexts ``[B, T]``, groups ``[B]``, known values ``[B, F]``."""
 
     context: FloatArray
@@ -28,7 +28,13 @@ class _Rows(NamedTuple):
 class Chronos2Forecaster(Forecaster):
     """Forecasts of an exported Chronos-2."""
 
-    inputs = ("context", "observed", "group_ids", "future", "future_observed")
+    inputs: ClassVar[tuple[str, ...]] = (
+        "context",
+        "observed",
+        "group_ids",
+        "future",
+        "future_observed",
+    )
 
     @property
     def prediction_length(self) -> int:
@@ -121,7 +127,7 @@ class Chronos2Forecaster(Forecaster):
         for batch in _batches(tasks, batch_size):
             sizes = [len(task.context) for task in batch]
             groups = np.repeat(np.arange(len(batch)), sizes)
-            rows = _Rows(
+            rows = Rows(
                 stacked([task.context[:, -self.context_length :] for task in batch]),
                 np.zeros_like(groups) if cross_learning else groups,
                 np.concatenate([task.future for task in batch]),
@@ -143,7 +149,7 @@ class Chronos2Forecaster(Forecaster):
         order = np.argsort(self.quantiles, kind="stable")
         return interpolated(own[..., order], np.asarray(self.quantiles)[order], levels)
 
-    def _forecast_rows(self, rows: _Rows, steps: int) -> FloatArray:
+    def _forecast_rows(self, rows: Rows, steps: int) -> FloatArray:
         """Quantiles ``[B, Q, steps]``; beyond one call, of weighted paths."""
         output = self._call(rows, steps)
         found, done = [output], output.shape[-1]
@@ -156,10 +162,9 @@ class Chronos2Forecaster(Forecaster):
             done += output.shape[-1]
         return np.concatenate(found, axis=-1)[..., :steps]
 
-    def _call(self, rows: _Rows, steps: int) -> FloatArray:
+    def _call(self, rows: Rows, steps: int) -> FloatArray:
         """Quantiles of the next patches, as many as are needed and one call has."""
-        patches = min(-(-steps // self.patch_size), self.prediction_length // self.patch_size)
-        ahead = patches * self.patch_size
+        ahead = self.steps_of_call(steps)
         known = _padded(rows.future[:, :ahead], ahead)
         return self.graph(
             **self.patched(rows.context[:, -self.context_length :]),
@@ -167,7 +172,12 @@ class Chronos2Forecaster(Forecaster):
             **self.masked("future", "future_observed", known),
         )
 
-    def _paths(self, rows: _Rows) -> _Rows:
+    def steps_of_call(self, steps: int) -> int:
+        """Whole patches for ``steps``, at most those of one call."""
+        patches = min(-(-steps // self.patch_size), self.prediction_length // self.patch_size)
+        return patches * self.patch_size
+
+    def _paths(self, rows: Rows) -> Rows:
         """Each row once for every path; only paths of the same quantile attend to each other."""
         if not set(_PATHS) <= set(self.quantiles):
             raise UsageError(
@@ -176,13 +186,13 @@ class Chronos2Forecaster(Forecaster):
             )
         count = len(_PATHS)
         groups = rows.groups[:, None] * count + np.arange(count)
-        return _Rows(
+        return Rows(
             np.repeat(rows.context, count, axis=0),
             groups.reshape(-1),
             np.repeat(rows.future, count, axis=0),
         )
 
-    def _moved_on(self, rows: _Rows, output: FloatArray) -> _Rows:
+    def _moved_on(self, rows: Rows, output: FloatArray) -> Rows:
         """The last forecast ``[B, Q, h]`` becomes history: of covariates, what was known."""
         ahead = output.shape[-1]
         paths = self._interpolated(output.swapaxes(1, 2), _PATHS).swapaxes(1, 2)  # [B, P, h]
@@ -193,7 +203,7 @@ class Chronos2Forecaster(Forecaster):
         past = context[:, -steps:]
         latest = np.where(np.isnan(known), past, known)
         context = np.concatenate([context[:, :-steps], latest], axis=-1)
-        return _Rows(context, rows.groups, rows.future[:, ahead:])
+        return Rows(context, rows.groups, rows.future[:, ahead:])
 
     def _of_paths(self, output: FloatArray) -> FloatArray:
         """``[B, Q, h]`` of what all paths of a row forecast, ``[B P, Q, h]``."""

@@ -10,11 +10,13 @@ from tscompress.runtime.chronos2 import Chronos2Forecaster
 from tscompress.runtime.chronos_bolt import ChronosBoltForecaster
 from tscompress.runtime.forecaster import Forecaster
 from tscompress.runtime.record import read_record
+from tscompress.runtime.univariate import UnivariateForecaster
 
 _FAMILIES: dict[str, type[Forecaster]] = {
     "chronos-bolt": ChronosBoltForecaster,
     "chronos-2": Chronos2Forecaster,
 }
+_UNIVARIATE: dict[str, type[Forecaster]] = {"chronos-2": UnivariateForecaster}
 
 
 def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
@@ -42,7 +44,7 @@ def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
         raise UsageError(f"directory is a {type(directory).__name__}; give a path.")
     place = Path(directory).expanduser()
     record = read_record(place)
-    found = _FAMILIES.get(record.family)
+    found = (_UNIVARIATE if record.univariate else _FAMILIES).get(record.family)
     if found is None:
         raise UnsupportedModelError(
             f"{str(place)!r} is an exported {record.family[:40]!r} model; known families: "

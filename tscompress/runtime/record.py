@@ -36,6 +36,8 @@ class Record:
         Name of the model that was exported, ``""`` if it had none.
     parameters
         Of that model.
+    univariate
+        Whether it is a Chronos-2 without group attention.
     """
 
     family: str
@@ -44,6 +46,7 @@ class Record:
     precision: str
     source: str
     parameters: int
+    univariate: bool = False
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -115,6 +118,7 @@ def _record_of(content: Mapping[str, Any]) -> Record:
         precision=str(content["precision"]),
         source=str(content["source"].get("model") or ""),
         parameters=_positive(content["parameters"], "parameters"),
+        univariate=content.get("univariate") is True,
     )
 
 

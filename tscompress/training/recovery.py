@@ -27,8 +27,9 @@ from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
-from tscompress.families.registry import adapter_of
+from tscompress.families.groups import group_size
 from tscompress.families.stacks import layer_matrices
+from tscompress.layers.univariate import is_univariate
 from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
 from tscompress.training.loop import StopRequest, attention_for_training
@@ -92,6 +93,7 @@ def recover_(
     asked = config or RecoveryConfig()
     config = asked.resolved(student, teacher, series_given=series is not None)
     check_comparable(teacher, student)
+    grouped = not (is_univariate(student.model) or is_univariate(teacher.model))
     run = _Run(student, teacher, config, directory, report)
     if asked.learning_rate is None:
         run.rate_by_distance = rate_by_distance(student.family, config.optimizer)
@@ -100,7 +102,7 @@ def recover_(
         stack.enter_context(attention_for_training(student.model))
         if config.gradient_checkpointing:
             stack.enter_context(recomputed_layers(student.model))
-        return run.train(Batches(student.family, config, series), resume)
+        return run.train(Batches(student.family, config, series, grouped=grouped), resume)
 
 
 class _Run:
@@ -239,7 +241,7 @@ class _Run:
 
     def _check_shares(self) -> None:
         parts = self.processes * self.config.accumulate
-        multiple = parts * adapter_of(self.student.family).group_size
+        multiple = parts * group_size(self.student.family, self.student.model)
         for bucket in self.config.buckets or ():
             if parts > 1 and bucket.batch_size % multiple:
                 raise UsageError(

@@ -26,19 +26,24 @@ _HELD_OUT_OF = 16  # one series of a wheel in this many is not trained on
 
 
 class Batches:
-    """The batch of every step; depends on the configuration, the series and the step alone."""
+    """The batch of every step; depends on the configuration, the series and the step alone.
+
+    ``grouped``: whether the model can take several series in a group, if its family does.
+    """
 
     def __init__(
         self,
         family: str,
         config: RecoveryConfig,
         series: Sequence[FloatArray] | str | Path | None = None,
+        *,
+        grouped: bool = True,
     ) -> None:
         assert config.buckets is not None
         assert config.synthetic_share is not None
         self._given_share = 1 - config.synthetic_share
         adapter = adapter_of(family)
-        self.group_size = adapter.group_size
+        self.group_size = adapter.group_size if grouped else 1
         self.config, self.buckets = config, config.buckets
         real = training_series(config.real_series or ())
         as_given = adapter.defaults.real_weight is None

@@ -130,7 +130,7 @@ def compress_checkpoint(
         if recipe.recover is not None:
             check_recovery_directory(work, inputs)
     given = None if series is None else read_series(series, recipe.series)
-    if (method_of(recipe, plan)) != "svd":
+    if calibrates(recipe, plan):
         on_series(summary_of(calibration_series(recipe, given)))
     found = loading.find(recipe.model, revision=recipe.revision)
     on_memory(compression_memory_bytes(found, recipe))
@@ -193,8 +193,10 @@ def _compress_loaded_(
         _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
     return_memory()  # of the stored weights, which were converted to float32
     method = method_of(recipe, plan)
-    calibrated = None if method == "svd" else calibration_series(recipe, series)
-    batches = _batches(loaded, recipe, method, series if method == "svd" else calibrated)
+    fits = calibrates(recipe, plan)
+    calibrated = calibration_series(recipe, series) if fits else None
+    grouped = not (recipe.univariate or (plan is not None and plan.univariate))
+    batches = _batches(loaded, recipe, fits, calibrated if fits else series, grouped)
     summary = summary_of(calibrated)
     given = given_source(series, recipe.series)
     record: dict[str, Any] = {}
@@ -209,7 +211,8 @@ def _compress_loaded_(
     original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":
         recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-        record["precision"] = recipe.fold.precision
+        if batches:
+            record["precision"] = recipe.fold.precision
         _fold_(loaded, recipe, plan, batches, on_progress)
     else:
         _factor_(loaded, recipe, plan, batches, on_progress)
@@ -272,15 +275,20 @@ def plan_loaded(
     Free rotary frequencies are chosen only in folding.
     """
     _check_original(loaded)
-    given = None if recipe.method == "svd" else calibration_series(recipe, series)
+    given = calibration_series(recipe, series) if recipe.calibrates else None
     summary = summary_of(given)
     if recipe.method != "fold":
-        batches = _batches(loaded, recipe, recipe.method, series if given is None else given)
+        batches = _batches(loaded, recipe, recipe.calibrates, series if given is None else given)
         return _calibrated_on(_factor_plan(loaded, recipe, batches, on_progress)[0], summary)
     measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
     recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-    batches = _batches(loaded, recipe, "fold", given) if measures else []
+    batches = _batches(loaded, recipe, True, given, not recipe.univariate) if measures else []
     return _calibrated_on(_fold_plan(loaded, recipe, batches, on_progress), summary)
+
+
+def calibrates(recipe: Recipe, plan: Plan | None) -> bool:
+    """Whether a compression fits the model to series."""
+    return recipe.calibrates if plan is None else plan.calibrates
 
 
 def method_of(recipe: Recipe, plan: Plan | None) -> Method:
@@ -312,14 +320,16 @@ def _check_original(loaded: LoadedModel) -> None:
 def _batches(
     loaded: LoadedModel,
     recipe: Recipe,
-    method: Method,
+    fits: bool,
     series: Sequence[FloatArray] | str | Path | None,
+    grouped: bool = True,
 ) -> list[ForecastBatch]:
-    """Calibration batches of the method; none for svd."""
-    if method != "svd":
-        return calibration_batches(loaded, recipe.calibration, series)
-    if series is not None:
-        raise UsageError("svd does not calibrate; give no series, or use another method.")
+    """Calibration batches, in groups of series unless every series is to be alone; none for svd."""
+    if fits:
+        return calibration_batches(loaded, recipe.calibration, series, grouped=grouped)
+    if series is not None and recipe.recover is None:
+        what, others = ("univariate alone", "sizes") if recipe.univariate else ("svd", "method")
+        raise UsageError(f"{what} does not calibrate; give no series, or other {others}.")
     return []
 
 
@@ -441,6 +451,7 @@ def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
         width=None if asked is None else dimensions_of(asked, loaded.config["d_model"]),
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",
+        univariate=recipe.univariate,
     )
 
 

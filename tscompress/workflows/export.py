@@ -22,6 +22,7 @@ from tscompress.exporting.parity import largest_difference
 from tscompress.families.registry import adapter_of
 from tscompress.io.arguments import check_type
 from tscompress.io.files import check_output, new_directory, user_path
+from tscompress.layers.univariate import is_univariate
 from tscompress.runtime.load import load as load_exported
 from tscompress.runtime.record import GRAPH_FILE
 from tscompress.workflows.fitted_to import FITTED_TO, as_record
@@ -149,6 +150,7 @@ def export(
             precision=precision,
             inputs=tuple(source.inputs),
             parameters=sum(one.numel() for one in loaded.model.parameters()),
+            univariate=is_univariate(loaded.model),
             **{FITTED_TO: as_record(sources_of(loaded))},
         )
         difference = largest_difference(pipeline, load_exported(directory))

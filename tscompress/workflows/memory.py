@@ -65,6 +65,8 @@ def _factor_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
 
 def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     """The residual streams of all calibration series, which are carried from layer to layer."""
+    if not recipe.calibrates:
+        return 0
     config = base_config_of(checkpoint.config) if checkpoint.is_factored else checkpoint.config
     settings = config.get("chronos_config")
     if not isinstance(settings, Mapping):

@@ -34,7 +34,7 @@ Options = Mapping[str, Any]
 #: At most one of these may be given: it chooses ranks or head sizes.
 _SCHEDULES = ("rank", "epsilon", "energy", "schedule", "fit", "budget")
 _WITH_BUDGET = ("layout", "multiple", "depth", "keep_width")
-_SELECTION = ("exclude", "feed_forward")
+_SELECTION = ("exclude", "feed_forward", "univariate")
 #: Every option that a plan made by hand replaces, besides ``method``.
 SIZE_OPTIONS = (*_SCHEDULES, "powers_of_two", *_WITH_BUDGET, *SIZES_BESIDE_HEADS, *_SELECTION)
 
@@ -71,7 +71,8 @@ def recipe_of(
         sizes = _sizes_of_plan(plan.method)
     else:
         sizes = {name: options.get(name) for name in SIZES_BESIDE_HEADS}
-        needed = method != "fold" or not any(is_given(size) for size in sizes.values())
+        alone = (*sizes.values(), options.get("univariate"))
+        needed = method != "fold" or not any(map(is_given, alone))
         schedule = choose_schedule(method, options, required=needed)
         layers = sizes["layers"]
         sizes |= {
@@ -80,6 +81,7 @@ def recipe_of(
             "layers": (layers,) if isinstance(layers, int) else layers,
             "exclude": tuple(options.get("exclude") or ()),
             "feed_forward": options.get("feed_forward", False),
+            "univariate": options.get("univariate") or False,
         }
     return validate(Recipe, {"model": "-", "output": "-", **sizes, **fields}, source)
 
@@ -112,9 +114,10 @@ def choose_schedule(
         return None
     if len(given) != 1:
         came = f"{' and '.join(given)} were given" if given else "none was given"
+        alone = method == "fold" and not given
         raise UsageError(
             f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
-            + (", or ff_ratio, latent or layers alone." if method == "fold" and not given else ".")
+            + (", or ff_ratio, latent, layers or univariate alone." if alone else ".")
         )
     ((name, value),) = given.items()
     if isinstance(value, bool):

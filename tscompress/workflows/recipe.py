@@ -132,6 +132,10 @@ class Recipe(BaseModel):
         default=None, min_length=1, max_length=2,
         description="experimental, with fold: layers that stay, of the encoder and of the decoder",
     )  # fmt: skip
+    univariate: bool = Field(
+        default=False,
+        description="with fold, Chronos-2: every series is forecast alone, without group attention",
+    )
     fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(
         default=(), description="shell patterns on layer names; a width narrows these as well"
@@ -161,6 +165,13 @@ class Recipe(BaseModel):
         return self
 
     @property
+    def calibrates(self) -> bool:
+        """Whether it fits the model to series."""
+        sizes = (self.schedule, *(getattr(self, name) for name in SIZES_BESIDE_HEADS))
+        alone = self.univariate and all(size is None for size in sizes)
+        return self.method != "svd" and not alone
+
+    @property
     def scored_on(self) -> EvaluationConfig | None:
         """What it is evaluated on; a file of series has the columns of ``series``."""
         return None if self.evaluation is None else with_columns(self.evaluation, self.series)
@@ -178,6 +189,7 @@ _CHOSEN_BY_A_BUDGET = {
     "width": "a budget chooses the width; give no width with it",
     "layers": "a budget chooses the layers by depth: true; give no layers too",
     "exclude": "a budget considers every layer; give no exclude with it",
+    "univariate": "a budget plans group attention too; give sizes with univariate instead",
 }
 #: Fields that only fold has.
 _OF_FOLD = {
@@ -185,14 +197,16 @@ _OF_FOLD = {
     "latent": "latent is for fold; {method} factors each projection",
     "width": "width is for fold; {method} factors each projection",
     "layers": "layers is for fold; {method} keeps all of them",
+    "univariate": "univariate is for fold; {method} factors each projection",
 }
 
 
 def _fold_refusals(recipe: Recipe) -> Iterator[str]:
     """Reasons why a recipe of fold is invalid."""
     schedule = recipe.schedule
-    if schedule is None and all(getattr(recipe, name) is None for name in SIZES_BESIDE_HEADS):
-        yield "fold needs a schedule of head sizes, ff_ratio, latent, width or layers"
+    sizes = [getattr(recipe, name) for name in SIZES_BESIDE_HEADS]
+    if schedule is None and not recipe.univariate and all(size is None for size in sizes):
+        yield "fold needs a schedule of head sizes, ff_ratio, latent, width, layers or univariate"
     if schedule is not None and schedule.kind == "budget":
         yield (
             "a budget for fold has a measure, such as "
@@ -220,7 +234,7 @@ def _factoring_refusals(recipe: Recipe) -> Iterator[str]:
 def _given(recipe: Recipe, reasons: Mapping[str, str]) -> Iterator[str]:
     """The reasons for fields that the recipe has."""
     for name, reason in reasons.items():
-        if getattr(recipe, name) not in (None, ()):
+        if getattr(recipe, name) not in (None, (), False):
             yield reason.format(method=recipe.method)
 
 
