@@ -94,7 +94,7 @@ def test_tokens_and_values_are_those_of_chronos(changes: dict[str, Any]) -> None
 
 
 def stock_logits(pipeline: Any, context: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """``[B, P, N, V]`` after the start and tokens ``[B, P, N - 1]``, in one pass without a cache."""
+    """``[B, P, N, V]`` after the start and tokens ``[B, P, N - 1]``, without a cache."""
     read, mask, _ = pipeline.tokenizer.context_input_transform(torch.from_numpy(context))
     paths = tokens.shape[1]
     before = torch.from_numpy(np.pad(tokens, ((0, 0), (0, 0), (1, 0)))).flatten(0, 1)
@@ -271,7 +271,7 @@ def test_horizons_beyond_one_call_are_said_or_refused(forecaster: Any) -> None:
 
 def test_series_without_a_value(forecaster: Any) -> None:
     for contexts in ([[np.nan, np.nan]], [[]], []):
-        with pytest.raises(DataError, match="empty|missing"):
+        with pytest.raises(DataError, match=r"empty|missing"):
             forecaster.predict(contexts, 4)
 
 

@@ -105,7 +105,7 @@ def t5_sources(model: nn.Module) -> Mapping[str, GraphSource]:
                 "position": {},
                 "observed": free,
                 **{name: {0: "batch", 1: "paths", 3: "slots"} for name in past},
-                **{name: {0: "batch", 3 if "keys" in name else 2: "steps"} for name in cross},
+                **{name: {0: "batch", 3: "steps"} for name in cross},
             },
             outputs=(LOGITS, *step_names(len(past) // 2)),
             head="lm_head",
@@ -137,7 +137,7 @@ class T5EncoderGraph(nn.Module):
         self.register_buffer("offsets", _bias_of_offsets(attention, self.furthest))
 
     def forward(self, tokens: Tensor, observed: Tensor) -> tuple[Tensor, ...]:
-        """Keys ``[B, H, d, T]`` and values ``[B, H, T, d]`` of each layer; a latent has one head.
+        """Keys and values ``[B, H, d, T]`` of each decoder layer; a latent has one head.
 
         Parameters
         ----------
@@ -170,10 +170,8 @@ class T5EncoderGraph(nn.Module):
             states = [_projected(part, encoded) for part in parts]  # type: ignore[attr-defined]
             keys, values = (states[0], states[-1])
             count = heads if len(states) == 2 else 1  # a latent is read by all heads
-            found += [
-                _heads(keys, count).permute(0, 2, 3, 1),
-                _heads(values, count).transpose(1, 2),
-            ]
+            # Few queries read them: so stored, onnxruntime multiplies with both the fastest.
+            found += [_heads(one, count).permute(0, 2, 3, 1) for one in (keys, values)]
         return tuple(found)
 
 
@@ -274,7 +272,7 @@ def _crossed(layer: Any, hidden: Tensor, cross: list[Tensor], masked: Tensor) ->
         queries = queries.flatten(1, 2)[:, None]
     else:
         queries = queries.transpose(1, 2)
-    mixed = (queries @ keys + masked).softmax(-1) @ values
+    mixed = (queries @ keys + masked).softmax(-1) @ values.transpose(-1, -2)
     if isinstance(attention, LatentCrossAttention):
         mixed = mixed.reshape(shape[0], shape[1], -1)
     else:

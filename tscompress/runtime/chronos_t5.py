@@ -124,7 +124,9 @@ class ChronosT5Forecaster(Forecaster):
         UsageError, DataError
             See :meth:`predict_quantiles`.
         """
-        steps = self._checked_steps(prediction_length, limit_prediction_length)
+        if limit_prediction_length:
+            self._refuse_beyond_one_call(prediction_length)
+        steps = self.checked_length(prediction_length)
         settings = self.record.settings
         sampling = Sampling.of(settings, temperature=temperature, top_k=top_k, top_p=top_p)
         given = settings["num_samples"] if num_samples is None else num_samples
@@ -212,14 +214,14 @@ class ChronosT5Forecaster(Forecaster):
         cross = self.encoder.all_outputs(tokens=read.tokens, observed=read.observed)
         return Paths(self.decoder, cross, read.observed, paths, self.vocabulary), read.scale
 
-    def _checked_steps(self, prediction_length: int | None, limited: bool) -> int:
+    def _refuse_beyond_one_call(self, prediction_length: int | None) -> None:
         longest = self.prediction_length
-        if limited and prediction_length is not None and prediction_length > longest:
+        steps = longest if prediction_length is None else prediction_length
+        if positive_integer(steps, "prediction_length") > longest:
             raise UsageError(
-                f"prediction_length is {prediction_length}, and one call has {longest} steps; "
-                "forecast fewer, or leave limit_prediction_length out."
+                f"prediction_length is {steps}, and one call has {longest} steps; forecast fewer, "
+                "or leave limit_prediction_length out."
             )
-        return self.checked_length(prediction_length)
 
 
 class _InOrder:

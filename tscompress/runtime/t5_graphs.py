@@ -17,7 +17,7 @@ def step_names(layers: int) -> tuple[str, ...]:
 
 
 def cross_names(layers: int) -> tuple[str, ...]:
-    """Keys ``[B, H, d, T]`` and values ``[B, H, T, d]`` of cross-attention.
+    """Keys and values ``[B, H, d, T]`` of cross-attention.
 
     Outputs of the encoder and inputs of the decoder. A latent is one layer with one head.
     """
