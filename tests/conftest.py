@@ -115,12 +115,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def exported(
     checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Family to a directory with the exported graph of its checkpoint, in float32."""
+    """Family to a directory with the exported graphs of its checkpoint, in float32."""
     pytest.importorskip("onnxruntime")
     own = tmp_path_factory.getbasetemp()
     # Workers have the same checkpoints; one of them exports.
     root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    found = {family: root / f"exported-{family}" for family in ("chronos-bolt", "chronos-2")}
+    found = {family: root / f"exported-{family}" for family in FAMILIES}
     with FileLock(root / "exporting.lock"):
         for family, directory in found.items():
             if not directory.exists():

@@ -14,6 +14,7 @@ import torch
 from conftest import Command, Forbid, assert_refused, tiny_recipe
 
 import tscompress
+from tscompress import runtime
 from tscompress.checkpoints.load import load
 from tscompress.errors import OutputExistsError, UnsupportedModelError, UsageError
 from tscompress.exporting.graph import onnx_graph
@@ -32,12 +33,20 @@ def record_of(directory: Path) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
-def test_directory_has_graph_record_and_card(
+GRAPHS = {
+    "chronos-t5": {"encoder.onnx", "decoder.onnx"},
+    "chronos-bolt": {GRAPH_FILE},
+    "chronos-2": {GRAPH_FILE},
+}
+
+
+@pytest.mark.parametrize("family", GRAPHS)
+def test_directory_has_graphs_record_and_card(
     family: str, exported: dict[str, Path], checkpoints: dict[str, Path]
 ) -> None:
     directory = exported[family]
-    assert {path.name for path in directory.iterdir()} == {GRAPH_FILE, RECORD_FILE, "README.md"}
+    files = {path.name for path in directory.iterdir()}
+    assert files == GRAPHS[family] | {RECORD_FILE, "README.md"}
     record = record_of(directory)
     assert record["family"] == family
     assert Path(record["source"]["model"]).name == checkpoints[family].name
@@ -46,17 +55,20 @@ def test_directory_has_graph_record_and_card(
     assert record["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert 0 < record["difference"] < 1e-5
     assert record["libraries"]["onnxruntime"]
-    assert f"{record['difference']:.1e}" in (directory / "README.md").read_text()
+    card = (directory / "README.md").read_text()
+    assert f"{record['difference']:.1e}" in card
+    assert ("logits" in card) == (family == "chronos-t5")
 
 
-@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+@pytest.mark.parametrize("family", GRAPHS)
 def test_graph_has_no_texts_for_people(family: str, exported: dict[str, Path]) -> None:
-    model = onnx.load(str(exported[family] / GRAPH_FILE))
-    onnx.checker.check_model(model)
-    assert not model.metadata_props
-    assert not model.graph.value_info
-    assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
-    assert record_of(exported[family])["opset"] == model.opset_import[0].version
+    for file in GRAPHS[family]:
+        model = onnx.load(str(exported[family] / file))
+        onnx.checker.check_model(model)
+        assert not model.metadata_props
+        assert not model.graph.value_info
+        assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+        assert record_of(exported[family])["opset"] == model.opset_import[0].version
 
 
 def test_output_is_replaced_only_as_it_was_written(
@@ -110,9 +122,35 @@ def test_smaller_precisions(precision: Any, share: float, difference: float) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("precision", "difference"), [("int8", 5e-2), ("float16", 5e-3)])
+def test_smaller_precisions_of_a_sampling_model(
+    precision: Any, difference: float, checkpoints: dict[str, Path], tmp_path: Path,
+    exported: dict[str, Path],
+) -> None:  # fmt: skip
+    result = tscompress.export(checkpoints["chronos-t5"], tmp_path / "out", precision=precision)
+    assert 1e-6 < result.difference < difference
+    assert result.compared == "logits"
+    whole = sum((exported["chronos-t5"] / file).stat().st_size for file in GRAPHS["chronos-t5"])
+    assert result.graph_bytes < 0.85 * whole
+    types = onnx.TensorProto
+    graph = onnx.load(str(tmp_path / "out" / "decoder.onnx")).graph
+    stored = {tuple(one.dims): one.data_type for one in graph.initializer}
+    vocabulary = types.FLOAT if precision == "int8" else types.FLOAT16
+    assert {stored[dims] for dims in ((64, 24), (24, 64)) if dims in stored} == {vocabulary}
+    assert stored[(24, 40)] == (types.INT8 if precision == "int8" else types.FLOAT16)
+    forecaster: Any = runtime.load(tmp_path / "out")
+    paths = forecaster.predict([np.sin(np.arange(48.0)) * 1e6], 16, seed=0)
+    assert np.isfinite(paths).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "options"),
     [
+        ("chronos-t5", {"method": "svd", "rank": 3}),
+        ("chronos-t5", {"schedule": (3, 0.35), "ff_ratio": 0.5}),
+        ("chronos-t5", {"latent": 12}),
+        ("chronos-t5", {"rank": 4, "width": 16}),
         ("chronos-bolt", {"method": "svd", "rank": 3}),
         ("chronos-bolt", {"schedule": (3, 0.35), "ff_ratio": 0.5}),
         ("chronos-bolt", {"latent": 12}),
@@ -146,13 +184,18 @@ def test_head_sizes_of_queries_and_values_become_one() -> None:
         assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_sampling_models_are_refused(
+def test_other_tokenizers_are_refused(
     checkpoints: dict[str, Path], tmp_path: Path, command: Command, forbid: Forbid
 ) -> None:
     forbid("tscompress.workflows.export.onnx_graph")
-    outcome = command("export", checkpoints["chronos-t5"], "--output", tmp_path / "out")
-    assert_refused(outcome, 1, "chronos-t5")
-    assert not list(tmp_path.iterdir())
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoints["chronos-t5"], directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["chronos_config"]["tokenizer_class"] = "ChronosTokenizer"
+    (directory / "config.json").write_text(json.dumps(config))
+    outcome = command("export", directory, "--output", tmp_path / "out")
+    assert_refused(outcome, 1, "ChronosTokenizer")
+    assert not (tmp_path / "out").exists()
 
 
 def test_overlapping_patches_are_refused() -> None:

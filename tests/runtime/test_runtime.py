@@ -31,7 +31,7 @@ onnx: Any = pytest.importorskip("onnx")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:We recommend keeping prediction length", "ignore:prediction_length is"
 )
-FAMILIES = ("chronos-bolt", "chronos-2")
+FAMILIES = ("chronos-bolt", "chronos-2")  # of one graph each
 LEVELS = [[0.1, 0.5, 0.9], [0.05, 0.33, 0.5, 0.97]]
 
 
@@ -187,7 +187,7 @@ def test_quantiles_of_equal_weights_lie_between_the_values() -> None:
         (5, UsageError, "int"),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "chronos-t5"])
 def test_series_that_cannot_be_forecast(
     family: str, contexts: Any, error: type[Exception], said: str, exported: dict[str, Path]
 ) -> None:
@@ -218,7 +218,7 @@ def test_covariates_that_do_not_fit(task: Any, said: str, exported: dict[str, Pa
         runtime.load(exported["chronos-2"]).predict_quantiles([task], 4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "chronos-t5"])
 def test_options_out_of_range(family: str, exported: dict[str, Path]) -> None:
     forecaster = runtime.load(exported[family])
     for steps in (0, -1, 1.5, True, "4"):
@@ -247,11 +247,15 @@ def write_record(directory: Path, change: Callable[[dict[str, Any]], object]) ->
 
 
 def write_graph(directory: Path, model: Any) -> None:
+    write_graph_file(directory, GRAPH_FILE, model)
+
+
+def write_graph_file(directory: Path, file: str, model: Any) -> None:
     """Put another graph in place, with its hash: as somebody would who wants it opened."""
     content = model.SerializeToString()
-    (directory / GRAPH_FILE).write_bytes(content)
+    (directory / file).write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    write_record(directory, lambda record: record["sha256"].update({GRAPH_FILE: digest}))
+    write_record(directory, lambda record: record["sha256"].update({file: digest}))
 
 
 def change_bytes(directory: Path) -> None:

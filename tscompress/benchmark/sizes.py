@@ -16,7 +16,7 @@ from tscompress.families.base import Pass
 from tscompress.families.exported import ExportedModel
 from tscompress.families.registry import adapter_of_model
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
-from tscompress.runtime.record import GRAPH_FILE, is_exported
+from tscompress.runtime.record import GRAPH_SUFFIX, is_exported
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -41,7 +41,7 @@ def bytes_on_disk(directory: Path) -> int:
     ModelNotFoundError
         There is no such file.
     """
-    files = list(directory.glob(GRAPH_FILE if is_exported(directory) else "*.safetensors"))
+    files = list(directory.glob(f"*{GRAPH_SUFFIX}" if is_exported(directory) else "*.safetensors"))
     if not files:
         raise ModelNotFoundError(
             f"{directory} holds no *.safetensors file; give a checkpoint directory."

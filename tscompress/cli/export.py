@@ -36,7 +36,7 @@ def export(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a Chronos-Bolt or Chronos-2 as an ONNX graph that forecasts without torch.
+    """Write a model as an ONNX graph that forecasts without torch.
 
     Needs the extra onnx. tscompress.runtime and evaluate open the directory.
     """
@@ -53,7 +53,7 @@ def export(
     )
     lines = [
         f"{done.model}, {done.family}, {done.precision}: {done.graph_bytes / 1e6:.2f} MB",
-        f"quantiles differ from the model's by at most {done.difference:.1e} of the largest",
+        f"{done.compared} differ from the model's by at most {done.difference:.1e} of the largest",
         f"wrote {done.directory}",
     ]
     if done.page is not None:

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from tscompress.benchmark.sizes import kv_cache_bytes
 from tscompress.benchmark.workload import Workload
 from tscompress.errors import NotEnoughMemoryError, UsageError
+from tscompress.families.exported import draws_as_source
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.layers.shared_cross_attention import shares_cross_attention
 
@@ -58,11 +59,15 @@ def batches_by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[
 
 @contextlib.contextmanager
 def common_random_numbers(pipeline: BaseChronosPipeline, key: str) -> Iterator[None]:
-    """Seed torch from ``key`` inside the block, and restore its generators after it."""
+    """Seed torch from ``key`` inside the block, and restore its generators after it.
+
+    An exported model draws with the same numbers as its source, see
+    :class:`tscompress.families.exported.ExportedT5Pipeline`.
+    """
     device = model_device(pipeline)
     devices = [device] if device.type == "cuda" else []
     digest = hashlib.sha256(key.encode()).digest()
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), draws_as_source(pipeline):
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # 63 bits: seeds are signed
         yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,46 +13,48 @@ from typing import Any
 from tscompress._version import __version__
 from tscompress.exporting.graph import Precision, opset_of
 from tscompress.exporting.packages import library_versions
+from tscompress.families.registry import adapter_of
 from tscompress.io.files import write_text_atomically
 from tscompress.io.hashing import sha256_of
-from tscompress.runtime.record import FORMAT_VERSION, GRAPH_FILE, RECORD_FILE
+from tscompress.runtime.record import FORMAT_VERSION, RECORD_FILE
 
 CARD_FILE = "README.md"
 
 _CARD = """\
-# {name}, as an ONNX graph
+# {name}, as {graphs}
 
 {family} of {source}, {precision}, {megabytes:.2f} MB, opset {opset}, by tscompress {version}.
-On test series its quantiles differ from the source's by at most {difference:.1e} of the largest.
+On test series its {compared} differ from the source's by at most {difference:.1e} of the largest.
 
 ```python
 import tscompress.runtime  # needs numpy and onnxruntime, no torch
 
 forecaster = tscompress.runtime.load("{name}")
-quantiles, median = forecaster.predict_quantiles([series], 24, [0.1, 0.5, 0.9])
+quantiles, {point} = forecaster.predict_quantiles([series], 24, [0.1, 0.5, 0.9])
 ```
 
-Inputs of the graph: {inputs}; NaN or a mask of 0 stand for missing steps, and contexts are padded
-to whole patches of {patch} steps. Its output: `quantiles`, one row for each of {levels}.
+Inputs: {inputs}. {notes}
 """
 
 
 def write_directory(
     directory: Path,
-    graph: bytes,
+    graphs: Mapping[str, bytes],
     *,
     name: str,
     family: str,
     config: Mapping[str, Any],
     source: Mapping[str, Any],
     precision: Precision,
-    inputs: tuple[str, ...],
+    inputs: Mapping[str, Sequence[str]],
     **facts: Any,
 ) -> None:
-    """Write graph and record; :func:`write_card` adds the card.
+    """Write graphs and record; :func:`write_card` adds the card.
 
     Parameters
     ----------
+    graphs
+        File name to content.
     name
         Of the exported directory.
     config
@@ -60,11 +62,12 @@ def write_directory(
     source
         ``model``, ``revision`` and ``sha256`` of the model that was exported.
     inputs
-        Names of the inputs of the graph.
+        File name to the names of the inputs of the graph.
     facts
         Further records; plain data.
     """
-    (directory / GRAPH_FILE).write_bytes(graph)
+    for file, graph in graphs.items():
+        (directory / file).write_bytes(graph)
     record = {
         "tscompress": __version__,
         "format": FORMAT_VERSION,
@@ -72,10 +75,10 @@ def write_directory(
         "name": name,
         "family": family,
         "precision": precision,
-        "opset": opset_of(graph),
-        "inputs": list(inputs),
+        "opset": max(map(opset_of, graphs.values())),
+        "inputs": {file: list(names) for file, names in inputs.items()},
         "source": dict(source),
-        "sha256": {GRAPH_FILE: hashlib.sha256(graph).hexdigest()},
+        "sha256": {file: hashlib.sha256(graph).hexdigest() for file, graph in graphs.items()},
         **facts,
         "libraries": library_versions(),
         "python": platform.python_version(),
@@ -90,27 +93,36 @@ def write_card(directory: Path, difference: float) -> None:
     Parameters
     ----------
     difference
-        Largest difference of a quantile, as a share of the largest quantile of its series.
+        Largest difference of a quantile, as a share of the largest quantile of its series; of a
+        family that draws samples, of logits.
     """
     record = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
-    settings = record["config"]["chronos_config"]
+    family = adapter_of(record["family"])
+    files = list(record["inputs"])
     card = _CARD.format(
         name=record["name"],
-        family=record["family"],
+        graphs="an ONNX graph" if len(files) == 1 else "ONNX graphs",
+        family=family.name,
         source=record["source"]["model"] or "a model in memory",
         precision=record["precision"],
-        megabytes=(directory / GRAPH_FILE).stat().st_size / 1e6,
+        megabytes=sum((directory / file).stat().st_size for file in files) / 1e6,
         opset=record["opset"],
         version=__version__,
         difference=difference,
-        inputs=", ".join(f"`{one}`" for one in record["inputs"]),
-        patch=settings["input_patch_size"],
-        levels=", ".join(f"{level:g}" for level in settings["quantiles"]),
+        compared=family.compared_values,
+        point="mean" if family.draws_samples else "median",
+        inputs="; ".join(_shown_inputs(names) for names in record["inputs"].values()),
+        notes=family.card_notes(record["config"]["chronos_config"]),
     )
     write_text_atomically(directory / CARD_FILE, card)
     record["difference"] = difference
     record["sha256"][CARD_FILE] = sha256_of(directory / CARD_FILE)
     _write(directory, record)
+
+
+def _shown_inputs(names: Sequence[str]) -> str:
+    """Those of one graph; of a layer, only the first of its kind."""
+    return ", ".join(f"`{one}`" for one in names if not one[-1].isdigit() or one.endswith("_0"))
 
 
 def _write(directory: Path, record: Mapping[str, Any]) -> None:

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
 from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.families.graphs import GraphSource
 from tscompress.io.untrusted import single_line
-from tscompress.runtime.graph import OUTPUT
 
 Precision = Literal["float32", "float16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -30,14 +30,15 @@ _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export", "torch.fx")
 def onnx_graph(source: GraphSource, precision: Precision) -> bytes:
     """An ONNX file of a module, with the weights in it.
 
-    ``float16`` stores and multiplies in half precision, but scales series in float32. ``int8``
-    stores the matrices of the layers in 8 bits with a scale for each output, and quantizes their
-    inputs as they come (dynamic); the part that writes the quantiles stays in float32.
+    ``float16`` stores and multiplies in half precision, but scales series in float32; a source of
+    ``weights_only`` is stored so, and multiplied in float32. ``int8`` stores the matrices of the
+    layers in 8 bits with a scale for each output, and quantizes their inputs as they come
+    (dynamic); the part that writes the outputs stays in float32.
 
     Parameters
     ----------
     source
-        From an adapter's ``graph_source``; its module is changed.
+        From an adapter's ``graph_sources``; its module is changed.
 
     Raises
     ------
@@ -47,12 +48,15 @@ def onnx_graph(source: GraphSource, precision: Precision) -> bytes:
         The graph would be too large for one file.
     """
     _check_size(source, precision)
-    if precision == "float16":
+    if precision == "float16" and not source.weights_only:
         for parameter in source.module.parameters():
             parameter.data = parameter.data.half()
     model = _exported(source)
-    in_head = [node.name for node in model.graph.node if _is_of(node, source.head)]
+    head = source.head
+    in_head = [] if head is None else [n.name for n in model.graph.node if _is_of(n, head)]
     _strip(model)
+    if precision == "float16" and source.weights_only:
+        _halve_weights(model)
     if precision == "int8":
         model = _quantized(model, in_head)
         _strip(model)
@@ -84,10 +88,10 @@ def _exported(source: GraphSource) -> Any:
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
                 source.module,
-                tuple(source.inputs.values()),
+                _arguments(list(source.inputs.values()), source.listed),
                 dynamo=True,
                 input_names=list(source.inputs),
-                output_names=[OUTPUT],
+                output_names=list(source.outputs),
                 dynamic_shapes=_dynamic_shapes(source),
                 external_data=False,
                 verbose=False,
@@ -100,14 +104,21 @@ def _exported(source: GraphSource) -> Any:
         ) from error
 
 
-def _dynamic_shapes(source: GraphSource) -> tuple[dict[int, Any], ...]:
+def _dynamic_shapes(source: GraphSource) -> tuple[Any, ...]:
     names = {name for sizes in source.sizes.values() for name in sizes.values()}
     free: dict[str, Any] = {name: torch.export.Dim(name, min=1, max=2**20) for name in names}
     patches = {name: source.patch_size * free[name] for name in names if name.endswith("patches")}
     found = free | patches
-    return tuple(
+    free_of = [
         {dim: found[name] for dim, name in source.sizes[given].items()} for given in source.inputs
-    )
+    ]
+    return _arguments(free_of, source.listed)
+
+
+def _arguments(given: list[Any], listed: int) -> tuple[Any, ...]:
+    """The arguments of a module: one for each input, the last ones in a list."""
+    plain = len(given) - listed
+    return (*given[:plain], given[plain:]) if listed else tuple(given)
 
 
 @contextmanager
@@ -142,6 +153,24 @@ def _strip(model: Any) -> None:
     for part in [*described, *nodes]:
         part.doc_string = ""
         del part.metadata_props[:]
+
+
+def _halve_weights(model: Any) -> None:
+    """Store matrices in half precision; a cast, which runtimes fold, makes them float32 again."""
+    import onnx
+
+    graph, casts = model.graph, []
+    for tensor in graph.initializer:
+        if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
+            continue
+        name = tensor.name
+        halves = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(halves, f"{name}_float16"))
+        to = onnx.TensorProto.FLOAT
+        casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], to=to))
+    nodes = [*casts, *graph.node]  # a node comes after what it reads
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _quantized(model: Any, excluded: list[str]) -> Any:

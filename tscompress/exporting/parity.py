@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from chronos import BaseChronosPipeline
 
 from tscompress.families.registry import adapter_of_pipeline
@@ -15,25 +14,18 @@ _SERIES = 3
 def largest_difference(pipeline: BaseChronosPipeline, forecaster: Forecaster) -> float:
     """Largest difference of a quantile, as a share of the largest quantile of its series.
 
-    Of series with gaps, in two lengths, neither of them in whole patches, over one call.
+    Of series with gaps, in two lengths, neither of them in whole patches, over one call. Of a
+    family that draws samples, of logits.
     """
-    return max(_difference(pipeline, forecaster, steps) for steps in _lengths(forecaster))
-
-
-def _lengths(forecaster: Forecaster) -> tuple[int, int]:
     longest = forecaster.context_length
-    return max(longest // 2 - 3, 1), longest
+    lengths = (max(longest // 2 - 3, 1), longest)
+    return max(_difference(pipeline, forecaster, steps) for steps in lengths)
 
 
 def _difference(pipeline: BaseChronosPipeline, forecaster: Forecaster, steps: int) -> float:
-    contexts = _contexts(steps)
-    horizon = forecaster.prediction_length
     family = adapter_of_pipeline(pipeline)
-    series = [torch.from_numpy(one) for one in contexts]
-    theirs = family.quantiles(pipeline, series, horizon, forecaster.quantiles).numpy()  # [B, H, Q]
-    found, _ = forecaster.predict_quantiles(contexts, horizon, forecaster.quantiles)
-    ours = np.concatenate([one.reshape(-1, *one.shape[-2:]) for one in found])
-    scale = np.abs(theirs).max(axis=(1, 2), keepdims=True)
+    ours, theirs = family.compared(pipeline, forecaster, _contexts(steps))
+    scale = np.abs(theirs).max(axis=tuple(range(1, theirs.ndim)), keepdims=True)
     return float((np.abs(ours - theirs) / np.maximum(scale, 1e-30)).max())
 
 

@@ -23,9 +23,14 @@ from tscompress.families.base import (
     Windows,
 )
 from tscompress.families.calibration_sizes import OF_TOKENS
+from tscompress.families.graphs import GraphSource
 from tscompress.families.opening import is_converted
+from tscompress.families.t5_graphs import NOTES, compared_logits, t5_sources
 from tscompress.families.t5_stack import UNTIED, describe_t5, has_own_head, shape_settings
+from tscompress.io.untrusted import shown
 from tscompress.plan.architecture import Architecture
+from tscompress.runtime.quantiles import FloatArray
+from tscompress.runtime.tokens import TOKENIZER
 
 
 class ChronosT5(ForecastFamily):
@@ -37,6 +42,7 @@ class ChronosT5(ForecastFamily):
     draws_samples = True
     needed_settings = ("decoder_start_token_id",)
     rotated_config = UNTIED
+    compared_values = "logits"
     # eval/notes has the measurements.
     defaults = FamilyDefaults(
         calibration_windows=OF_TOKENS,
@@ -152,6 +158,23 @@ class ChronosT5(ForecastFamily):
             if hasattr(config, name):
                 setattr(config, name, value)
         return dict(UNTIED)
+
+    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
+        config: Any = model.config
+        kind = config.chronos_config["tokenizer_class"]
+        if kind != TOKENIZER:
+            raise UnsupportedModelError(
+                f"a Chronos-T5 of the tokenizer {shown(kind)} cannot be exported; {TOKENIZER} can."
+            )
+        return t5_sources(model)
+
+    def card_notes(self, settings: Mapping[str, Any]) -> str:
+        return NOTES
+
+    def compared(
+        self, pipeline: Any, forecaster: Any, contexts: Sequence[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        return compared_logits(pipeline, forecaster, contexts)
 
     def passes(self, settings: Mapping[str, Any], call: PredictCall) -> Iterator[Pass]:
         # A series is encoded once; the encoder's output is repeated for each sample path.

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from chronos import Chronos2Pipeline, ChronosBoltPipeline
+from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
+from chronos.chronos import ChronosConfig, ChronosModel
 from torch import Tensor, nn
 
 from tscompress.families.registry import build_empty
 from tscompress.runtime.chronos2 import Chronos2Forecaster
 from tscompress.runtime.chronos_bolt import ChronosBoltForecaster
+from tscompress.runtime.chronos_t5 import ChronosT5Forecaster
 from tscompress.runtime.contexts import Task, stacked, tasks_of
 from tscompress.runtime.forecaster import Forecaster
 from tscompress.runtime.load import load
-from tscompress.runtime.record import GRAPH_FILE
+from tscompress.runtime.quantiles import FloatArray
+from tscompress.runtime.sampling import Sampling, drawn
+from tscompress.runtime.tokens import IntArray
 from tscompress.runtime.univariate import UnivariateForecaster
 
 
@@ -27,11 +33,11 @@ class ExportedModel(nn.Module):
     Attributes
     ----------
     config, chronos_config
-        As of the stock model.
+        As of the stock model, if it has one.
     graph_sha256, onnxruntime
-        What its forecasts depend on: the graph, and a version; for caches.
+        What its forecasts depend on: the graphs, and a version; for caches.
     weights, graph_bytes
-        Parameters of the model that was exported; bytes of the graph.
+        Parameters of the model that was exported; bytes of the graphs.
     univariate
         Whether it takes only series that are groups of their own.
     """
@@ -39,11 +45,12 @@ class ExportedModel(nn.Module):
     def __init__(self, forecaster: Forecaster) -> None:
         super().__init__()
         stock: Any = build_empty(forecaster.record.family, forecaster.record.config)
-        self.config, self.chronos_config = stock.config, stock.chronos_config
+        self.config, self.chronos_config = stock.config, getattr(stock, "chronos_config", None)
         self.graph_sha256 = forecaster.record.graph_sha256
         self.weights = forecaster.record.parameters
         self.univariate = forecaster.record.univariate
-        self.graph_bytes = (forecaster.directory / GRAPH_FILE).stat().st_size
+        files = [forecaster.directory / name for name in forecaster.record.graphs]
+        self.graph_bytes = sum(file.stat().st_size for file in files)
         self.onnxruntime = importlib.metadata.version("onnxruntime")
         # Forecasts are float32 on the CPU, as this says; the weights are in the graph.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -112,10 +119,85 @@ class ExportedChronos2Pipeline(_Threads, Chronos2Pipeline):  # type: ignore[misc
         return [torch.from_numpy(one.copy()) for one in found]
 
 
+class ExportedT5Pipeline(_Threads, ChronosPipeline):  # type: ignore[misc]
+    """An exported Chronos-T5 as the stock pipeline.
+
+    Attributes
+    ----------
+    draws_as_source
+        Whether tokens are drawn with the random numbers that the stock pipeline draws them with,
+        which takes longer than a step of a small model; otherwise numpy's, of torch's seed.
+    """
+
+    def __init__(self, forecaster: ChronosT5Forecaster) -> None:
+        model = ExportedModel(forecaster)
+        config = ChronosConfig(**model.config.chronos_config)
+        super().__init__(config.create_tokenizer(), ChronosModel(config=config, model=model))
+        self.forecaster = forecaster
+        self.draws_as_source = False
+
+    def predict(
+        self,
+        inputs: Tensor | list[Tensor],
+        prediction_length: int | None = None,
+        num_samples: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        limit_prediction_length: bool = False,
+    ) -> Tensor:
+        """Paths ``[B, P, H]``, as the stock pipeline's."""
+        context = self._prepare_and_validate_context(inputs).cpu().numpy().astype(np.float32)
+        steps = _steps(self.forecaster, prediction_length, limit_prediction_length)
+        settings = self.forecaster.record.settings
+        sampling = Sampling.of(settings, temperature=temperature, top_k=top_k, top_p=top_p)
+        choose = partial(_drawn_by_torch, sampling) if self.draws_as_source else _Seeded(sampling)
+        paths = num_samples or settings["num_samples"]
+        return torch.from_numpy(self._on_threads().forecast(context, steps, paths, choose))
+
+
+@contextmanager
+def draws_as_source(pipeline: Any) -> Iterator[None]:
+    """Inside the block, an exported model that samples draws with its source's random numbers.
+
+    Of other pipelines, nothing changes.
+    """
+    if not isinstance(pipeline, ExportedT5Pipeline):
+        yield
+        return
+    before, pipeline.draws_as_source = pipeline.draws_as_source, True
+    try:
+        yield
+    finally:
+        pipeline.draws_as_source = before
+
+
+class _Seeded:
+    """Tokens by numpy's random numbers, of a seed that is torch's next."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.draw = np.random.default_rng(int(torch.randint(2**62, ())))
+
+    def __call__(self, logits: FloatArray) -> IntArray:
+        return drawn(self.sampling, logits, self.draw.random(len(logits)))
+
+
+def _drawn_by_torch(sampling: Sampling, logits: FloatArray) -> IntArray:
+    """Tokens ``[N]`` by torch's random numbers, in the order of the stock pipeline."""
+    tokens, scores = sampling.candidates(logits)
+    probabilities = np.zeros_like(logits)
+    chosen = torch.from_numpy(scores).softmax(-1).numpy()
+    np.put_along_axis(probabilities, tokens, chosen, axis=1)
+    found: IntArray = torch.multinomial(torch.from_numpy(probabilities), 1)[:, 0].numpy()
+    return found
+
+
 _PIPELINES: Mapping[type[Forecaster], Any] = {
     ChronosBoltForecaster: ExportedBoltPipeline,
     Chronos2Forecaster: ExportedChronos2Pipeline,
     UnivariateForecaster: ExportedChronos2Pipeline,
+    ChronosT5Forecaster: ExportedT5Pipeline,
 }
 
 

@@ -7,15 +7,17 @@ input: no step depends on NaN, which some runtimes lose, nor on the values of th
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tscompress.errors import UnsupportedModelError
 from tscompress.layers.sized_attention import SizedT5Attention, same_sizes
+from tscompress.runtime.graph import OUTPUT
+from tscompress.runtime.quantiles import FloatArray
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class GraphSource:
     Attributes
     ----------
     module
-        Its arguments are ``inputs``, in order; its result is the quantiles ``[B, Q, H]``.
+        Its arguments are ``inputs``, in order; its results are ``outputs``.
     inputs
         Name to an example.
     sizes
@@ -34,32 +36,64 @@ class GraphSource:
     patch_size
         Steps in a patch.
     head
-        Name within ``module`` of the part that writes the quantiles.
+        Name within ``module`` of the part that writes the outputs, which int8 leaves as it is;
+        None: there is none.
+    outputs
+        Names. One is the quantiles ``[B, Q, H]``.
+    listed
+        How many of the inputs, the last ones, are one argument, a list.
+    weights_only
+        Whether float16 stores weights in half precision, and computes in float32.
     """
 
     module: nn.Module
     inputs: Mapping[str, Tensor]
     sizes: Mapping[str, Mapping[int, str]]
-    patch_size: int
-    head: str = "model.output_patch_embedding"
+    patch_size: int = 1
+    head: str | None = "model.output_patch_embedding"
+    outputs: tuple[str, ...] = (OUTPUT,)
+    listed: int = 0
+    weights_only: bool = False
 
 
-class Exportable:
-    """A family of which models can be exported; by itself it refuses."""
+class Exportable(ABC):
+    """A family of which models can be exported, in one or several graphs.
 
-    name: ClassVar[str]
+    Attributes
+    ----------
+    compared_values
+        What is compared of a graph and its source.
+    """
 
-    def graph_source(self, model: nn.Module) -> GraphSource:
-        """What is exported of a model, which is copied.
+    compared_values: ClassVar[str] = "quantiles"
+
+    @abstractmethod
+    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
+        """File name to what is exported of a model, which is copied.
 
         Raises
         ------
         UnsupportedModelError
-            Models of the family, or with these settings, cannot be exported.
+            Models with these settings cannot be exported.
         """
-        raise UnsupportedModelError(
-            f"a {self.name} model cannot be exported: it decodes samples token by token."
-        )
+
+    @abstractmethod
+    def card_notes(self, settings: Mapping[str, Any]) -> str:
+        """What a card says of inputs and outputs; ``settings`` is the ``chronos_config``."""
+
+    @abstractmethod
+    def compared(
+        self, pipeline: Any, forecaster: Any, contexts: Sequence[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """:attr:`compared_values` of a graph and of its source, ``[B, ...]`` each.
+
+        Parameters
+        ----------
+        pipeline, forecaster
+            Of the source, and of its export.
+        contexts
+            ``[T]`` each, NaN where missing.
+        """
 
 
 def exportable_copy(model: nn.Module) -> nn.Module:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from chronos import BaseChronosPipeline
 from torch import Tensor, nn
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 from tscompress.errors import UnsupportedModelError
 from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
 from tscompress.families.calibration_sizes import OF_PATCHES
+from tscompress.families.graphs import GraphSource
+from tscompress.runtime.quantiles import FloatArray
+from tscompress.runtime.record import GRAPH_FILE
 
 #: Measured on Chronos-Bolt (eval/notes); Chronos-2 has the same values, unmeasured.
 PATCH_DEFAULTS = FamilyDefaults(
@@ -42,6 +47,29 @@ class PatchFamily(ForecastFamily):
 
     def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> None:
         return None
+
+    @abstractmethod
+    def graph_source(self, model: nn.Module) -> GraphSource:
+        """The one graph of a model, see :meth:`graph_sources`."""
+
+    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
+        return {GRAPH_FILE: self.graph_source(model)}
+
+    def card_notes(self, settings: Mapping[str, Any]) -> str:
+        return (
+            "NaN or a mask of 0 stand for missing steps, and contexts are padded to whole patches\n"
+            f"of {settings['input_patch_size']} steps. The output is `quantiles`, one row for each "
+            f"of\n{', '.join(f'{level:g}' for level in settings['quantiles'])}."
+        )
+
+    def compared(
+        self, pipeline: Any, forecaster: Any, contexts: Sequence[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        levels, horizon = forecaster.quantiles, forecaster.prediction_length
+        series = [torch.from_numpy(one) for one in contexts]
+        theirs = self.quantiles(pipeline, series, horizon, levels).numpy()  # [B, H, Q]
+        found, _ = forecaster.predict_quantiles(contexts, horizon, levels)
+        return np.concatenate([one.reshape(-1, *one.shape[-2:]) for one in found]), theirs
 
     def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
         model: Any = pipeline.inner_model

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tscompress.errors import UsageError
 from tscompress.runtime.contexts import Task, stacked, tasks_of
-from tscompress.runtime.forecaster import DEFAULT_LEVELS, Forecaster
+from tscompress.runtime.forecaster import DEFAULT_LEVELS, PatchForecaster, positive_integer
 from tscompress.runtime.quantiles import FloatArray, interpolated, probability_masses, weighted
 
 #: Quantiles that continue as paths beyond one call.
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     future: FloatArray
 
 
-class Chronos2Forecaster(Forecaster):
+class Chronos2Forecaster(PatchForecaster):
     """Forecasts of an exported Chronos-2."""
 
     inputs: ClassVar[tuple[str, ...]] = (
@@ -121,8 +121,7 @@ class Chronos2Forecaster(Forecaster):
         UsageError
             ``batch_size`` is not a positive integer.
         """
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size!r}; give a positive integer.")
+        batch_size = positive_integer(batch_size, "batch_size")
         found: list[FloatArray] = []
         for batch in _batches(tasks, batch_size):
             sizes = [len(task.context) for task in batch]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tscompress.runtime.contexts import stacked, univariate
-from tscompress.runtime.forecaster import DEFAULT_LEVELS, Forecaster
+from tscompress.runtime.forecaster import DEFAULT_LEVELS, PatchForecaster
 from tscompress.runtime.quantiles import FloatArray, empirical
 
 
-class ChronosBoltForecaster(Forecaster):
+class ChronosBoltForecaster(PatchForecaster):
     """Forecasts of an exported Chronos-Bolt."""
 
     inputs = ("context", "observed")

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from tscompress.errors import UsageError
 from tscompress.runtime.contexts import pad_left
-from tscompress.runtime.graph import Graph, thread_count
+from tscompress.runtime.graph import OUTPUT, Graph, thread_count
 from tscompress.runtime.quantiles import FloatArray
-from tscompress.runtime.record import Record
+from tscompress.runtime.record import GRAPH_FILE, Record, positive
 
 DEFAULT_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -27,31 +27,36 @@ class Forecaster(ABC):
     ----------
     directory, record
         Where it is, and what is written there of it.
-    quantiles
-        Levels that the model forecasts.
     context_length
         Steps of a series that it reads, the last ones.
     prediction_length
-        Steps of one call; later ones continue from the quantiles before.
+        Steps of one call; later ones continue from the forecast before.
     threads
         Of onnxruntime.
     """
 
-    #: Names of the inputs of the graph.
-    inputs: ClassVar[tuple[str, ...]]
+    #: What a forecast beyond one call continues from.
+    continues_from: ClassVar[str] = "quantiles"
 
     def __init__(self, directory: Path, record: Record, threads: int | None) -> None:
         self.directory, self.record = directory, record
-        settings = record.settings
-        self.quantiles: list[float] = [float(level) for level in settings["quantiles"]]
-        self.context_length = int(settings["context_length"])
-        self.patch_size = int(settings["input_patch_size"])
+        self.context_length = int(record.settings["context_length"])
         self.threads = thread_count(threads)
-        self.graph = Graph(directory, record, self.inputs, self.threads)
 
     def __repr__(self) -> str:
         record = self.record
         return f"{type(self).__name__}({record.source!r}, {record.family}, {record.precision})"
+
+    @staticmethod
+    @abstractmethod
+    def check_settings(record: Record) -> None:
+        """Refuse a config without what a forecast reads.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            With the name of what is missing or of another form.
+        """
 
     @property
     @abstractmethod
@@ -65,7 +70,7 @@ class Forecaster(ABC):
         prediction_length: int | None = None,
         quantile_levels: Sequence[float] = DEFAULT_LEVELS,
     ) -> tuple[Any, Any]:
-        """Quantiles and the median of each series, as the stock pipeline's ``predict_quantiles``.
+        """Quantiles and the point forecast of the stock pipeline's ``predict_quantiles``.
 
         Raises
         ------
@@ -74,17 +79,6 @@ class Forecaster(ABC):
         DataError
             A series is empty, all NaN, or not numeric.
         """
-
-    def patched(self, context: FloatArray) -> dict[str, npt.NDArray[Any]]:
-        """The inputs ``context`` and ``observed`` of ``[B, T]``: whole patches, nothing missing."""
-        steps = -(-context.shape[-1] // self.patch_size) * self.patch_size
-        return self.masked("context", "observed", pad_left(context, steps))
-
-    @staticmethod
-    def masked(name: str, mask: str, values: FloatArray) -> dict[str, npt.NDArray[Any]]:
-        """Values without NaN, and 1 where there is one."""
-        there = np.isfinite(values)
-        return {name: np.where(there, values, np.float32(0)), mask: there.astype(np.float32)}
 
     def checked_length(self, prediction_length: int | None) -> int:
         """Steps to forecast; a warning where one call does not reach them.
@@ -96,21 +90,15 @@ class Forecaster(ABC):
         """
         if prediction_length is None:
             return self.prediction_length
-        wrong = isinstance(prediction_length, bool) or not isinstance(
-            prediction_length, int | np.integer
-        )
-        if wrong or prediction_length < 1:
-            raise UsageError(
-                f"prediction_length is {prediction_length!r}; give a positive integer."
-            )
-        if prediction_length > self.prediction_length:
+        steps = positive_integer(prediction_length, "prediction_length")
+        if steps > self.prediction_length:
             warnings.warn(
-                f"prediction_length is {prediction_length}, and the model forecasts "
-                f"{self.prediction_length} steps at once; later ones continue from its quantiles "
-                "and may be worse.",
+                f"prediction_length is {steps}, and the model forecasts "
+                f"{self.prediction_length} steps at once; later ones continue from its "
+                f"{self.continues_from} and may be worse.",
                 stacklevel=3,
             )
-        return int(prediction_length)
+        return steps
 
     def checked_levels(self, levels: Sequence[float]) -> list[float]:
         """Quantile levels, each from 0 to 1.
@@ -123,6 +111,47 @@ class Forecaster(ABC):
         if not found or not all(0 <= level <= 1 for level in found):
             raise UsageError(f"quantile_levels are {found}; give one or more from 0 to 1.")
         return found
+
+
+class PatchForecaster(Forecaster):
+    """A model of one graph that reads whole patches and forecasts quantiles.
+
+    Attributes
+    ----------
+    quantiles
+        Levels that the model forecasts.
+    patch_size
+        Steps in a patch.
+    """
+
+    #: Names of the inputs of the graph.
+    inputs: ClassVar[tuple[str, ...]]
+
+    def __init__(self, directory: Path, record: Record, threads: int | None) -> None:
+        super().__init__(directory, record, threads)
+        settings = record.settings
+        self.quantiles: list[float] = [float(level) for level in settings["quantiles"]]
+        self.patch_size = int(settings["input_patch_size"])
+        self.graph = Graph(directory, record, GRAPH_FILE, self.threads)
+        self.graph.check_names(self.inputs, (OUTPUT,))
+
+    @staticmethod
+    def check_settings(record: Record) -> None:
+        settings = record.settings
+        positive(settings["input_patch_size"], "input_patch_size")
+        if not settings["quantiles"] or not all(0 < level < 1 for level in settings["quantiles"]):
+            raise ValueError("quantiles")
+
+    def patched(self, context: FloatArray) -> dict[str, npt.NDArray[Any]]:
+        """The inputs ``context`` and ``observed`` of ``[B, T]``: whole patches, nothing missing."""
+        steps = -(-context.shape[-1] // self.patch_size) * self.patch_size
+        return self.masked("context", "observed", pad_left(context, steps))
+
+    @staticmethod
+    def masked(name: str, mask: str, values: FloatArray) -> dict[str, npt.NDArray[Any]]:
+        """Values without NaN, and 1 where there is one."""
+        there = np.isfinite(values)
+        return {name: np.where(there, values, np.float32(0)), mask: there.astype(np.float32)}
 
     def median_index(self) -> int:
         """Position of the median among the model's quantiles.
@@ -138,3 +167,16 @@ class Forecaster(ABC):
                 "predict."
             )
         return self.quantiles.index(0.5)
+
+
+def positive_integer(value: object, name: str) -> int:
+    """An argument that is a positive integer.
+
+    Raises
+    ------
+    UsageError
+        It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise UsageError(f"{name} is {value!r}; give a positive integer.")
+    return int(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from tscompress.errors import CorruptCheckpointError, UsageError
 from tscompress.runtime.external import external_files
-from tscompress.runtime.record import GRAPH_FILE, Record
+from tscompress.runtime.record import Record
 
 Array: TypeAlias = npt.NDArray[Any]
 
-#: The one output of every graph, ``[B, Q, H]``.
+#: The one output of a graph of patches, ``[B, Q, H]``.
 OUTPUT = "quantiles"
 _INSTALL = "pip install 'tscompress[onnx]'"
 
@@ -29,51 +29,98 @@ class Graph:
     ----------
     directory, record
         Of the exported model.
-    inputs
-        Names of the inputs that a forecast gives.
+    file
+        Name of the graph's file.
     threads
         Of onnxruntime.
 
     Raises
     ------
     CorruptCheckpointError
-        The file is not the one that was exported, names further files, or lacks an input.
+        The file is not the one that was exported, or names further files.
     UsageError
         onnxruntime is not installed.
     """
 
-    def __init__(
-        self, directory: Path, record: Record, inputs: Collection[str], threads: int
-    ) -> None:
-        path = directory / GRAPH_FILE
-        self._session = _session(_checked(path, record), path, threads)
-        self._check_names(path, inputs)
+    def __init__(self, directory: Path, record: Record, file: str, threads: int) -> None:
+        self.path = directory / file
+        self._session = _session(_checked(self.path, record), self.path, threads)
+        self.inputs = {one.name: one for one in self._session.get_inputs()}
+        self.outputs: tuple[str, ...] = tuple(one.name for one in self._session.get_outputs())
 
     def __call__(self, **inputs: Array) -> npt.NDArray[np.float32]:
-        """Quantiles, float32 ``[B, Q, H]``."""
-        found: npt.NDArray[np.float32] = self._session.run([OUTPUT], inputs)[0]
+        """The first output, float32."""
+        found: npt.NDArray[np.float32] = self._session.run([self.outputs[0]], inputs)[0]
         return found
 
-    def _check_names(self, path: Path, inputs: Collection[str]) -> None:
-        there = {one.name for one in self._session.get_inputs()}
-        outputs = {one.name for one in self._session.get_outputs()}
-        wrong = sorted((set(inputs) ^ there) | ({OUTPUT} - outputs))
+    def all_outputs(self, **inputs: Array) -> dict[str, Array]:
+        """Name to array."""
+        return dict(zip(self.outputs, self._session.run(None, inputs), strict=True))
+
+    def input_shape(self, name: str) -> tuple[int | str, ...]:
+        """Sizes of an input; names of those that are free."""
+        return tuple(self.inputs[name].shape)
+
+    def bound(self) -> BoundGraph:
+        """The same graph on arrays that stay in place."""
+        return BoundGraph(self._session)
+
+    def check_names(self, inputs: Collection[str], outputs: Collection[str]) -> None:
+        """Refuse a graph with other inputs, or without an output.
+
+        Raises
+        ------
+        CorruptCheckpointError
+        """
+        wrong = sorted((set(inputs) ^ set(self.inputs)) | (set(outputs) - set(self.outputs)))
         if wrong:
             raise CorruptCheckpointError(
-                f"{str(path)!r} and this tscompress differ in the input or output {wrong[0]!r}; "
-                f"a graph of this family has {', '.join(inputs)} and {OUTPUT}: export it again."
+                f"{str(self.path)!r} and this tscompress differ in the input or output "
+                f"{wrong[0]!r}; such a graph has {_listed(inputs)}, and gives {_listed(outputs)}: "
+                "export it again."
             )
+
+
+class BoundGraph:
+    """A graph whose inputs and outputs are arrays of the caller, which it reads and writes."""
+
+    def __init__(self, session: Any) -> None:
+        self._session, self._binding = session, session.io_binding()
+        self._held: dict[str, Array] = {}
+
+    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Read and write these arrays from now on; each is C-contiguous."""
+        from onnxruntime import OrtValue
+
+        for name, array in inputs.items():
+            self._binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array))
+        for name, array in outputs.items():
+            self._binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
+        self._held |= {**inputs, **outputs}  # onnxruntime has pointers to them
+
+    def run(self) -> None:
+        """Compute the outputs of what is in the inputs."""
+        self._session.run_with_iobinding(self._binding)
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown if len(shown) < 8 else [*shown[:6], f"… {len(shown)} in all"])
 
 
 def _checked(path: Path, record: Record) -> bytes:
     """Content of the graph file, by its recorded hash."""
+    if path.name not in record.graphs:
+        raise CorruptCheckpointError(
+            f"the record of {str(path)!r} does not name it; export the model again."
+        )
     try:
         content = path.read_bytes()
     except OSError as error:
         raise CorruptCheckpointError(
             f"{str(path)!r} cannot be read: {error.strerror or error}."
         ) from None
-    if hashlib.sha256(content).hexdigest() != record.graph_sha256:
+    if hashlib.sha256(content).hexdigest() != record.graphs[path.name]:
         raise CorruptCheckpointError(
             f"{str(path)!r} does not have the sha256 of its record; it was changed or damaged "
             "since it was exported: export it again."

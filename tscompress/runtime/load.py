@@ -8,11 +8,13 @@ from pathlib import Path
 from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.runtime.chronos2 import Chronos2Forecaster
 from tscompress.runtime.chronos_bolt import ChronosBoltForecaster
+from tscompress.runtime.chronos_t5 import ChronosT5Forecaster
 from tscompress.runtime.forecaster import Forecaster
-from tscompress.runtime.record import read_record
+from tscompress.runtime.record import RECORD_FILE, read_record, readable
 from tscompress.runtime.univariate import UnivariateForecaster
 
 _FAMILIES: dict[str, type[Forecaster]] = {
+    "chronos-t5": ChronosT5Forecaster,
     "chronos-bolt": ChronosBoltForecaster,
     "chronos-2": Chronos2Forecaster,
 }
@@ -50,4 +52,6 @@ def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
             f"{str(place)!r} is an exported {record.family[:40]!r} model; known families: "
             f"{', '.join(_FAMILIES)}."
         )
+    with readable(place / RECORD_FILE):
+        found.check_settings(record)
     return found(place, record, threads)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tscompress.errors import CorruptCheckpointError, ModelNotFoundError, UnsupportedModelError
 
+#: Of models of one graph.
 GRAPH_FILE = "model.onnx"
+GRAPH_SUFFIX = ".onnx"
 RECORD_FILE = "tscompress-export.json"
 #: Of the directory: names of files, inputs and outputs of graphs, keys of the record.
 FORMAT_VERSION = 1
@@ -28,8 +31,8 @@ class Record:
         Such as ``chronos-bolt``.
     config
         ``config.json`` of the source.
-    graph_sha256
-        Hexadecimal, of :data:`GRAPH_FILE`.
+    graphs
+        File to SHA-256, hexadecimal, of each graph.
     precision
         ``float32``, ``float16`` or ``int8``.
     source
@@ -42,7 +45,7 @@ class Record:
 
     family: str
     config: Mapping[str, Any]
-    graph_sha256: str
+    graphs: Mapping[str, str]
     precision: str
     source: str
     parameters: int
@@ -53,6 +56,11 @@ class Record:
         """``chronos_config``: lengths, patch size, quantile levels."""
         found: Mapping[str, Any] = self.config["chronos_config"]
         return found
+
+    @property
+    def graph_sha256(self) -> str:
+        """Of all graphs, in the order of their names."""
+        return "+".join(self.graphs[name] for name in sorted(self.graphs))
 
 
 def is_exported(directory: Path) -> bool:
@@ -84,9 +92,22 @@ def read_record(directory: Path) -> Record:
             f"{str(path)!r}: the format is {str(version)[:40]!r}, and this tscompress reads "
             f"{FORMAT_VERSION}; export the model again, or use the version that wrote it."
         )
-    try:
+    with readable(path):
         return _record_of(content)
-    except (KeyError, TypeError, ValueError) as error:
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What is missing of a record, or has another form, as one line.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        For the errors of a look-up or a conversion inside the block.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(
             f"{str(path)!r} lacks {error}, or has it in another form; export the model again."
         ) from None
@@ -106,23 +127,27 @@ def _object_in(path: Path) -> dict[str, Any]:
 
 
 def _record_of(content: Mapping[str, Any]) -> Record:
-    settings = content["config"]["chronos_config"]
-    for name in ("context_length", "input_patch_size"):
-        _positive(settings[name], name)
-    if not settings["quantiles"] or not all(0 < level < 1 for level in settings["quantiles"]):
-        raise ValueError("quantiles")
+    positive(content["config"]["chronos_config"]["context_length"], "context_length")
+    hashes = content["sha256"].items()
     return Record(
         family=str(content["family"]),
         config=content["config"],
-        graph_sha256=str(content["sha256"][GRAPH_FILE]),
+        graphs={name: str(one) for name, one in hashes if name.endswith(GRAPH_SUFFIX)},
         precision=str(content["precision"]),
         source=str(content["source"].get("model") or ""),
-        parameters=_positive(content["parameters"], "parameters"),
+        parameters=positive(content["parameters"], "parameters"),
         univariate=content.get("univariate") is True,
     )
 
 
-def _positive(value: object, name: str) -> int:
+def positive(value: object, name: str) -> int:
+    """A setting that is a positive integer.
+
+    Raises
+    ------
+    ValueError
+        It is not.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(name)
     return value

@@ -24,7 +24,6 @@ from tscompress.io.arguments import check_type
 from tscompress.io.files import check_output, new_directory, user_path
 from tscompress.layers.univariate import is_univariate
 from tscompress.runtime.load import load as load_exported
-from tscompress.runtime.record import GRAPH_FILE
 from tscompress.workflows.fitted_to import FITTED_TO, as_record
 from tscompress.workflows.seen_steps import sources_of
 
@@ -43,10 +42,12 @@ class ExportResult:
     model, family, precision
         What was exported, and how.
     graph_bytes
-        Size of the graph with its weights.
+        Size of the graph, or graphs, with the weights.
     difference
         Largest difference of a quantile from the source's on test series, as a share of the
-        largest quantile of its series.
+        largest quantile of its series; of Chronos-T5, of a logit.
+    compared
+        ``quantiles`` or ``logits``: what ``difference`` is of.
     page
         Of a page, bytes of its own files and of its engine.
     """
@@ -57,6 +58,7 @@ class ExportResult:
     precision: str
     graph_bytes: int
     difference: float
+    compared: str = "quantiles"
     page: PageSizes | None = None
 
     def __repr__(self) -> str:
@@ -81,7 +83,8 @@ def export(
 ) -> ExportResult:
     """Write a model as an ONNX graph, open that, compare forecasts, and only then put it in place.
 
-    The directory holds ``model.onnx`` with the weights, ``tscompress-export.json`` (format, family,
+    The directory holds ``model.onnx`` with the weights (of Chronos-T5, ``encoder.onnx`` and
+    ``decoder.onnx``), ``tscompress-export.json`` (format, family,
     config, hashes, source, precision, opset, library versions) and a card.
     :func:`tscompress.runtime.load` opens it without torch; ``evaluate`` and ``probe`` take it like
     a model.
@@ -90,12 +93,12 @@ def export(
     ----------
     model
         A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one: a
-        Chronos-Bolt or a Chronos-2, original or compressed. It is not changed.
+        Chronos-T5, Chronos-Bolt or Chronos-2, original or compressed. It is not changed.
     output
         Directory to write.
     precision
         ``float32``; ``float16``: half of the bytes; ``int8``: the matrices of the layers in 8
-        bits, what writes the quantiles in float32.
+        bits, what writes the quantiles or logits in float32.
     page
         Write, instead of that directory, a folder with ``index.html``, which forecasts in a browser
         from a disk or any static host: the graph, and onnxruntime-web of the npm registry.
@@ -114,7 +117,7 @@ def export(
     DownloadError
         onnxruntime-web cannot be fetched.
     UnsupportedModelError
-        The model is of a family that cannot be exported, or torch cannot export it.
+        The model has settings that cannot be exported, or torch cannot export it.
     OutputExistsError
         ``output`` holds something and ``force`` is false; or it is or holds the model.
     VerificationError
@@ -137,27 +140,28 @@ def export(
     if page:
         return _export_page(loaded, target, precision, onnxruntime_web, force=force, inputs=inputs)
     pipeline = loaded.forecaster  # refused here if it does not forecast
-    source = adapter_of(loaded.family).graph_source(loaded.model)
-    graph = onnx_graph(source, precision)
+    sources = adapter_of(loaded.family).graph_sources(loaded.model)
+    graphs = {file: onnx_graph(source, precision) for file, source in sources.items()}
     with new_directory(target, force=force, inputs=inputs) as directory:
         write_directory(
             directory,
-            graph,
+            graphs,
             name=target.name,
             family=loaded.family,
             config=loaded.config,
             source=_source(loaded),
             precision=precision,
-            inputs=tuple(source.inputs),
+            inputs={file: tuple(source.inputs) for file, source in sources.items()},
             parameters=sum(one.numel() for one in loaded.model.parameters()),
             univariate=is_univariate(loaded.model),
             **{FITTED_TO: as_record(sources_of(loaded))},
         )
         difference = largest_difference(pipeline, load_exported(directory))
-        _check_difference(difference, precision)
+        compared = adapter_of(loaded.family).compared_values
+        _check_difference(difference, precision, compared)
         write_card(directory, difference)
-        size = (directory / GRAPH_FILE).stat().st_size
-    return ExportResult(target, loaded.name, loaded.family, precision, size, difference)
+        size = sum(len(graph) for graph in graphs.values())
+    return ExportResult(target, loaded.name, loaded.family, precision, size, difference, compared)
 
 
 def _export_page(
@@ -185,10 +189,10 @@ def _source(loaded: LoadedModel) -> dict[str, Any]:
     return {"model": loaded.source, "revision": loaded.revision, "sha256": hashes(files)}
 
 
-def _check_difference(difference: float, precision: str) -> None:
+def _check_difference(difference: float, precision: str, compared: str) -> None:
     allowed = _LARGEST_DIFFERENCE if precision == "float32" else math.inf
     if not difference <= allowed or not math.isfinite(difference):
         raise VerificationError(
-            f"the {precision} graph forecasts otherwise than the model (quantiles differ by "
+            f"the {precision} graph forecasts otherwise than the model ({compared} differ by "
             f"{difference:.1e} of the largest); nothing was kept."
         )
