@@ -137,7 +137,7 @@ def test_fit_takes_covariates_without_a_future(pipeline: Any) -> None:
     unknown = tasks()
     for task, empty in zip(unknown, (None, np.array([]), torch.zeros(0)), strict=True):
         task["future_covariates"]["price"] = empty
-    tuned = fitted(pipeline, unknown, validation_inputs=unknown, eval_steps=3)
+    tuned = fitted(pipeline, unknown, validation_inputs=unknown, eval_steps=3, save_steps=3)
     before, after = forecast(pipeline, tasks()), forecast(tuned, tasks())
     assert after.isfinite().all()
     assert not torch.allclose(before, after, rtol=1e-3)

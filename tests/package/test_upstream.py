@@ -17,10 +17,11 @@ import pandas as pd
 import pytest
 import torch
 from chronos import BaseChronosPipeline
-from conftest import COMPRESSIONS, FAMILIES
+from conftest import COMPRESSIONS, FAMILIES, made_smaller
 from torch import Tensor
 
 from tscompress.errors import UsageError
+from tscompress.workflows.save import save
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: What upstream tests: seconds to years.
@@ -212,6 +213,20 @@ def test_every_dtype_forecasts(opened: Open, family: str, dtype: torch.dtype) ->
     if family != "chronos-t5":  # another likeliest token is another path
         assert torch.allclose(found, expected, rtol=0.1)
     assert found.isfinite().all()
+
+
+@of_families()
+def test_a_model_stored_in_float16_is_compressed_and_saved(
+    checkpoints: dict[str, Path], family: str, kind: str, tmp_path: Path
+) -> None:
+    half: Any = BaseChronosPipeline.from_pretrained(checkpoints[family], dtype=torch.float16)
+    half.inner_model.save_pretrained(tmp_path / "half")
+    small = save(made_smaller(tmp_path / "half", kind), tmp_path / "small")
+    opened: Any = BaseChronosPipeline.from_pretrained(small)
+    names = {name: one.dtype for name, one in half.inner_model.named_parameters()}
+    found = {name: one.dtype for name, one in opened.inner_model.named_parameters()}
+    assert torch.float16 in found.values()
+    assert all(found[name] == dtype for name, dtype in names.items() if name in found)
 
 
 @of_families()
