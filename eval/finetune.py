@@ -248,7 +248,8 @@ def tuned(
             pipeline = train_by_loop(loaded, series, training, place)
         else:
             pipeline = train_by_fit(loaded, series, training, place, way)
-        opened = type(pipeline).from_pretrained(place)
+        # An adapter's base is opened as it is stored, in bfloat16, unless a dtype is given.
+        opened = type(pipeline).from_pretrained(place, dtype=torch.float32)
         off = difference(pipeline, opened, series, training.horizon)
     return {**scores(opened, suite, "after"), "opened again": off}
 
