@@ -35,6 +35,7 @@ from tscompress.benchmark.tables import bench_table
 from tscompress.benchmark.workload import Workload, forecast, make_workload, synthetic_batch
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
+from tscompress.families.registry import adapter_of_pipeline
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
@@ -420,6 +421,19 @@ def test_bench_of_every_family(family: str, request: pytest.FixtureRequest, tmp_
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cross_learning_is_timed_where_series_see_one_another(chronos2: Any, bolt: Any) -> None:
+    sizes = {"context_length": 32, "horizon": 8, "batch_size": 3, "repeats": 1, "warmup": 0}
+    result = bench(chronos2, **sizes, cross_learning=True)
+    assert result.workload.cross_learning
+    assert "cross-learning" in str(bench_table(result).title)
+    series = synthetic_batch(result.workload)
+    together = adapter_of_pipeline(chronos2).predict_together(chronos2, series, 8)
+    alone = chronos2.predict(series[:, None], prediction_length=8)
+    assert (torch.cat(together) - torch.cat(alone)).abs().max() > 1e-4
+    with pytest.raises(UsageError, match="chronos-bolt"):
+        bench(bolt, **sizes, cross_learning=True)
+
+
 def test_cuda_without_cuda(bolt: Any) -> None:
     with pytest.raises(UsageError, match="finds no CUDA device; use device 'cpu'"):
         bench({"a": bolt}, Workload(device="cuda"))

@@ -26,6 +26,7 @@ from tscompress.evaluation.fev_tasks import (
     summaries_table,
 )
 from tscompress.evaluation.forecasting import forecast
+from tscompress.evaluation.results import Settings
 
 fev = pytest.importorskip("fev")
 
@@ -228,3 +229,35 @@ def test_options_that_fev_decides(task_file: Path, options: list[str]) -> None:
     outcome = invoke("seasonal-naive", "--suite", f"fev:{task_file}", *options)
     assert isinstance(outcome.exception, UsageError)
     assert f"{options[0]} cannot go with it" in str(outcome.exception)
+
+
+def test_covariates_groups_and_cross_learning(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    days = pd.date_range("2024-01-01", periods=40)
+    data = tmp_path / "days.parquet"
+    pd.concat(
+        pd.DataFrame({"id": name, "timestamp": days, "target": rng.normal(size=40)}).assign(
+            other=lambda table: table["target"] ** 2,
+            price=rng.normal(size=40),
+            guests=rng.normal(size=40),
+        )
+        for name in "ab"
+    ).to_parquet(data, index=False)
+    task = {
+        "dataset_path": str(data), "horizon": 4, "target": ["target", "other"],
+        "known_dynamic_columns": ["price"], "past_dynamic_columns": ["guests"],
+        "quantile_levels": [0.1, 0.5, 0.9], "eval_metric": "WQL",
+    }  # fmt: skip
+    path = tmp_path / "tasks.yaml"
+    path.write_text(yaml.safe_dump({"tasks": [task]}))
+    (task,) = load_tasks(path)
+    pipeline = load(checkpoints["chronos-2"]).forecaster
+    every = (Settings(), Settings(as_univariate=True), Settings(cross_learning=True))
+    found = [
+        np.array(predict_task(pipeline, task, settings=one)[0][0]["target"]["predictions"])
+        for one in every
+    ]
+    for one in (1, 2):
+        assert np.abs(found[one] - found[0]).max() > 1e-4
+    with pytest.raises(UsageError, match="chronos-bolt"):
+        predict_task(load(checkpoints["chronos-bolt"]).forecaster, task, settings=every[2])

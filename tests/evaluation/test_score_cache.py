@@ -282,12 +282,12 @@ def test_every_field_of_a_dataset_counts() -> None:
     class Extended(EvaluationDataset):
         """As another version might have it."""
 
-        groups: tuple[np.ndarray, ...] = ()
+        weights: tuple[np.ndarray, ...] = ()
 
     def digest(last: float) -> str:
-        groups = (np.zeros(5000), np.array([last]))
+        weights = (np.zeros(5000), np.array([last]))
         known = {f.name: getattr(toy(), f.name) for f in dataclasses.fields(toy())}
-        return digests.dataset_digest(Extended(**known, groups=groups))
+        return digests.dataset_digest(Extended(**known, weights=weights))
 
     assert digest(0.0) == digest(0.0) != digest(1.0)
 

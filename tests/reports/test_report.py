@@ -28,6 +28,7 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, 
 from tscompress.data.suites import find_suite, load_suite
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation.comparison import Ratio
+from tscompress.evaluation.results import Settings
 from tscompress.evaluation.typical_series import ForecastExample, typical_examples
 from tscompress.hub.card_scores import read_scores
 from tscompress.plan.schedules import RankSchedule
@@ -168,6 +169,10 @@ def test_everything_that_was_measured_is_on_the_page(walked: Run, page: Page) ->
         assert line in page.prose
     for line in report.findings:
         assert line in page.prose
+    (calibration,) = report.calibration
+    assert result.compressed is not None
+    assert f"{100 * (result.compressed.mean_of('coverage') or 0):.1f}%" in calibration
+    assert calibration in page.prose
     assert report.probe is not None
     for line in report.probe.lines():
         assert line in page.prose
@@ -514,6 +519,26 @@ def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -
     )
     with pytest.raises(UsageError, match="other series"):
         rewrite_report(directory, output, compare=[other], force=True)
+
+
+def test_settings_of_an_evaluation_are_on_the_page(
+    walked: Run, directory: Path, tmp_path: Path
+) -> None:
+    result, recipe = walked
+    crossed = Settings(cross_learning=True, batch_size=32)
+    assert result.original is not None
+    assert result.compressed is not None
+    other = replace(
+        result,
+        directory=tmp_path / "crossed",
+        original=result.original.model_copy(update={"settings": crossed}),
+        compressed=result.compressed.model_copy(update={"settings": crossed}),
+    )
+    save_run(other, recipe)
+    page = Page(rewrite_report(other.directory, tmp_path / "page.html").read_text())
+    assert "cross-learning in batches of 32" in page.prose
+    with pytest.raises(UsageError, match="cross-learning"):
+        rewrite_report(directory, tmp_path / "both.html", compare=[other.directory])
 
 
 PEERS = """model,kind,label,WQL,WQL low,WQL high,MASE,MASE low,MASE high,parameters,on disk,latency

@@ -331,3 +331,15 @@ def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RecipeError, match="pipe"):
         load_recipe(tmp_path / "pipe")
+
+
+def test_columns_of_a_recipe_are_those_of_its_evaluation() -> None:
+    columns = {"target_column": ["sales", "returns"], "known_covariates": "promo,price"}
+    evaluation = {"suite": "x.csv", "long_format": {"horizon": 3}, "cross_learning": True}
+    content = {"model": "m", "output": "o", "series": columns, "evaluation": evaluation}
+    scored_on = validate(Recipe, content, "x").scored_on
+    assert scored_on is not None
+    assert scored_on.cross_learning
+    assert scored_on.long_format is not None
+    assert scored_on.long_format.target_column == "sales,returns"
+    assert scored_on.long_format.known_covariates == "promo,price"

@@ -38,6 +38,9 @@ class Workload(BaseModel):
         le=10**5,
         description="sample paths, Chronos-T5 only; None: the model's own",
     )
+    cross_learning: bool = Field(
+        default=False, description="series see one another, Chronos-2 only"
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of the series and of the sampling")
 
 
@@ -75,6 +78,9 @@ def forecast(pipeline: BaseChronosPipeline, series: torch.Tensor, workload: Work
     """One ``predict`` call on ``series`` ``[B, T]``, from a fixed seed."""
     torch.manual_seed(workload.seed)
     family = adapter_of_pipeline(pipeline)
+    if workload.cross_learning:
+        family.predict_together(pipeline, series, workload.horizon)
+        return
     family.predict(pipeline, series, workload.horizon, workload.num_samples)
 
 
@@ -82,6 +88,12 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
     """Raise UsageError for a call that would be measured wrongly without notice."""
     if workload.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is 'cuda' but PyTorch finds no CUDA device; use device 'cpu'.")
+    family = adapter_of_pipeline(pipeline)
+    if workload.cross_learning and not family.reads_covariates:
+        raise UsageError(
+            f"{label} is a {family.name}, which forecasts each series alone; leave out "
+            "cross-learning."
+        )
     model = pipeline.inner_model
     device = next(model.parameters()).device.type
     if device != workload.device:

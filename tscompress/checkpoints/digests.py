@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from chronos import BaseChronosPipeline
 from torch import nn
 
 from tscompress._version import __version__
+from tscompress.data.covariates import SeriesCovariates
 from tscompress.data.evaluation_sets import EvaluationDataset
 
 LIBRARIES = ("torch", "transformers", "chronos-forecasting", "gluonts", "numpy")
@@ -96,13 +97,20 @@ class _ContentHash:
         self._digest.update(flat.view(torch.uint8).numpy().data)
 
     def add_value(self, label: str, value: object) -> None:
-        """Add plain data, an array, or a sequence of these."""
-        if isinstance(value, np.ndarray):
+        """Add plain data, an array, a record, or a sequence or mapping of these."""
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            self.add(label, value.tolist())
+        elif isinstance(value, np.ndarray):
             self.add_tensor(label, torch.from_numpy(np.array(value, order="C")))
         elif isinstance(value, tuple | list):
             self.add(label, len(value))
             for item in value:
                 self.add_value(label, item)
+        elif isinstance(value, Mapping):
+            self.add(label, list(value))
+            self.add_value(label, tuple(value.values()))
+        elif isinstance(value, SeriesCovariates):
+            self.add_value(label, (value.past, value.future))
         else:
             self.add(label, value)
 

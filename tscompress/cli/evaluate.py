@@ -12,6 +12,7 @@ from tscompress.cli.console import integers, path, progress_bars, refuse, say_no
 from tscompress.cli.options import (
     AsJson,
     BatchSize,
+    CrossLearning,
     Device,
     Dtype,
     Force,
@@ -39,8 +40,8 @@ _LONG_FORMAT_OPTIONS = (*_WINDOW_OPTIONS, *COLUMN_OPTIONS)
 SuiteName = Annotated[
     str,
     typer.Option(
-        help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, or a file of series "
-        "(with --horizon)."
+        help="offline, offline-frequencies, covariates, zero-shot, in-domain, a YAML file, or a "
+        "file of series (with --horizon)."
     ),
 ]
 Horizon = Annotated[int | None, typer.Option(help="Of a file of series: steps to forecast.", min=1)]
@@ -54,15 +55,21 @@ Datasets = Annotated[list[str] | None, typer.Option(help="Only this dataset; rep
 FirstSeries = Annotated[
     int | None, typer.Option(help="Only the first N series of each dataset.", min=1)
 ]
+AsUnivariate = Annotated[
+    bool,
+    typer.Option("--as-univariate", help="No series sees another; covariates are not read."),
+]
+SortQuantiles = Annotated[bool, typer.Option("--sort-quantiles", help="Before they are scored.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
 
+_SETTINGS = ("cross_learning", "as_univariate", "sort_quantiles")
 _FOR_MODELS = (
-    "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "no_cache", "device",
-    "dtype",
+    "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", *_SETTINGS, "no_cache",
+    "device", "dtype",
 )  # fmt: skip
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
-    "fidelity", "gift_eval", "no_cache",
+    "fidelity", "gift_eval", "sort_quantiles", "no_cache",
 )  # fmt: skip
 
 
@@ -76,8 +83,8 @@ def evaluate(
     suite: Annotated[
         str,
         typer.Option(
-            help="offline, offline-frequencies, zero-shot, in-domain, a YAML file, a file of "
-            "series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
+            help="offline, offline-frequencies, covariates, zero-shot, in-domain, a YAML file, a "
+            "file of series (with --horizon), or fev:FILE, a YAML file of fev's tasks."
         ),
     ] = "offline",
     horizon: Horizon = None,
@@ -95,6 +102,9 @@ def evaluate(
         str | None, typer.Option(help="0,1,2: average over several seeds, for less noise.")
     ] = None,
     num_samples: Samples = None,
+    cross_learning: CrossLearning = False,
+    as_univariate: AsUnivariate = False,
+    sort_quantiles: SortQuantiles = False,
     margin: Margin = 0.005,
     fidelity: Annotated[
         bool,
@@ -217,6 +227,7 @@ def _evaluation_config(
         datasets=tuple(given["dataset"]) if given["dataset"] else None,
         max_series=given["max_series"],
         root=None if given.get("root") is None else str(given["root"]),
+        **{name: given[name] for name in _SETTINGS},
         **sampling,
     )
 
@@ -270,6 +281,8 @@ def _evaluate_fev(context: typer.Context) -> None:
             batch_size=batch_size,
             seed=given["seed"],
             num_samples=given["num_samples"],
+            cross_learning=given["cross_learning"],
+            as_univariate=given["as_univariate"],
             on_progress=advance,
         )
     table = summaries_table(summaries)
@@ -296,6 +309,9 @@ def compare(
     files: SeriesOptions = NOTHING_SAID,
     dataset: Datasets = None,
     max_series: FirstSeries = None,
+    cross_learning: CrossLearning = False,
+    as_univariate: AsUnivariate = False,
+    sort_quantiles: SortQuantiles = False,
     margin: Margin = 0.005,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="Of the series, for the intervals.")] = 2000,
@@ -367,6 +383,7 @@ def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[st
         "suite": _read_suite(config, says=True),
         "datasets": config.datasets,
         "max_series": config.max_series,
+        **{name: getattr(config, name) for name in _SETTINGS},
         "cache": None if given["no_cache"] else ScoreCache(),
         "device": given["device"],
         "dtype": given["dtype"],

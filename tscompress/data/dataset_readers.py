@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tscompress.data.bundled import COLLECTIONS, collection_series
+from tscompress.data.bundled import ALL_COLLECTIONS, collection_file
 from tscompress.data.competitions import (
     COMPETITION_PACKAGE,
     COMPETITIONS,
     INSTALL_HINT,
     competition_series,
 )
+from tscompress.data.covariates import check_known_ahead, covariates_until, notes_on
 from tscompress.data.evaluation_sets import (
     DatasetConfig,
     EvaluationDataset,
     FileConfig,
     SeriesArray,
+    TableConfig,
 )
 from tscompress.data.reading.read import SeriesFile, read_file
 from tscompress.data.reading.summary import summarize
@@ -33,16 +36,17 @@ def load_dataset(
 ) -> EvaluationDataset:
     """One dataset: from its file, from a local copy under ``root``, or from the Hub."""
     if isinstance(config, FileConfig):
-        return _of_file(config, max_series)
-    season_length = None
+        return _of_file(config, read_file(config.path, config.table), max_series)
+    if isinstance(config, TableConfig):
+        return _of_file(config, config.read, max_series)
+    collection = ALL_COLLECTIONS.get(config.name)
     if root is not None:
         series, starts = _univariate_series(_local_table(config, root), config.name, max_series)
     elif config.hf_repo == COMPETITION_PACKAGE:
         series, starts = _load_competition(config)
-    elif config.name in COLLECTIONS and config.hf_repo == COLLECTIONS[config.name].distribution:
-        regular = collection_series(config.name)
-        series, starts = [one.values for one in regular], [_start_of(one) for one in regular]
-        season_length = COLLECTIONS[config.name].season_length
+    elif collection is not None and config.hf_repo == collection.distribution:
+        read = collection_file(config.name)
+        return _of_regular(config, read, read.series, max_series, collection.season_length)
     else:
         series, starts = _univariate_series(_hub_table(config), config.name, max_series)
     series, starts = series[:max_series], starts[:max_series]
@@ -51,7 +55,6 @@ def load_dataset(
         horizon=config.prediction_length,
         series=tuple(cut for values in series for cut in _windows(values, config)),
         starts=tuple(start for start in starts for _ in range(config.num_rolls)),
-        season_length=season_length,
         windows=config.num_rolls,
     )
 
@@ -63,24 +66,53 @@ def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray
         yield values[: max(0, last - behind * config.prediction_length)]
 
 
-def _of_file(config: FileConfig, max_series: int | None) -> EvaluationDataset:
-    read = read_file(config.path, config.table)
+def _of_file(
+    config: FileConfig | TableConfig, read: SeriesFile, max_series: int | None
+) -> EvaluationDataset:
     kept, short = _long_enough(read, -config.offset)
     _check_steps(read, kept)
-    rolls = range(config.num_rolls)
-    known = config.table.seasonality or (kept[0].step.seasonality if kept[0].step else None)
-    chosen = kept[:max_series]
-    return EvaluationDataset(
-        name=config.name,
-        horizon=config.prediction_length,
-        series=tuple(cut for one in chosen for cut in _windows(one.values, config)),
-        starts=tuple(_start_of(one) for one in chosen for _ in rolls),
-        season_length=known,
-        windows=config.num_rolls,
+    season = config.table.seasonality or (kept[0].step.seasonality if kept[0].step else None)
+    found = _of_regular(config, read, kept, max_series, season)
+    rolls, chosen = range(config.num_rolls), kept[: len(found.series) // config.num_rolls]
+    return replace(
+        found,
         names=tuple(one.name for one in chosen for _ in rolls),
         summary=summarize(read, short),
         step=kept[0].step,
         begins=tuple(begin for begin in _begins(chosen) for _ in rolls),
+    )
+
+
+def _of_regular(
+    config: DatasetConfig,
+    read: SeriesFile,
+    series: Sequence[RegularSeries],
+    max_series: int | None,
+    season_length: int | None,
+) -> EvaluationDataset:
+    """The first series of a table with their covariates, each with all its windows.
+
+    Of those that are forecast together, all or none.
+    """
+    chosen = list(series[:max_series])
+    chosen += [one for one in series[len(chosen) :] if one.group and one.group == chosen[-1].group]
+    horizon, rolls = config.prediction_length, range(config.num_rolls)
+    check_known_ahead(chosen, read.known, config.unused_steps, horizon, read.name)
+    series_of = [(one, cut) for one in chosen for cut in _windows(one.values, config)]
+    beside = [covariates_until(one, read.known, len(cut), horizon) for one, cut in series_of]
+    numbers, _ = pd.factorize(pd.Series([one.group for one in chosen], dtype=object))
+    return EvaluationDataset(
+        name=config.name,
+        horizon=horizon,
+        series=tuple(cut for _, cut in series_of),
+        starts=tuple(_start_of(one) for one, _ in series_of),
+        season_length=season_length,
+        windows=config.num_rolls,
+        covariates=tuple(beside) if read.known or read.past else (),
+        groups=tuple(int(number) * len(rolls) + roll for number in numbers for roll in rolls)
+        if chosen[0].group is not None
+        else (),
+        notes=tuple(notes_on(beside, config.name)),
     )
 
 

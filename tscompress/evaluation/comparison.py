@@ -335,6 +335,14 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
                 f"{metric} rests on few series, so its intervals are too narrow: {rests}. Score "
                 f"more series, or more windows of each (--windows){_BESIDE[metric]}"
             )
+    forecast = [
+        (name, result.settings.words())
+        for name, result in zip(names, results, strict=True)
+        if result.settings is not None
+    ]
+    if any(words != forecast[0][1] for _, words in forecast):
+        each = "; ".join(f"{name}: {', '.join(words) or 'none'}" for name, words in forecast)
+        notes.append(f"the models were evaluated with different settings ({each})")
     drawn = {result.sampling for result in results if result.sampling is not None}
     if len(drawn) > 1:
         notes.append(

@@ -25,7 +25,9 @@ from tscompress.evaluation.batching import (
     BatchSize,
     Processes,
 )
+from tscompress.evaluation.calibration import BAND, calibration
 from tscompress.evaluation.forecasting import SeasonalNaive, draws_samples, predict
+from tscompress.evaluation.joint import are_joint, check_settings, notes_of, predict_joint
 from tscompress.evaluation.metrics import (
     Quantiles,
     mean_contributions,
@@ -40,8 +42,11 @@ from tscompress.evaluation.results import (
     DatasetScore,
     EvaluationResult,
     Sampling,
+    Settings,
 )
 from tscompress.evaluation.score_cache import ScoreCache, score_key
+
+DEFAULT_SETTINGS = Settings()
 
 
 def evaluate_pipeline(
@@ -56,7 +61,9 @@ def evaluate_pipeline(
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     root: str | Path | None = None,
+    settings: Settings = DEFAULT_SETTINGS,
     cache: ScoreCache | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
     on_dataset: Callable[[DatasetScore], None] | None = None,
     on_forecasts: Callable[[EvaluationDataset, Quantiles], None] | None = None,
 ) -> EvaluationResult:
@@ -71,6 +78,8 @@ def evaluate_pipeline(
         A Chronos pipeline, or ``"seasonal-naive"``.
     name
         Column ``model`` of the result.
+    settings
+        Which series see one another; seasonal naive sees none.
 
     Raises
     ------
@@ -85,11 +94,18 @@ def evaluate_pipeline(
         )
     draws = not isinstance(model, str) and draws_samples(model)
     used = _distinct_seeds((seed,) if seeds is None else seeds)[: None if draws else 1]
-    protocol = _Protocol(model, name, used, batch_size, num_samples)
+    if not isinstance(model, str):
+        check_settings(model, settings, batch_size)
+    protocol = _Protocol(model, name, used, batch_size, num_samples, settings)
     digest = "" if cache is None else model_digest(model)
     rows = []
     sampling: Sampling | None = None
+    alone = False
     for dataset in load_suite(suite, max_series, datasets, root=root):
+        joint = protocol.is_joint(dataset)
+        alone |= bool(dataset.covariates or dataset.groups) and not joint
+        for note in notes_of(dataset, batch_size, settings) if joint else ():
+            on_note(note)
         key = score_key(model, digest, dataset, protocol.to_dict()) if cache is not None else {}
         reused = None if on_forecasts is not None else _reused(cache, key, dataset, name)
         row, sampling = reused or protocol.score(dataset, on_forecasts)
@@ -101,7 +117,13 @@ def evaluate_pipeline(
         if on_dataset is not None:
             on_dataset(row)
     suite_name = find_suite(suite).name
-    return EvaluationResult(suite=suite_name, model=name, rows=tuple(rows), sampling=sampling)
+    return EvaluationResult(
+        suite=suite_name,
+        model=name,
+        rows=tuple(rows),
+        sampling=sampling,
+        settings=None if isinstance(model, str) else protocol.recorded(alone),
+    )
 
 
 class _Scored(NamedTuple):
@@ -141,6 +163,16 @@ class _Protocol(NamedTuple):
     seeds: tuple[int, ...]
     batch_size: BatchSize
     num_samples: int | None
+    settings: Settings
+
+    def is_joint(self, dataset: EvaluationDataset) -> bool:
+        """Whether series of a dataset see others in a forecast."""
+        return not isinstance(self.model, str) and are_joint(self.model, dataset, self.settings)
+
+    def recorded(self, alone: bool) -> Settings:
+        """As a result has them; ``alone``: series did not see what there is beside them."""
+        together = self.batch_size if self.settings.cross_learning else None
+        return self.settings.model_copy(update={"as_univariate": alone, "batch_size": together})
 
     @property
     def draws(self) -> bool:
@@ -153,6 +185,7 @@ class _Protocol(NamedTuple):
             content |= {"seeds": self.seeds, "num_samples": self.num_samples}
         if not isinstance(self.model, str):
             content["batch_size"] = self.drawn_together if self.draws else self.batch_size
+            content["settings"] = self.settings.model_dump()
         return content
 
     @property
@@ -170,10 +203,13 @@ class _Protocol(NamedTuple):
             started = time.perf_counter()
             quantiles, paths = self._forecast(dataset, seed)
             seconds += time.perf_counter() - started
+            if self.settings.sort_quantiles:
+                quantiles = np.sort(quantiles, axis=1)
             if on_forecasts is not None and seed == self.seeds[0]:
                 on_forecasts(dataset, quantiles)
             contributions = series_contributions(quantiles, dataset, name=self.name)
-            runs.append((score_quantiles(quantiles, dataset), contributions))
+            measures = {**score_quantiles(quantiles, dataset), **_measures(quantiles, dataset)}
+            runs.append((measures, contributions))
         sampling = None
         if paths is not None:
             sampling = Sampling(seeds=self.seeds, num_samples=paths, batch_size=self.drawn_together)
@@ -183,7 +219,8 @@ class _Protocol(NamedTuple):
             # The denominators of both are the same for all seeds: means of scores are the scores
             # of mean contributions.
             **{
-                metric: float(np.mean([scores[metric] for scores, _ in runs])) for metric in METRICS
+                measure: float(np.mean([scores[measure] for scores, _ in runs]))
+                for measure in runs[0][0]
             },
             series_count=len(dataset.series),
             windows=dataset.windows if dataset.windows > 1 else None,
@@ -196,6 +233,11 @@ class _Protocol(NamedTuple):
         """Quantiles, and of how many sample paths they are, if of any."""
         if isinstance(self.model, str):
             return quantile_array(SeasonalNaive().forecast(dataset)), None
+        if self.is_joint(dataset):
+            together = self.settings.cross_learning
+            return predict_joint(
+                self.model, dataset, self.batch_size, cross_learning=together
+            ), None
         values = predict(
             self.model,
             dataset.contexts,
@@ -206,6 +248,18 @@ class _Protocol(NamedTuple):
             stream=dataset.name,
         )
         return (sample_quantiles(values), values.shape[1]) if self.draws else (values, None)
+
+
+def _measures(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[str, float]:
+    """Coverage and crossing quantiles; none where every label is missing."""
+    if not np.isfinite(dataset.labels).any():
+        return {}
+    found = calibration(quantiles, dataset.labels)
+    return {
+        "coverage": found.coverage,
+        "coverage_error": abs(found.coverage - BAND),
+        "crossing_rate": found.crossing_rate,
+    }
 
 
 def _distinct_seeds(seeds: Sequence[int]) -> tuple[int, ...]:

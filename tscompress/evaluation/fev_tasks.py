@@ -22,7 +22,9 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
-from tscompress.evaluation.results import SEASONAL_NAIVE
+from tscompress.evaluation.joint import check_settings
+from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
+from tscompress.families.joint import cross_learning_option
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
 from tscompress.io.own_outputs import table_csv
@@ -38,6 +40,7 @@ SUMMARIES_FILE = "fev-summaries.csv"
 _METRICS_OF_MEANS = ("MSE", "RMSE", "RMSSE")
 _INSTALL = "pip install 'tscompress[fev]'"
 
+DEFAULT_SETTINGS = Settings()
 Model: TypeAlias = "BaseChronosPipeline | Literal['seasonal-naive']"
 Summary = dict[str, Any]
 
@@ -91,6 +94,7 @@ def evaluate_tasks(
     batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     seed: int = 0,
     num_samples: int | None = None,
+    settings: Settings = DEFAULT_SETTINGS,
     trained_on: Collection[str] = (),
     on_task: Callable[[Summary], None] | None = None,
 ) -> list[Summary]:
@@ -106,6 +110,8 @@ def evaluate_tasks(
         ``model_name`` in the summaries.
     batch_size, seed, num_samples
         See :func:`tscompress.evaluation.forecasting.forecast`.
+    settings
+        See :func:`predict_task`.
     trained_on
         Names of dataset configs that the model was trained on, for fev's leaderboards.
     on_task
@@ -127,7 +133,12 @@ def evaluate_tasks(
     for task in tasks:
         try:
             predictions, seconds = predict_task(
-                model, task, batch_size=batch_size, seed=seed, num_samples=num_samples
+                model,
+                task,
+                batch_size=batch_size,
+                seed=seed,
+                num_samples=num_samples,
+                settings=settings,
             )
             summary = task.evaluation_summary(
                 predictions,
@@ -152,12 +163,18 @@ def predict_task(
     batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     seed: int = 0,
     num_samples: int | None = None,
+    settings: Settings = DEFAULT_SETTINGS,
 ) -> tuple[list[Any], float]:
     """Forecasts of all windows of a task, and the seconds that they took.
 
     Chronos-2 forecasts with its ``predict_fev``, all targets together and with covariates. The
     others forecast each target separately, without covariates. Quantiles of Chronos-T5 are those of
     its raw samples.
+
+    Parameters
+    ----------
+    settings
+        Of Chronos-2: with ``as_univariate`` it forecasts as the others do.
 
     Returns
     -------
@@ -172,11 +189,14 @@ def predict_task(
     """
     from datasets import Dataset, DatasetDict  # a dependency of fev
 
-    _check_levels(model, task.quantile_levels)
+    _check_levels(model, task.quantile_levels, settings)
+    if not isinstance(model, str):
+        check_settings(model, settings, batch_size)
     # If series attend to each other, the targets of a task are forecast together.
-    if not isinstance(model, str) and adapter_of_pipeline(model).group_size > 1:
+    if not isinstance(model, str) and _forecasts_together(model, settings):
         size = DEFAULT_BATCH_SIZE if batch_size == "auto" else batch_size
-        predictions, seconds = model.predict_fev(task, batch_size=size)
+        together = cross_learning_option(model) if settings.cross_learning else {}
+        predictions, seconds = model.predict_fev(task, batch_size=size, **together)
         return list(predictions), float(seconds)
     windows, seconds = [], 0.0
     for position, window in enumerate(task.iter_windows(num_proc=1)):
@@ -201,10 +221,14 @@ def predict_task(
     return windows, seconds
 
 
-def _check_levels(model: Model, levels: Sequence[float]) -> None:
+def _forecasts_together(model: BaseChronosPipeline, settings: Settings) -> bool:
+    return adapter_of_pipeline(model).group_size > 1 and not settings.as_univariate
+
+
+def _check_levels(model: Model, levels: Sequence[float], settings: Settings) -> None:
     if isinstance(model, str) or adapter_of_pipeline(model).draws_samples:
         return
-    known = model.quantiles if adapter_of_pipeline(model).group_size > 1 else QUANTILE_LEVELS
+    known = model.quantiles if _forecasts_together(model, settings) else QUANTILE_LEVELS
     missing = [level for level in levels if not np.isclose(level, known).any()]
     if missing:
         raise UsageError(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, SeriesArray
 from tscompress.errors import DataError, UsageError
+from tscompress.evaluation.calibration import Calibration, calibration
 from tscompress.evaluation.metrics import (
     Band,
     Quantiles,
@@ -45,21 +46,6 @@ Gaps = tuple[
 # --------------------------------------------------------------------------------------------------
 # Results
 # --------------------------------------------------------------------------------------------------
-
-
-class Calibration(BaseModel):
-    """How often labels are below the quantiles of one model."""
-
-    model_config = _STRICT
-
-    frequencies: Vector
-    """Share of labels at or below each of the nine quantiles; the levels, if calibrated."""
-    coverage: float
-    """Share of labels from the quantile 0.1 to 0.9; 0.8, if calibrated."""
-    error: float
-    """Mean over the levels of |frequency − level|."""
-    crossing_rate: float
-    """Share of neighbouring quantiles that cross."""
 
 
 class GroupRatio(BaseModel):
@@ -233,28 +219,6 @@ def dataset_fidelity(
         drift=tuple(_ratio(after, before) for before, after in zip(*steps, strict=True)),
         contexts=tuple(_context_ratios(dataset, *totals)),
         worst=tuple(_worst_series(dataset, original, compressed, losses, scale)),
-    )
-
-
-def calibration(quantiles: Quantiles, labels: SeriesArray) -> Calibration:
-    """Empirical frequencies of the quantiles of one model.
-
-    Parameters
-    ----------
-    quantiles
-        ``[N, 9, horizon]``.
-    labels
-        ``[N, horizon]``; missing ones are NaN and excluded.
-    """
-    known = np.isfinite(labels)
-    below = (labels[:, None, :] <= quantiles).transpose(1, 0, 2)[:, known]  # [9, labels]
-    inside = (labels >= quantiles[:, 0]) & (labels <= quantiles[:, -1])  # [N, H]
-    frequencies = below.mean(axis=1)
-    return Calibration(
-        frequencies=_floats(frequencies),
-        coverage=float(inside[known].mean()),
-        error=float(np.abs(frequencies - QUANTILE_LEVELS).mean()),
-        crossing_rate=float((np.diff(quantiles, axis=1) < 0).mean()),
     )
 
 

@@ -35,6 +35,9 @@ METRIC_NAMES = {
     "SQL": "scaled quantile loss",
 }
 SCORES_FILE = "scores.json"
+Measure = Literal["coverage", "coverage_error", "crossing_rate"]
+#: Of the quantiles of a model on a dataset, beside the metrics.
+MEASURES: tuple[Measure, ...] = ("coverage", "coverage_error", "crossing_rate")
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -90,6 +93,32 @@ class Sampling(BaseModel):
     batch_size: int
 
 
+class Settings(BaseModel):
+    """Which series see one another in a forecast, and what is done with its quantiles."""
+
+    model_config = _STRICT
+
+    cross_learning: bool = False
+    """All series of a batch do, as by chronos-forecasting's option of that name."""
+    as_univariate: bool = False
+    """None does: groups are forecast one by one, and covariates are not read. Of a result: its
+    suite has groups or covariates."""
+    sort_quantiles: bool = False
+    """Each step's quantiles are put in order."""
+    batch_size: int | None = None
+    """Of a result with cross-learning, which depends on it."""
+
+    def words(self) -> list[str]:
+        """What is unlike the default."""
+        together = f"cross-learning in batches of {self.batch_size}"
+        said = {
+            together if self.batch_size else "cross-learning": self.cross_learning,
+            "each series alone": self.as_univariate,
+            "sorted quantiles": self.sort_quantiles,
+        }
+        return [words for words, is_so in said.items() if is_so]
+
+
 class DatasetScore(BaseModel):
     """Scores of one model on one dataset."""
 
@@ -102,6 +131,12 @@ class DatasetScore(BaseModel):
     series_count: int
     seconds: float
     """Wall time of forecasting, without reading data and computing metrics."""
+    coverage: float | None = None
+    """Share of labels from the quantile 0.1 to 0.9. None in results of earlier versions."""
+    coverage_error: float | None = None
+    """|coverage − 0.8|."""
+    crossing_rate: float | None = None
+    """Share of neighbouring quantiles that cross."""
     series: SeriesContributions | None = None
     """None in results of earlier versions."""
     series_names: tuple[str, ...] | None = None
@@ -132,6 +167,13 @@ class EvaluationResult(Result):
     rows: tuple[DatasetScore, ...]
     sampling: Sampling | None = None
     """None for models that do not sample, and in results of earlier versions."""
+    settings: Settings | None = None
+    """None for seasonal naive, and in results of earlier versions."""
+
+    def mean_of(self, measure: Measure) -> float | None:
+        """Mean over the datasets; None where one has none."""
+        values = [getattr(row, measure) for row in self.rows]
+        return None if not values or None in values else float(np.mean(values))
 
     def __repr__(self) -> str:
         scores = [

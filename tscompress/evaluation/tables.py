@@ -10,8 +10,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from tscompress.evaluation.calibration import Calibration
 from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
-from tscompress.evaluation.fidelity import Calibration, Fidelity
+from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import MEDIAN
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
 from tscompress.io.text import percent, ratio_text
@@ -36,9 +37,11 @@ def evaluation_table(
     notes = [f"({i}) = {r.model}" for i, r in enumerate(references, start=1)]
     if cached := sum(row.cached is True for row in result.rows):
         notes.append(f"{cached} of {len(result.rows)} from an earlier run")
+    settings = [] if result.settings is None else result.settings.words()
+    calibrated = _calibration_line(result)
     table = Table(
-        title=f"{result.model} on {result.suite}",
-        caption=", ".join(notes) or None,
+        title=", ".join([f"{result.model} on {result.suite}", *settings]),
+        caption="\n".join(filter(None, (", ".join(notes), calibrated))) or None,
         show_footer=bool(references),
         box=box.SIMPLE_HEAD,
     )
@@ -46,6 +49,9 @@ def evaluation_table(
     table.add_column("series", justify="right")
     for metric in METRICS:
         table.add_column(metric, justify="right")
+    measures = _MEASURES if calibrated and len(references) < 2 else {}
+    for header in measures.values():
+        table.add_column(header, justify="right")
     comparisons = [relative(result, reference) for reference in references]
     for index, comparison in enumerate(comparisons, start=1):
         for metric in METRICS:
@@ -58,10 +64,27 @@ def evaluation_table(
             for metric in METRICS
         ]
         scores = [f"{row.MASE:.3f}", f"{row.WQL:.4f}"]
+        scores += [percent(getattr(row, measure), 1) for measure in measures]
         count = row.series_count
         counted = str(count) if row.windows is None else f"{count // row.windows} × {row.windows}"
         table.add_row(row.dataset, counted, *scores, *ratios)
     return table
+
+
+#: Of a forecast, beside its scores.
+_MEASURES = {"coverage": "80% band\ncovers", "crossing_rate": "crossing\nquantiles"}
+
+
+def _calibration_line(result: EvaluationResult) -> str | None:
+    """Means over the datasets; None in results of earlier versions."""
+    coverage, error = result.mean_of("coverage"), result.mean_of("coverage_error")
+    crossing = result.mean_of("crossing_rate")
+    if coverage is None or error is None or crossing is None:
+        return None
+    return (
+        f"80% band covers {percent(coverage, 1)} (coverage error {percent(error, 1)}), "
+        f"{percent(crossing, 1)} of neighbouring quantiles cross"
+    )
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:

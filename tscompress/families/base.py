@@ -26,7 +26,7 @@ except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
 from tscompress.errors import UsageError
-from tscompress.families.covariates import Covariates
+from tscompress.families.covariates import Covariates, JointForecasts
 from tscompress.families.graphs import Exportable
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
 
@@ -327,7 +327,7 @@ def _without_weights() -> Iterator[None]:
         yield
 
 
-class ForecastFamily(Exportable, Family):
+class ForecastFamily(JointForecasts, Exportable, Family):
     """A family that forecasts: it can be calibrated, compressed, recovered and evaluated.
 
     Attributes

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from tscompress.errors import RecipeError, UsageError
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
-from tscompress.families.covariates import Covariates
+from tscompress.families.covariates import Covariates, Joint, JointSeries
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
+from tscompress.families.joint import cross_learning_option, encoded
 from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
@@ -164,6 +165,35 @@ class Chronos2(PatchFamily):
         )
         return torch.cat(list(found))[order]
 
+    def encoded(self, tasks: Sequence[JointSeries], horizon: int) -> list[Joint]:
+        return encoded(tasks, horizon)
+
+    def predict_together(self, pipeline: Any, contexts: Tensor, horizon: int) -> Any:
+        return pipeline.predict(
+            contexts[:, None],
+            prediction_length=horizon,
+            batch_size=len(contexts),
+            **cross_learning_option(pipeline),
+        )
+
+    def joint_quantiles(
+        self,
+        pipeline: Any,
+        tasks: Sequence[Joint],
+        horizon: int,
+        levels: Sequence[float],
+        *,
+        cross_learning: bool = False,
+    ) -> Tensor:
+        found, _ = pipeline.predict_quantiles(
+            [_with_covariates(one.targets, one.covariates) for one in tasks],
+            prediction_length=horizon,
+            quantile_levels=list(levels),
+            batch_size=sum(one.rows for one in tasks),
+            **(cross_learning_option(pipeline) if cross_learning else {}),
+        )
+        return torch.stack(list(found))
+
     def allows_head_size(self, head_size: int, size: int) -> bool:
         return stock_frequencies(head_size, size) is not None
 
@@ -221,7 +251,7 @@ class Chronos2(PatchFamily):
 
 
 def _with_covariates(context: Tensor, covariates: Covariates) -> dict[str, Any]:
-    """A task of the stock pipeline: series ``[T]`` and covariates by name."""
+    """A task of the stock pipeline: series ``[T]`` or ``[R, T]`` and covariates by name."""
     past = {f"covariate-{index}": row for index, row in enumerate(covariates.past)}
     future = dict(zip(past, covariates.future, strict=False))  # of the first
     return {"target": context, "past_covariates": past, "future_covariates": future}

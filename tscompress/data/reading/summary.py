@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from tscompress.data.reading.format import SeriesFormat
-from tscompress.data.reading.layouts import Kind
+from tscompress.data.reading.observed import Kind
 from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.io.text import percent
@@ -43,6 +44,10 @@ class SeriesSummary(BaseModel):
         Series that were left out, and the names of the first of them.
     hold_out
         Steps at the end of each series that were left for evaluation.
+    together
+        Series that are forecast together; 1: each by itself.
+    known, past
+        Covariates with values over the horizon, and the others, each with a word on its values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,11 +63,15 @@ class SeriesSummary(BaseModel):
     too_short: int = 0
     too_short_names: tuple[str, ...] = ()
     hold_out: int = 0
+    together: int = 1
+    known: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
     form: SeriesFormat
 
     def line(self) -> str:
         """In one line, such as ``20 series, 730 daily steps each, 2023-01-01 to 2024-12-30``."""
-        parts = [f"{self.series:,} series", self._steps()]
+        groups = f" in groups of {self.together}" if self.together > 1 else ""
+        parts = [f"{self.series:,} series{groups}", self._steps()]
         if self.first is not None and self.last is not None:
             parts.append(f"{self.first} to {self.last}")
         elif _UNKNOWN in self.frequencies:
@@ -75,7 +84,9 @@ class SeriesSummary(BaseModel):
         if self.hold_out:
             steps = "step" if self.hold_out == 1 else f"{self.hold_out} steps"
             parts.append(f"the last {steps} of each held out")
-        return ", ".join(parts)
+        beside = {"known covariates": self.known, "past covariates": self.past}
+        lists = [f"; {name}: {', '.join(columns)}" for name, columns in beside.items() if columns]
+        return ", ".join(parts) + "".join(lists)
 
     def _steps(self) -> str:
         shortest, longest = self.steps
@@ -130,8 +141,29 @@ def summarize(
         too_short=len(left_out),
         too_short_names=tuple(left_out[:_NAMED]),
         hold_out=hold_out,
+        together=max(
+            Counter(one.group for one in kept if one.group is not None).values(), default=1
+        ),
+        known=_described(read.known, kept),
+        past=_described(read.past, kept),
         form=read.form,
     )
+
+
+def _described(names: Sequence[str], series: Sequence[RegularSeries]) -> tuple[str, ...]:
+    """Each covariate with what there is to say of its values."""
+    return tuple(name + _said_of(name, series) for name in names if series)
+
+
+def _said_of(name: str, series: Sequence[RegularSeries]) -> str:
+    columns = [one.covariates[name] for one in series]
+    without = sum(bool(pd.isna(column).all()) for column in columns)
+    values = pd.Series(np.concatenate(columns)).dropna()
+    count = values.nunique()
+    text = f"{count} categories" if columns[0].dtype == object else ""
+    said = ["constant" if count == 1 else text]
+    said += [f"missing in {without:,} series"] if without else []
+    return f" ({', '.join(filter(None, said))})" if any(said) else ""
 
 
 def _frequency(one: RegularSeries) -> str:

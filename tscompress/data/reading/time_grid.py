@@ -7,15 +7,16 @@ between two steps are refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tscompress.data.reading.layouts import Observed
+from tscompress.data.reading.covariates import Column
+from tscompress.data.reading.observed import Observed
 from tscompress.data.reading.times import Times
 
 Integers = npt.NDArray[np.int64]
@@ -232,6 +233,11 @@ class RegularSeries:
         One of :data:`FREQUENCIES`, or another name that the file has; None: unknown.
     begin, end
         Times of the first and of the last value; None where the file has none.
+    covariates
+        Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
+    group
+        Name of what it is forecast together with; such series are equally long, and at each end
+        one of them has a value. None: it is forecast by itself.
     """
 
     name: str
@@ -241,6 +247,8 @@ class RegularSeries:
     frequency: str | None = None
     begin: pd.Timestamp | None = None
     end: pd.Timestamp | None = None
+    covariates: Mapping[str, Column] = field(default_factory=dict)
+    group: str | None = None
 
 
 def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[RegularSeries]:
@@ -276,7 +284,7 @@ def regular_series(observed: Sequence[Observed], frequency: str | None) -> list[
 
 def _without_times(one: Observed, given: Step | None) -> RegularSeries:
     """Of values that follow one another."""
-    first, last = _observed_range(one.values)
+    first, last = _observed_range(_observed(one))
     step, label = given, None if given is None else given.label
     if given is None and one.frequency is not None:
         label = named_frequency(one.frequency)
@@ -287,7 +295,15 @@ def _without_times(one: Observed, given: Step | None) -> RegularSeries:
     start = None
     if step is not None and one.start is not None:
         start = pd.Period(one.start, freq=step.frequency) + first
-    return RegularSeries(one.name, start, one.values[first : last + 1], step, label)
+    cut = slice(first, last + 1)
+    beside = {name: column[cut] for name, column in one.covariates.items()}
+    return RegularSeries(
+        one.name, start, one.values[cut], step, label, covariates=beside, group=one.group
+    )
+
+
+def _observed(one: Observed) -> npt.NDArray[np.bool_]:
+    return np.isfinite(one.values) if one.observed is None else one.observed
 
 
 def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSeries:
@@ -305,15 +321,27 @@ def _on_grid(one: Observed, step: Step | None, may_differ: bool) -> RegularSerie
         step = own
     positions = step.positions(one.times)
     assert positions is not None
-    grid = np.full(int(positions[-1]) + 1, np.nan)
-    grid[positions] = one.values
-    first, last = _observed_range(grid)
+    length = int(positions[-1]) + 1
+    first, last = _observed_range(_placed(_observed(one), positions, length))
+    cut = slice(first, last + 1)
     start = pd.Period(pd.Timestamp(one.times[0]), freq=step.frequency) + first
     begin, end = (
         pd.Timestamp(one.times[np.searchsorted(positions, max(place, 0))])
         for place in (first, last)
     )
-    return RegularSeries(one.name, start, grid[first : last + 1], step, step.label, begin, end)
+    beside = {
+        name: _placed(column, positions, length)[cut] for name, column in one.covariates.items()
+    }
+    values = _placed(one.values, positions, length)[cut]
+    return RegularSeries(one.name, start, values, step, step.label, begin, end, beside, one.group)
+
+
+def _placed(column: Column, positions: Integers, length: int) -> Column:
+    """A column on the grid; what has no row is missing."""
+    nothing = {"O": None, "b": False}.get(column.dtype.kind, np.nan)
+    grid: Column = np.full(length, nothing, column.dtype)
+    grid[positions] = column
+    return grid
 
 
 def _trouble(one: Observed, step: Step) -> str | None:
@@ -335,7 +363,7 @@ def _trouble(one: Observed, step: Step) -> str | None:
     return None
 
 
-def _observed_range(values: npt.NDArray[np.float64]) -> tuple[int, int]:
+def _observed_range(observed: npt.NDArray[np.bool_]) -> tuple[int, int]:
     """Positions of the first and the last value; 0 and -1 if there is none."""
-    observed = np.flatnonzero(np.isfinite(values))
-    return (int(observed[0]), int(observed[-1])) if observed.size else (0, -1)
+    places = np.flatnonzero(observed)
+    return (int(places[0]), int(places[-1])) if places.size else (0, -1)

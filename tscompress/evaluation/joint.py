@@ -1,0 +1,222 @@
+"""Forecasts of series that see one another: groups, covariates and cross-learning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from chronos import BaseChronosPipeline
+
+from tscompress.data.covariates import SeriesCovariates
+from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset
+from tscompress.errors import NotEnoughMemoryError, UsageError
+from tscompress.evaluation.batching import (
+    AUTO,
+    BatchSize,
+    Parts,
+    Processes,
+    batch_sizes,
+    batches_by_length,
+    memory_ran_out,
+)
+from tscompress.evaluation.results import Settings
+from tscompress.families.covariates import Joint, JointSeries
+from tscompress.families.registry import adapter_of_pipeline
+
+
+def check_settings(
+    pipeline: BaseChronosPipeline, settings: Settings, batch_size: BatchSize
+) -> None:
+    """Refuse cross-learning where it cannot be, before any forecast.
+
+    Raises
+    ------
+    UsageError
+        The model sees one series at a time, or scores would depend on the free memory.
+    """
+    if not settings.cross_learning:
+        return
+    family = adapter_of_pipeline(pipeline)
+    if not family.reads_covariates:
+        raise UsageError(f"{family.name} forecasts each series alone; leave out --cross-learning.")
+    if settings.as_univariate:
+        raise UsageError("--as-univariate forecasts each series alone; leave out --cross-learning.")
+    if batch_size == AUTO:
+        raise UsageError(
+            "with cross-learning the series of a batch see one another, so that scores depend on "
+            "its size; give a number with --batch-size."
+        )
+
+
+def are_joint(
+    pipeline: BaseChronosPipeline, dataset: EvaluationDataset, settings: Settings
+) -> bool:
+    """Whether series of a dataset see others in a forecast.
+
+    Raises
+    ------
+    UsageError
+        The dataset has covariates, and the model reads none.
+    """
+    family = adapter_of_pipeline(pipeline)
+    if settings.as_univariate:
+        return False
+    if dataset.covariates and not family.reads_covariates:
+        raise UsageError(
+            f"{dataset.name!r} has covariates, and {family.name} reads none; give --as-univariate "
+            "to forecast its series alone."
+        )
+    grouped = bool(dataset.covariates or dataset.groups) and family.reads_covariates
+    return grouped or settings.cross_learning
+
+
+class _Task(NamedTuple):
+    """Series that are forecast together: their places in the dataset."""
+
+    places: tuple[int, ...]
+
+
+def _tasks(dataset: EvaluationDataset) -> list[_Task]:
+    groups = dataset.groups or range(len(dataset.series))
+    found: dict[int, list[int]] = {}
+    for place, group in enumerate(groups):
+        found.setdefault(group, []).append(place)
+    return [_Task(tuple(places)) for places in found.values()]
+
+
+def notes_of(
+    dataset: EvaluationDataset, batch_size: BatchSize, settings: Settings
+) -> Iterator[str]:
+    """What a user may not expect of a joint forecast."""
+    yield from dataset.notes
+    largest = max(len(task.places) for task in _tasks(dataset))
+    if batch_size != AUTO and largest > batch_size:
+        whole = "sees no other" if settings.cross_learning else "is forecast whole"
+        yield (
+            f"{dataset.name}: a group of {largest} series is larger than the batch of "
+            f"{batch_size}; each {whole}"
+        )
+
+
+def predict_joint(
+    pipeline: BaseChronosPipeline,
+    dataset: EvaluationDataset,
+    batch_size: BatchSize,
+    *,
+    cross_learning: bool = False,
+) -> npt.NDArray[np.float32]:
+    """Quantiles 0.1 … 0.9 of each series of a dataset, ``[N, 9, horizon]``.
+
+    A batch has series of one window alone: with cross-learning an earlier one would see its future
+    in a later one. It has whole groups; one that is larger than a batch is a batch by itself.
+
+    Parameters
+    ----------
+    batch_size
+        Series in a batch, without covariates; see
+        :func:`tscompress.evaluation.forecasting.predict`.
+
+    Raises
+    ------
+    NotEnoughMemoryError
+        A group, or with cross-learning a batch, does not fit.
+    """
+    processes = Processes()
+    found: dict[int, npt.NDArray[np.float32]] = {}
+    position = 0
+    for tasks in _by_window(dataset):
+        joint = _encoded(pipeline, dataset, tasks)
+        lengths = [one.targets.shape[1] for one in joint]
+        count, rows = len(joint[0].targets), joint[0].rows
+        series, at_once = processes.agree(
+            lambda lengths=lengths, rows=rows: batch_sizes(  # type: ignore[misc]
+                pipeline, lengths, dataset.horizon, batch_size, None, rows
+            )
+        )
+        size = max(1, series // count)
+        parts = Parts(max(1, at_once // count))
+        order = _in_order if cross_learning else batches_by_length
+        for indices in order(lengths, size):
+            position += 1
+            if not processes.has(position):
+                continue
+            batch = [joint[index] for index in indices]
+            quantiles = _batch(pipeline, batch, dataset.horizon, parts, cross_learning)
+            for index, of_task in zip(indices, quantiles, strict=True):
+                found |= dict(zip(tasks[index].places, of_task, strict=True))
+    found = processes.gather(found)
+    return np.stack([found[place] for place in range(len(dataset.series))])
+
+
+def _by_window(dataset: EvaluationDataset) -> Iterator[list[_Task]]:
+    """Tasks of each window, the earliest first; windows of one series follow one another."""
+    tasks = _tasks(dataset)
+    for window in range(dataset.windows):
+        yield [task for task in tasks if task.places[0] % dataset.windows == window]
+
+
+def _in_order(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Batches in the order of the dataset, as chronos-forecasting's."""
+    for first in range(0, len(lengths), size):
+        yield list(range(first, min(first + size, len(lengths))))
+
+
+def _encoded(
+    pipeline: BaseChronosPipeline, dataset: EvaluationDataset, tasks: Sequence[_Task]
+) -> list[Joint]:
+    contexts = dataset.contexts
+    given = [
+        JointSeries(
+            [contexts[place] for place in task.places],
+            dataset.covariates[task.places[0]] if dataset.covariates else SeriesCovariates(),
+        )
+        for task in tasks
+    ]
+    return adapter_of_pipeline(pipeline).encoded(given, dataset.horizon)
+
+
+def _batch(
+    pipeline: BaseChronosPipeline,
+    batch: Sequence[Joint],
+    horizon: int,
+    parts: Parts,
+    cross_learning: bool,
+) -> npt.NDArray[np.float32]:
+    """Quantiles ``[B, R, 9, horizon]`` of the tasks of a batch."""
+    family = adapter_of_pipeline(pipeline)
+    longest = max(one.targets.shape[1] for one in batch)
+    padded = [_padded(one, longest) for one in batch]
+
+    def compute(rows: slice) -> npt.NDArray[np.float32]:
+        with warnings.catch_warnings():
+            # Models warn about horizons beyond theirs; here the suite defines the horizon.
+            warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+            quantiles = family.joint_quantiles(
+                pipeline, padded[rows], horizon, QUANTILE_LEVELS, cross_learning=cross_learning
+            )
+        return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
+
+    if not cross_learning:
+        return parts.compute(len(batch), compute)
+    try:
+        return compute(slice(0, len(batch)))
+    except (RuntimeError, MemoryError) as error:
+        if not memory_ran_out(error):
+            raise
+    raise NotEnoughMemoryError(
+        f"there is not enough memory for {len(batch)} groups that see one another; give a smaller "
+        "--batch-size, a smaller dtype such as bfloat16, or another device."
+    )
+
+
+def _padded(one: Joint, length: int) -> Joint:
+    """With missing values in front, so that a part of a batch is computed as in the whole."""
+    width = (length - one.targets.shape[1], 0)
+    pad = torch.nn.functional.pad
+    past = pad(one.covariates.past, width, value=torch.nan)
+    beside = one.covariates._replace(past=past)
+    return Joint(pad(one.targets, width, value=torch.nan), beside)
