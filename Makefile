@@ -40,7 +40,8 @@ slow-tests: $(VENV)/.dev
 # The Python blocks of the pages, run as they stand there.
 readme: $(VENV)/.dev
 	$(BIN)/python tests/support/run_readme.py README.md tscompress/training/README.md tscompress/checkpoints/README.md \
-		tscompress/data/README.md tscompress/workflows/README.md tscompress/exporting/README.md
+		tscompress/data/README.md tscompress/workflows/README.md tscompress/exporting/README.md \
+		recipes/fine-tuning.md
 
 # Source archive and wheel into dist/; tests/package/test_supply.py checks what is in them.
 wheel: $(VENV)/.dev

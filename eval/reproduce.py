@@ -8,8 +8,8 @@ run these alone. Tables, figures and a log of each command go below `--output`, 
 taken from the tables that are committed. Models that a command is held against are trained first
 by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
-Those of peers need `pip install tscompress[peers]`. What is drawn from other tables takes those
-below `--output`, and comes last.
+Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`.
+What is drawn from other tables takes those below `--output`, and comes last.
 """
 
 from __future__ import annotations
@@ -172,6 +172,14 @@ TABLES = (
         "--output DIR/compressibility-bolt",
         25,
         ("bolt-nano",),
+    ),
+    Table("finetune-bolt", "finetune.py --model reference/bolt --output DIR/finetune", 3),
+    Table("finetune-t5", "finetune.py --model reference/t5 --output DIR/finetune", 15),
+    Table(
+        "finetune-chronos2",
+        "finetune.py --model results/chronos2-tiny/model --name chronos2 --output DIR/finetune",
+        10,
+        ("chronos2-tiny",),
     ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(

@@ -1,9 +1,9 @@
-"""Fill the tables of RESULTS.md from the files that the scripts wrote.
+"""Fill the tables of RESULTS.md and recipes/fine-tuning.md from the files that the scripts wrote.
 
     python eval/results_page.py            # after a table in eval/results was measured again
-    python eval/results_page.py --check    # exit status 1 if the page is stale
+    python eval/results_page.py --check    # exit status 1 if a page is stale
 
-The page marks where a table goes; what lies between the marks is replaced by ``results/NAME.md``:
+A page marks where a table goes; what lies between the marks is replaced by ``results/NAME.md``:
 
     <!-- table: NAME -->
     <!-- /table -->
@@ -20,7 +20,7 @@ from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE / "RESULTS.md"
+PAGES = (HERE / "RESULTS.md", HERE.parent / "recipes" / "fine-tuning.md")
 RESULTS = HERE / "results"
 
 _OPENING = re.compile(r"<!-- table: (\S+) -->")
@@ -86,15 +86,19 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; fail if stale")
     arguments = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
+    old: dict[str, list[str]] = {}
     try:
-        old = stale(text, RESULTS)
-        if not arguments.check:
-            write_text_atomically(PAGE, filled(text, RESULTS))
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            if found := stale(text, RESULTS):
+                old[page.name] = found
+            if not arguments.check:
+                write_text_atomically(page, filled(text, RESULTS))
     except UsageError as error:
         parser.error(str(error))
     if old and arguments.check:
-        sys.exit(f"stale tables in {PAGE.name}: {', '.join(old)}; run python eval/results_page.py.")
+        named = "; ".join(f"{name}: {', '.join(tables)}" for name, tables in old.items())
+        sys.exit(f"stale tables in {named}. Run python eval/results_page.py.")
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ from chronos.chronos2.config import Chronos2CoreConfig
 from filelock import FileLock
 from transformers.utils.logging import disable_progress_bar
 
+from tscompress.api import compress
 from tscompress.cli import app as cli
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
 from tscompress.training.windows import Bucket
 from tscompress.workflows.export import export
+from tscompress.workflows.save import CompressedModel, save
 
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,6 +112,32 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             found[family] = root / family
             model.save_pretrained(found[family])
     return found
+
+
+#: A folded checkpoint is a stock one; a factored one opens after ``import tscompress.pipelines``.
+COMPRESSIONS: dict[str, dict[str, Any]] = {
+    "folded": {"rank": 4, "ff_ratio": 0.5},
+    "factored": {"method": "svd", "rank": 3},
+}
+
+
+def made_smaller(checkpoint: Path, kind: str) -> CompressedModel:
+    """Compressed with little calibration, or none."""
+    calibration = CalibrationConfig(source="synthetic", num_series=16, context_length=64)
+    return compress(checkpoint, calibration=calibration, **COMPRESSIONS[kind])
+
+
+@pytest.fixture(scope="session")
+def compressed(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Path]:
+    """Family and kind of compression to a directory with its checkpoint, made smaller."""
+    root = tmp_path_factory.mktemp("compressed")
+    return {
+        (family, kind): save(made_smaller(checkpoint, kind), root / f"{family}-{kind}")
+        for family, checkpoint in checkpoints.items()
+        for kind in COMPRESSIONS
+    }
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@
 ``BaseChronosPipeline.from_pretrained(DIR)`` returns the stock pipeline of the model's family, with
 the factored model inside. So do ``ChronosPipeline``, ``ChronosBoltPipeline`` and
 ``Chronos2Pipeline``: their ``from_pretrained`` is wrapped, because they do not look the class up in
-the config. Other checkpoints open as before. Without the import, transformers refuses the
-``model_type``.
+the config. An adapter (LoRA) of a factored Chronos-2 opens merged into it. Other checkpoints open
+as before. Without the import, transformers refuses the ``model_type``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from typing import Any
 
 import torch
 from chronos import BaseChronosPipeline
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.load import load
-from tscompress.checkpoints.names import MODEL_TYPE
-from tscompress.errors import UnsupportedModelError
+from tscompress.checkpoints.names import ADAPTER_FILE, MODEL_TYPE
+from tscompress.errors import ModelLoadError, UnsupportedModelError, UsageError
 from tscompress.families.registry import FORECAST_FAMILIES
+from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 
+#: Ways to compute attention that layers of sizes of their own have.
+_ATTENTION = ("eager", "sdpa")
 #: Arguments of ``from_pretrained`` that locate a config.
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
@@ -50,25 +53,40 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
         cls, pretrained_model_name_or_path: str | Path, **kwargs: Any
     ) -> BaseChronosPipeline:
         """The stock pipeline with the factored model. Takes ``revision``, ``device_map`` (one
-        device) and ``dtype`` or ``torch_dtype``, as stock pipelines do.
+        device), ``attn_implementation`` and ``dtype`` or ``torch_dtype``, as stock pipelines do.
         """
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None)
         kwargs.pop("dtype", None)
         device = kwargs.pop("device_map", None) or "cpu"
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        revision = kwargs.pop("revision", None)
+        revision, attention = kwargs.pop("revision", None), kwargs.pop("attn_implementation", None)
         if kwargs:
             raise TypeError(
                 f"a factored checkpoint does not take {', '.join(sorted(kwargs))}; "
-                "allowed: revision, device_map, dtype, torch_dtype."
+                "allowed: revision, device_map, dtype, torch_dtype, attn_implementation."
             )
-        return load(
+        pipeline = load(
             pretrained_model_name_or_path,
             revision=revision,
             device=str(device),
             dtype=None if dtype == "auto" else dtype,
         ).forecaster
+        if attention is not None:
+            _compute_attention_as_(pipeline.inner_model, attention)
+        return pipeline
+
+
+def _compute_attention_as_(model: PreTrainedModel, implementation: str) -> None:
+    """Set the attention of all layers; UsageError if there is no such implementation."""
+    if implementation not in _ATTENTION:
+        raise UsageError(
+            f"attn_implementation {implementation!r} is not one of {', '.join(_ATTENTION)}, which "
+            "factored checkpoints have."
+        )
+    for module in model.modules():
+        if getattr(module, "config", None) is not None:
+            module.config._attn_implementation = implementation
 
 
 def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
@@ -84,6 +102,9 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> BaseChronosPipeline:
+        adapted = _factored_base(pretrained_model_name_or_path)
+        if adapted is not None:
+            return _with_adapter(cls, adapted, pretrained_model_name_or_path, kwargs)
         if not _is_factored(pretrained_model_name_or_path, kwargs):
             found: BaseChronosPipeline = stock(cls, pretrained_model_name_or_path, *args, **kwargs)
             return found
@@ -99,6 +120,50 @@ def _open_factored_too_(pipeline_class: type[BaseChronosPipeline]) -> None:
 
     from_pretrained.opens_factored = True  # type: ignore[attr-defined]
     pipeline_class.from_pretrained = classmethod(from_pretrained)
+
+
+def _factored_base(source: str | Path) -> str | None:
+    """The factored checkpoint that the adapter in the directory ``source`` changes, if it is one.
+
+    An adapter on the Hub is opened as stock chronos does.
+    """
+    try:
+        named = read_json(Path(source) / ADAPTER_FILE)
+    except (OSError, UnreadableFileError):
+        return None
+    base = named.get("base_model_name_or_path") if isinstance(named, Mapping) else None
+    return base if isinstance(base, str) and base and _is_factored(base, {}) else None
+
+
+def _with_adapter(
+    pipeline_class: type[BaseChronosPipeline],
+    base: str,
+    adapter: str | Path,
+    options: dict[str, Any],
+) -> BaseChronosPipeline:
+    """The pipeline of a factored checkpoint with an adapter merged into its weights.
+
+    Raises
+    ------
+    ImportError
+        There is no peft.
+    ModelLoadError
+        The adapter does not fit the checkpoint.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise ImportError(f"{str(adapter)!r} is an adapter: pip install peft.") from None
+    pipeline = pipeline_class.from_pretrained(base, **options)
+    try:
+        adapted = PeftModel.from_pretrained(pipeline.inner_model, str(adapter))
+    except (ValueError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"the adapter {str(adapter)!r} does not fit {base!r} ({single_line(error)}); train one "
+            "on that checkpoint."
+        ) from error
+    adapted.merge_and_unload()  # layers of the model itself
+    return pipeline
 
 
 def _is_factored(source: str | Path, options: Mapping[str, Any]) -> bool:

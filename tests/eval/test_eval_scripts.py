@@ -36,7 +36,7 @@ def scripts() -> Any:
     """Those of tables, imported as one of them that runs is."""
     names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
              "fold_growth", "table2", "calibration", "compressibility", "front",
-             "series_files", "testbed", "output", "univariate")  # fmt: skip
+             "series_files", "finetune", "testbed", "output", "univariate")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -552,3 +552,55 @@ def test_commands_that_disagree_about_a_file_are_told_apart(scripts: Any) -> Non
     assert "agree on 1." in text
     assert "2 hashes" in text
     assert "run: 4 series" in text
+
+
+# --------------------------------------------------------------------------------------------------
+# Fine-tuning
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_models_are_trained_saved_opened_and_scored(
+    scripts: Any, checkpoints: dict[str, Path], family: str
+) -> None:
+    if family == "chronos-2":
+        pytest.importorskip("peft")
+    finetune = scripts.finetune
+    steps = 2 * finetune.WEEK
+    hours = pd.date_range("2013-01-01", periods=steps, freq="h")
+    values = np.arange(steps) % 24 + np.random.default_rng(0).normal(size=steps)
+    frame = pd.concat(
+        pd.DataFrame({"series": name, "hour": hours, "departures": scale * values})
+        for name, scale in (("A", 3), ("B", 9))
+    )
+    little = CalibrationConfig(source="synthetic", num_series=8, context_length=32)
+    bed = scripts.testbed.Testbed(str(checkpoints[family]), calibration=little)
+    training = finetune.Training(
+        horizon=7, windows=2, context_length=32, steps=2, batch_size=4, rate=1e-2
+    )
+    rows = finetune.rows(bed, [scripts.testbed.Size(4, 0.5)], frame, training)
+    naive, original = next(rows), next(rows)
+    assert set(naive) == {"model", "WQL before", "MASE before"}
+    *_, small = rows
+    assert original["parameters"] == 1 > small["parameters"]
+    assert small["training"] == ("loop" if family == "chronos-bolt" else "lora")
+    for row in (original, small):
+        assert row["WQL after"] != row["WQL before"]
+        assert row["opened again"] < 1e-4
+    assert small["WQL before"] != original["WQL before"]
+    table = finetune.markdown(pd.DataFrame([naive, original, small]), "tiny")
+    assert len(table.splitlines()) == 5
+
+
+def test_nothing_is_learnt_from_what_is_forecast(scripts: Any) -> None:
+    finetune = scripts.finetune
+    frame = pd.DataFrame({"series": "A", "hour": range(60), "departures": range(60)})
+    training = finetune.Training(horizon=7, windows=1, context_length=32, steps=20, batch_size=4)
+    series = finetune.series_of(frame, training.held_out)
+    assert [one.tolist() for one in series] == [list(range(53))]
+    batches = list(finetune.batches(series, training))
+    assert len(batches) == 20
+    latest = max(float(batch.target.max()) for batch in batches)
+    assert 46 < latest <= 52
+    assert all((batch.target[:, 0] == batch.context[:, -1] + 1).all() for batch in batches)

@@ -1,4 +1,4 @@
-"""The tables of eval/RESULTS.md are those that the scripts wrote."""
+"""The tables of the pages of results are those that the scripts wrote."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page_shows_the_tables_as_measured(page: Any) -> None:
-    assert page.stale(page.PAGE.read_text(encoding="utf-8"), page.RESULTS) == []
+def test_the_pages_show_the_tables_as_measured(page: Any) -> None:
+    for path in page.PAGES:
+        assert page.stale(path.read_text(encoding="utf-8"), page.RESULTS) == []
 
 
-def test_the_page_has_every_table_that_was_measured_and_can_be_again_once(page: Any) -> None:
+def test_the_pages_have_every_table_that_was_measured_and_can_be_again_once(page: Any) -> None:
     reproduce = importlib.import_module("reproduce")
-    shown = page.names(page.PAGE.read_text(encoding="utf-8"))
+    texts = [path.read_text(encoding="utf-8") for path in page.PAGES]
+    shown = [name for text in texts for name in page.names(text)]
     known = [table.name for table in reproduce.TABLES]
     measured = [name for name in known if (page.RESULTS / f"{name}.md").is_file()]
     assert sorted(shown) == sorted(measured)
@@ -119,7 +121,7 @@ def test_the_check_fails_on_a_stale_page_and_changes_nothing(
 ) -> None:
     path = results / "RESULTS.md"
     path.write_text(PAGE)
-    monkeypatch.setattr(page, "PAGE", path)
+    monkeypatch.setattr(page, "PAGES", (path,))
     monkeypatch.setattr(sys, "argv", ["results_page.py", "--check"])
     monkeypatch.setattr(page, "RESULTS", results)
     with pytest.raises(SystemExit) as ended:

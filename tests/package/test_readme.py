@@ -30,6 +30,7 @@ PAGES = [
     *(ROOT / "tscompress" / folder / "README.md" for folder in FOLDERS),
     ROOT / "recipes" / "README.md",
     ROOT / "recipes" / "your-data.md",
+    ROOT / "recipes" / "fine-tuning.md",
     ROOT / "eval" / "README.md",
     ROOT / "tests" / "README.md",
     ROOT / "eval" / "RESULTS.md",

@@ -14,7 +14,13 @@ from torch import nn
 
 from tscompress.checkpoints.config_checks import check_generation
 from tscompress.checkpoints.format import check_stored
-from tscompress.checkpoints.names import CONFIG_FILE, GENERATION_FILE, INDEX_FILE, WEIGHTS_FILE
+from tscompress.checkpoints.names import (
+    ADAPTER_FILE,
+    CONFIG_FILE,
+    GENERATION_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+)
 from tscompress.errors import CorruptCheckpointError, ModelNotFoundError, UnsupportedModelError
 from tscompress.families.stacks import LAYER_PREFIXES
 from tscompress.io.untrusted import (
@@ -104,7 +110,7 @@ def check_files(directory: Path, source: str) -> None:
         if path.suffix in (".json", ".safetensors", ".yaml") and leads_outside(path):
             how = "a link to itself" if is_loop(path) else "a link out of the directory"
             raise CorruptCheckpointError(f"{source!r}: {path.name} is {how}; copy the file there.")
-        if path.name == "adapter_config.json":
+        if path.name == ADAPTER_FILE:
             raise UnsupportedModelError(
                 f"{source!r} is an adapter; merge it into its model and save that."
             )

@@ -16,6 +16,7 @@ from chronos import BaseChronosPipeline
 from torch import nn
 
 from tscompress.checkpoints.config_checks import check_config, check_given
+from tscompress.checkpoints.factored_methods import keep_structure_, name_place_
 from tscompress.checkpoints.format import (
     apply_structure_,
     base_config_of,
@@ -396,6 +397,8 @@ def _load_factored(
     cast_parameters_(model, dtype or kept_dtype)
     with _misfits(source):
         pipeline = wrap_pipeline(family, model)
+    keep_structure_(model, pipeline, plan, base_config)
+    name_place_(model, directory)
     return LoadedModel(
         model,
         pipeline,
@@ -410,6 +413,14 @@ def _load_factored(
 
 
 def cast_parameters_(model: nn.Module, dtype: torch.dtype) -> None:
-    """Change the dtype of the weights but not of buffers: rotary frequencies stay float32."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    """Change the dtype of the weights but not of buffers: rotary frequencies stay float32.
+
+    So do the layers that transformers leaves in float32 where the others are in float16: ``wo`` of
+    a T5.
+    """
+    whole: set[str] = set()
+    if dtype == torch.float16:
+        whole = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters():
+        kept = whole.intersection(name.split("."))
+        parameter.data = parameter.data.to(torch.float32 if kept else dtype)

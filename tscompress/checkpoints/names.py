@@ -4,6 +4,8 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+#: Of an adapter (LoRA), which peft writes.
+ADAPTER_FILE = "adapter_config.json"
 PLAN_FILE = "plan.json"
 PROVENANCE_FILE = "provenance.json"
 REFERENCE_PREFIX = "reference/"

@@ -15,6 +15,7 @@ import torch
 from tscompress.budget.layer_removal import check_layers, layers_that_stay
 from tscompress.budget.plan_within_budget import plan_within_budget
 from tscompress.checkpoints import load as loading
+from tscompress.checkpoints.factored_methods import keep_structure_
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.activations import Moment, collect_moments
@@ -236,6 +237,8 @@ def _compress_loaded_(
         if not recovery.finished:
             raise KeyboardInterrupt
     cast_parameters_(loaded.model, loaded.stored_dtype)
+    if loaded.plan.uniform_sizes is None:
+        keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
     recipe = with_source(recipe, given)
     fitted = calibration_sources(recipe) if batches else []

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tscompress.checkpoints.factored_methods import name_place_
 from tscompress.checkpoints.format import (
     MAX_SHARD_SIZE,
     unique_tensors,
@@ -113,6 +114,7 @@ def save(
         if compressed.recovery is not None:
             _write_log(compressed.recovery, directory)
         verify(compressed, directory)
+    name_place_(compressed.model, output)
     return output
 
 
