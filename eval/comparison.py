@@ -44,11 +44,13 @@ from rich.console import Console
 from testbed import (
     FRONT_SIZES,
     LITTLE,
+    PARTS,
     RATIOS,
     REFERENCES,
     WORKLOADS,
     Size,
     as_stored,
+    parts_in,
     short_name,
     with_interval,
 )
@@ -88,7 +90,7 @@ STYLES = {
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
 #: What a row has beside its name.
-_MEASURES = (*RATIOS, "skill", "seasons", "own skill")
+_MEASURES = (*RATIOS, "skill", *PARTS, "own skill")
 
 Build = Callable[[PeerTestbed], LoadedModel]
 
@@ -314,7 +316,7 @@ def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
     grouped = frame.groupby(["kind", "label"], sort=False)
     mean = grouped[["parameters", "latency", "latency low", "latency high", "CPU minutes"]].mean()
     mean["seeds"] = grouped["seed"].nunique()
-    for name in _MEASURES:
+    for name in (name for name in _MEASURES if name in frame):
         mean[name] = grouped[name].agg(lambda v: v.mean(skipna=False))
         mean[f"{name} spread"] = grouped[name].agg(lambda v: (v - v.mean()).abs().max())
     return mean.reset_index()
@@ -322,14 +324,16 @@ def over_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the dense model."""
+    parts = parts_in(frame)
     lines = [
-        f"| | | parameters | latency (95 %) | {' | '.join(RATIOS)} | skill kept | of seasons "
-        "| own skill | CPU minutes | seeds |",
-        f"|---|---|{'--:|' * (6 + len(RATIOS) + 1)}",
+        f"| | | parameters | latency (95 %) | {' | '.join(RATIOS)} | skill kept "
+        f"{''.join(f'| of {part} ' for part in parts)}| own skill | CPU minutes | seeds |",
+        f"|---|---|{'--:|' * (6 + len(RATIOS) + len(parts))}",
     ]
+    names = (*RATIOS, "skill", *parts, "own skill")
     for row in over_seeds(frame).to_dict("records"):
         several = row["seeds"] > 1
-        measures = " | ".join(_mean(row, name, spread=several) for name in _MEASURES)
+        measures = " | ".join(_mean(row, name, spread=several) for name in names)
         minutes = f"{row['CPU minutes']:.1f}" if row["CPU minutes"] > 0.05 else ""
         lines.append(
             f"| {row['kind']} | {row['label']} | {row['parameters']:.1%} | "

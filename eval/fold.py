@@ -36,7 +36,16 @@ import pandas as pd
 import torch
 from output import parser_of, rounded, write_tables
 from rich.console import Console
-from testbed import HELD_OUT, REFERENCES, SIZES, Size, Testbed, short_name, with_interval
+from testbed import (
+    HELD_OUT,
+    REFERENCES,
+    SIZES,
+    Size,
+    Testbed,
+    parts_in,
+    short_name,
+    with_interval,
+)
 
 import tscompress
 from tscompress.benchmark.sizes import parameter_count
@@ -58,7 +67,11 @@ from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget
 
 #: Head size and share of hidden units at which each reference loses something.
-HARD = {"reference/bolt": (16, 0.125), "reference/t5": (16, 0.125)}
+HARD = {
+    "reference/bolt": (16, 0.125),
+    "reference/t5": (16, 0.125),
+    "reference/chronos2": (16, 0.125),
+}
 #: One thing smaller at a time; `sizes` shows those of the other scripts.
 WIDTHS = (
     Size(64, 0.5), Size(64, 0.25), Size(32), Size(16), Size(64, 1.0, 192), Size(64, 1.0, 128),
@@ -126,6 +139,8 @@ def switch_trials(bed: Testbed) -> list[Trial]:
     )
     if bed.original.family == "chronos-t5":
         switches += ({"continuations": "given"},)
+    if any(block.rotary for block in bed.original.architecture.attention):
+        switches += ({"frequencies": "free"},)
     trials = [Trial(f"d_kv {head_size}", heads)]
     trials += [Trial(_label(head_size, s), heads, FoldConfig(**s)) for s in switches]
     trials += [
@@ -223,17 +238,18 @@ def latent_trials(bed: Testbed) -> list[Trial]:
 
 def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it; ratios to the original."""
+    parts = parts_in(frame)
     lines = [
         "| trial | parameters | attention | WQL (95 %) | SQL (95 %) | MASE (95 %) | skill kept | "
-        "of seasons | loss |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"{''.join(f'of {part} | ' for part in parts)}loss |",
+        f"|---|{'--:|' * (7 + len(parts))}",
     ]
     for row in frame.to_dict("records"):
         lines.append(
             f"| {row['trial']} | {row['parameters']:.1%} | {row['attention']:.2%} | "
             f"{with_interval(row, 'WQL')} | {with_interval(row, 'SQL')} | "
             f"{with_interval(row, 'MASE')} | {with_interval(row, 'skill', 3)} | "
-            f"{with_interval(row, 'seasons', 3)} | "
+            f"{''.join(f'{with_interval(row, part, 3)} | ' for part in parts)}"
             f"{row['loss']:+.4f} |"
         )
     return "\n".join(lines) + "\n"

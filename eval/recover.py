@@ -36,11 +36,13 @@ from output import parser_of, rounded, write_tables
 from rich.console import Console
 from testbed import (
     HELD_OUT,
+    PARTS,
     RATIOS,
     REFERENCES,
     SIZES,
     Size,
     Testbed,
+    parts_in,
     quality,
     short_name,
     skills_kept,
@@ -63,7 +65,7 @@ _TIMED_STEPS = 20
 #: What rows have in common that differ in their seed alone.
 _ALIKE = ["model", "trial", "series", "data", "optimizer", "learning rate", "minutes"]
 #: Measured before and after recovery, in the order of the table.
-_MEASURES = (*RATIOS, "skill", "seasons", "loss")
+_MEASURES = (*RATIOS, "skill", *PARTS, "loss")
 
 
 @dataclass(frozen=True)
@@ -219,17 +221,20 @@ def merged(known: pd.DataFrame | None, found: pd.DataFrame) -> pd.DataFrame:
 
 def markdown(frame: pd.DataFrame) -> str:
     """Means over the seeds and, in brackets, the range; then 95 % over the series, of the mean."""
+    parts = parts_in(frame)
+    measures = (*RATIOS, "skill", *parts, "loss")
+    names = (*RATIOS, "skill kept", *(f"of {part}" for part in parts), "loss")
     lines = [
-        "| model, sizes | parameters | seeds | minutes | WQL | after | SQL | after | MASE | after "
-        "| skill kept | after | of seasons | after | loss | after | series/s | fine-tuning |",
-        f"|---|--:|--:|--:|{'--:|--:|' * len(_MEASURES)}--:|--:|",
+        f"| model, sizes | parameters | seeds | minutes | {' | after | '.join(names)} | after "
+        "| series/s | fine-tuning |",
+        f"|---|--:|--:|--:|{'--:|--:|' * len(measures)}--:|--:|",
     ]
     for of_one, group in frame.groupby(_ALIKE, sort=False):
         model, trial, series, data, optimizer, rate, minutes = of_one
         name = f"{model}, {trial}, {series} series, {data}, {optimizer} {rate}"
         cells = [name, f"{group['parameters'].iloc[0]:.1%}", str(len(group)),
                  f"{minutes:g}"]  # fmt: skip
-        for metric in _MEASURES:
+        for metric in measures:
             cells += [_cell(group, f"{metric} before"), _cell(group, metric)]
         cells += [f"{group['series/s'].mean():.0f}", f"{group['fine-tuning series/s'].mean():.0f}"]
         lines.append(f"| {' | '.join(cells)} |")

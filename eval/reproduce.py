@@ -96,6 +96,28 @@ TABLES = (
         15,
     ),
     Table(
+        "fold-front-chronos2",
+        "fold.py sizes --model reference/chronos2 --size 64,0.5 --size 64,0.5,160 "
+        "--size 64,0.5,128 --size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
+        25,
+    ),
+    Table(
+        "fold-widths-chronos2",
+        "fold.py widths --model reference/chronos2 --output DIR/fold-widths",
+        40,
+    ),
+    Table(
+        "fold-attention-chronos2",
+        "fold.py attention --model reference/chronos2 --ratio 0.25 --max-series 200 "
+        "--output DIR/fold-attention",
+        20,
+    ),
+    Table(
+        "fold-switches-chronos2",
+        "fold.py switches --model reference/chronos2 --max-series 200 --output DIR/fold-switches",
+        30,
+    ),
+    Table(
         "peers-bolt",
         "peers.py --model reference/bolt --max-series 200 --smaller reference/bolt-nano "
         "--output DIR/peers",
@@ -132,6 +154,12 @@ TABLES = (
     Table(
         "recover-bolt",
         "recover.py --model reference/bolt --trial 32,0.25,8,d_model=208 "
+        "--trial 32,0.25,10,d_model=96 --output DIR/recover",
+        80,
+    ),
+    Table(
+        "recover-chronos2",
+        "recover.py --model reference/chronos2 --trial 32,0.25,8,d_model=208 "
         "--trial 32,0.25,10,d_model=96 --output DIR/recover",
         80,
     ),

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
 
@@ -34,11 +35,13 @@ from tscompress.probing.skill import Estimate
 from tscompress.workflows.evaluate_models import score
 from tscompress.workflows.recipe import EvaluationConfig
 
-REFERENCES = ("reference/bolt", "reference/t5")
+REFERENCES = ("reference/bolt", "reference/t5", "reference/chronos2")
 #: What :func:`quality` measures, in the order of the tables.
 RATIOS = ("WQL", "SQL", "MASE")
 #: Every figure of a row that is a ratio to the original and has an interval.
 KEPT = (*RATIOS, "skill")
+#: Tasks of which the kept skill has a column of its own: without noise, and of Chronos-2.
+PARTS = ("seasons", "covariates")
 HELD_OUT = CalibrationConfig(source=SYNTHETIC, num_series=128, seed=7)
 #: Enough to calibrate a model of which only the shape matters.
 LITTLE = CalibrationConfig(source=SYNTHETIC, num_series=16, context_length=64)
@@ -51,6 +54,7 @@ WORKLOADS = {
     "chronos-t5": Workload(
         batch_size=4, context_length=256, horizon=16, num_samples=20, repeats=9, warmup=2
     ),
+    "chronos-2": Workload(batch_size=32, context_length=512, horizon=64, repeats=15, warmup=3),
 }
 
 
@@ -194,7 +198,9 @@ class Testbed:
     def original_row(self) -> dict[str, float]:
         """What :meth:`row` is for the original, without any evaluation."""
         ratios = {f"{name}{end}": 1.0 for name in KEPT for end in ("", " low", " high")}
-        return ratios | {"seasons": 1.0, "own skill": self.skills.overall().value}
+        known = self.skills.groups()
+        parts = {part: 1.0 if part in known else math.nan for part in PARTS}
+        return ratios | parts | {"own skill": self.skills.overall().value}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -222,14 +228,20 @@ def quality(
 def skills_kept(after: ProbeResult, before: ProbeResult) -> dict[str, float]:
     """Share of the original's skill that is kept.
 
-    ``skill``, with its 95 % interval, is of all tasks that the original can do, ``seasons`` of
-    those without noise; NaN where it can do none.
+    ``skill``, with its 95 % interval, is of all tasks that the original can do, and each of
+    :data:`PARTS` of one group of them; NaN where it can do none.
     """
     change = after.against(before)
     kept = change.kept or Estimate(value=math.nan)
-    seasons = {group.group: group.kept for group in change.groups}["seasons"]
+    groups = {group.group: group.kept for group in change.groups}
     columns = _columns("skill", kept.value, kept.low, kept.high)
-    return columns | {"seasons": math.nan if seasons is None else seasons.value}
+    parts = {part: groups.get(part) for part in PARTS}
+    return columns | {n: math.nan if found is None else found.value for n, found in parts.items()}
+
+
+def parts_in(frame: pd.DataFrame) -> list[str]:
+    """Those of :data:`PARTS` that a table has figures of."""
+    return [part for part in PARTS if part in frame and frame[part].notna().any()]
 
 
 def _columns(name: str, value: float, low: float | None, high: float | None) -> dict[str, float]:

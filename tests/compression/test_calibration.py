@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,6 @@ from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
     drawn_continuations,
-    mixed_in_groups,
     run_teacher_forced,
     seasonal_share,
 )
@@ -30,6 +29,7 @@ from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.errors import DataError, UnsupportedModelError
+from tscompress.families.chronos2 import Chronos2
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
 CONFIG = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
@@ -44,6 +44,13 @@ def bolt(checkpoints: dict[str, Path]) -> LoadedModel:
 @pytest.fixture(scope="module")
 def chronos2(checkpoints: dict[str, Path]) -> LoadedModel:
     return load(checkpoints["chronos-2"])
+
+
+@pytest.fixture
+def alone(chronos2: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """A model of 128 steps whose series have no groups, so that windows are cuts of theirs."""
+    monkeypatch.setattr(Chronos2, "group_size", 1)
+    return chronos2
 
 
 def constant(value: float, length: int = 30) -> FloatArray:
@@ -197,13 +204,13 @@ def test_a_long_series_is_cut_side_by_side_into_several_lengths(bolt: LoadedMode
     assert where(alone, series) == (2000 - LONGEST, 2000)
 
 
-def test_lengths_from_short_to_the_longest_the_model_sees(chronos2: LoadedModel) -> None:
+def test_lengths_from_short_to_the_longest_the_model_sees(alone: LoadedModel) -> None:
     config = changed(num_series=24, context_length=128)
-    assert chronos2.forecaster.model_context_length == 128
-    horizon = chronos2.forecaster.model_prediction_length
+    assert alone.forecaster.model_context_length == 128
+    horizon = alone.forecaster.model_prediction_length
     assert horizon == 64
     series = noise(100 * 192)
-    found = [where(row, series) for row in rows(calibration_batches(chronos2, config, [series]))]
+    found = [where(row, series) for row in rows(calibration_batches(alone, config, [series]))]
     lengths = Counter(stop - start for start, stop in found)
     assert set(lengths) == {192, 96, 48}
     assert max(lengths.values()) - min(lengths.values()) <= 3
@@ -211,20 +218,20 @@ def test_lengths_from_short_to_the_longest_the_model_sees(chronos2: LoadedModel)
     assert all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
-def test_windows_overlap_only_without_alternative(chronos2: LoadedModel) -> None:
+def test_windows_overlap_only_without_alternative(alone: LoadedModel) -> None:
     series = noise(6 * 192)
     for count, overlapping in ((5, False), (30, True)):
         config = changed(num_series=count, context_length=128)
-        batches = calibration_batches(chronos2, config, [series])
+        batches = calibration_batches(alone, config, [series])
         found = sorted(where(row, series) for row in rows(batches))
         assert len(set(found)) == count
         assert any(a[1] > b[0] for a, b in pairwise(found)) is overlapping
 
 
-def test_short_cuts_of_a_series_the_model_sees_whole(chronos2: LoadedModel) -> None:
+def test_short_cuts_of_a_series_the_model_sees_whole(alone: LoadedModel) -> None:
     series = noise(130)
     config = changed(num_series=20, context_length=128)
-    found = [where(row, series) for row in rows(calibration_batches(chronos2, config, [series]))]
+    found = [where(row, series) for row in rows(calibration_batches(alone, config, [series]))]
     # All there is: the whole, its halves, its quarters, the oldest steps left out.
     assert sorted(found) == sorted(
         [(0, 130), (65, 130), (0, 65), (98, 130), (66, 98), (34, 66), (2, 34)]
@@ -270,7 +277,11 @@ def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
         length = batch.context.shape[1]
         found[length] = found.get(length, 0) + len(batch.context)
     counts = list(found.values())
-    assert (len(counts), sum(counts), max(found)) == (8, 64, 40)
+    assert sum(counts) == 64
+    if loaded.family == "chronos-2":  # the first steps of groups are the past of causes
+        assert (len(counts), max(found)) == (9, 36)
+        return
+    assert (len(counts), max(found)) == (8, 40)
     if loaded.family == "chronos-t5":
         assert set(counts) == {8}
     else:  # the decoder sees one position a series: short ones cost little
@@ -333,61 +344,43 @@ def test_every_second_batch_of_chronos2_has_groups(chronos2: LoadedModel, given:
     for batch in batches[1::2]:
         assert batch.group_ids is not None
         assert batch.group_ids.dtype == torch.long
-        assert batch.group_ids.tolist() == [0, 0, 0, 0, 1, 1][: len(batch.context)]
-    if given:  # the series themselves
-        known = {float(values[0]) for values in series or ()}
-        assert {float(row[0]) for row in rows(batches)} == known
+        assert_groups(batch, 4)
+
+
+def assert_groups(batch: ForecastBatch, size: int) -> None:
+    """Contiguous groups; none crosses a multiple of ``size``, each has something to forecast."""
+    assert batch.group_ids is not None
+    assert batch.future is not None
+    ids = batch.group_ids.unique_consecutive()
+    assert ids.tolist() == list(range(len(ids)))
+    blocks = torch.arange(len(batch)) // size
+    assert all(len(blocks[batch.group_ids == group].unique()) == 1 for group in ids)
+    told = torch.isfinite(batch.future).any(1)
+    assert not (told & torch.isfinite(batch.target).any(1)).any()
+    for group in ids:
+        assert not told[batch.group_ids == group].all()
+
+
+def test_most_of_the_series_in_groups_have_company(chronos2: LoadedModel) -> None:
+    batches = calibration_batches(chronos2, changed(num_series=256, batch_size=32))
+    grouped = [batch for batch in batches if batch.group_ids is not None]
+    sizes = torch.cat([batch.group_ids.unique_consecutive(return_counts=True)[1]  # type: ignore
+                       for batch in grouped])  # fmt: skip
+    assert set(sizes.tolist()) == {1, 2, 3, 4}
+    assert float(sizes[sizes > 1].sum() / sizes.sum()) > 0.6
+    told = torch.cat([torch.isfinite(b.future).any(1) for b in grouped if b.future is not None])
+    assert 0.05 < float(told.float().mean()) < 0.5
 
 
 def test_a_single_batch_has_groups(chronos2: LoadedModel) -> None:
     (batch,) = calibration_batches(chronos2, changed(num_series=3))
-    assert batch.group_ids is not None
-    assert batch.group_ids.tolist() == [0, 0, 0]
+    assert_groups(batch, 4)
 
 
 @pytest.mark.parametrize("family", ["chronos-t5", "chronos-bolt"])
 def test_other_families_have_no_groups(checkpoints: dict[str, Path], family: str) -> None:
     loaded = load(checkpoints[family])
     assert all(b.group_ids is None for b in calibration_batches(loaded, CONFIG))
-
-
-def correlations(series: Sequence[FloatArray]) -> list[float]:
-    """Of every pair."""
-    return [float(np.corrcoef(a, b)[0, 1]) for a, b in combinations(series, 2)]
-
-
-def test_related_series_are_mixtures_of_their_group() -> None:
-    rng = np.random.default_rng(0)
-    windows = [noise(200, seed) * 10.0**seed + 2 for seed in range(6)]
-    related = mixed_in_groups(rng, windows, 4)
-    for group in (slice(0, 4), slice(4, 6)):
-        sources = np.stack(windows[group]).astype(np.float64)
-        for mixture, window in zip(related[group], windows[group], strict=True):
-            weights, *_ = np.linalg.lstsq(sources.T, mixture, rcond=None)
-            np.testing.assert_allclose(
-                weights @ sources, mixture, atol=1e-4 * np.abs(mixture).max()
-            )
-            assert (weights > -1e-6).all()
-            assert 0.1 < np.abs(mixture).mean() / np.abs(window).mean() < 1.01  # its own unit
-    between = correlations(windows[:4])
-    within = correlations(related[:4])
-    assert np.mean(within) > np.mean(between) + 0.2
-
-
-def test_related_series_of_several_lengths_and_none_observed() -> None:
-    windows = [noise(20, 1), np.zeros(30, np.float32), noise(30, 2), noise(40, 3)]
-    related = mixed_in_groups(np.random.default_rng(0), windows, 4)
-    assert [len(values) for values in related] == [20, 30, 30, 40]
-    assert all(np.isfinite(values).all() and values.dtype == np.float32 for values in related)
-    np.testing.assert_allclose(related[3], windows[3], rtol=1e-5)  # nothing else is as long
-
-
-def test_a_gap_in_one_series_reaches_those_it_is_mixed_into() -> None:
-    windows = [noise(30, seed) for seed in range(4)]
-    windows[1][7] = np.nan
-    windows.append(noise(30, 4))
-    related = mixed_in_groups(np.random.default_rng(0), windows, 4)
-    assert [np.isnan(values).nonzero()[0].tolist() for values in related] == [[7]] * 4 + [[]]
 
 
 def test_groups_reach_the_model(chronos2: LoadedModel) -> None:
@@ -415,25 +408,25 @@ def test_groups_reach_the_model(chronos2: LoadedModel) -> None:
         weight.data = original
 
 
-def test_of_each_group_one_covariate_is_known_ahead(chronos2: LoadedModel) -> None:
+def test_covariates_known_ahead_reach_their_group(chronos2: LoadedModel) -> None:
     """Or what reads known steps of the future would be fitted to none."""
-    for batch in calibration_batches(chronos2, changed(num_series=24, batch_size=6)):
+    batches = calibration_batches(chronos2, changed(num_series=64, batch_size=16))
+    told = torch.zeros(0, dtype=torch.bool)
+    for batch in batches:
         if batch.group_ids is None:
             assert batch.future is None
             continue
         assert batch.future is not None
         told = torch.isfinite(batch.future).any(1)
-        assert told.tolist() == [False, False, False, True, False, False]
-        assert torch.isfinite(batch.target).any(1).tolist() == (~told).tolist()
+        helped = torch.isin(batch.group_ids, batch.group_ids[told])
         without = replace(batch, future=None)
         known, unknown = (
             run_teacher_forced(chronos2, one).quantile_preds for one in (batch, without)
         )
-        assert not torch.allclose(known[:4], unknown[:4])
-        torch.testing.assert_close(known[4:], unknown[4:])
-        again = batch.rows(torch.tensor([5, 3]))
-        assert again.future is not None
-        torch.testing.assert_close(again.future[1], batch.future[3], equal_nan=True)
+        changed_rows = (known != unknown).flatten(1).any(1)
+        assert changed_rows[helped].all()
+        torch.testing.assert_close(known[~helped], unknown[~helped])
+    assert told.any()
 
 
 def test_moments_of_groups_count_every_row(chronos2: LoadedModel) -> None:

@@ -34,7 +34,7 @@ def test_a_model_keeps_all_of_its_own_skill(scripts: Any, checkpoints: dict[str,
     bed = testbed.Testbed(str(checkpoints["chronos-bolt"]), 2, datasets=("monash_m1_yearly",))
     bed.probe = ProbeConfig(tasks=("seasons", "trends"), num_series=2)
     own = testbed.skills_kept(bed.skills, bed.skills)
-    assert set(own) == {"skill", "skill low", "skill high", "seasons"}
+    assert set(own) == {"skill", "skill low", "skill high", "seasons", "covariates"}
     # A random model can do no task, so that there is nothing to keep.
     assert all(math.isnan(value) or value == 1 for value in own.values())
     row = bed.row(bed.original.forecaster, "copy")

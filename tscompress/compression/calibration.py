@@ -17,6 +17,7 @@ from torch import Tensor
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import check_no_leak
+from tscompress.data.multivariate import related_windows
 from tscompress.data.seasonality import has_season
 from tscompress.data.series import LabelledSeries, given_series
 from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
@@ -111,9 +112,10 @@ def calibration_batches(
     ``num_series`` are drawn. Too few series are supplemented by windows of long ones. The last
     steps of every series are its target.
 
-    For Chronos-2 every second batch, including the last, has groups of four series. Without
-    groups, group attention has a single key per query, and its queries and keys seem irrelevant.
-    The last of each four is a covariate known ahead, without a target.
+    For Chronos-2 every second batch, including the last, has groups of up to four series, which
+    are made to depend on one another; of some the future is known, and they have no target.
+    Without groups, group attention has a single key per query, and its queries and keys seem
+    irrelevant.
 
     Parameters
     ----------
@@ -161,11 +163,10 @@ def calibration_batches(
     batches = []
     chunks = [chunk for kind in kinds for chunk in _chunks(kind, config.batch_size, split)]
     for later, chunk in zip(reversed(range(len(chunks))), chunks, strict=True):
-        together = in_group if later % 2 == 0 else 1
-        if together > 1 and own:
-            related = mixed_in_groups(rng, [one.window for one in chunk], together)
-            chunk = [_Drawn(window) for window in related]
-        batches.append(_batch([(one, *split(one)) for one in chunk], together))
+        batch = _batch([(one, *split(one)) for one in chunk])
+        if in_group > 1 and later % 2 == 0:
+            batch = _related(rng, batch, in_group)
+        batches.append(batch)
     return batches
 
 
@@ -196,7 +197,7 @@ def _chunks(
     return of_one_length if len(of_one_length) <= _MORE_BATCHES * len(filled) else filled
 
 
-def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> ForecastBatch:
+def _batch(rows: Sequence[tuple[_Drawn, int, int]]) -> ForecastBatch:
     """A batch of ``rows``: a window, and the numbers of its last steps for context and target."""
     context = np.full((len(rows), max(past for _, past, _ in rows)), np.nan, dtype=np.float32)
     target = np.full((len(rows), max(steps for *_, steps in rows)), np.nan, dtype=np.float32)
@@ -204,27 +205,22 @@ def _batch(rows: Sequence[tuple[_Drawn, int, int]], group_size: int) -> Forecast
         cut = len(window) - steps
         context[row, context.shape[1] - past :] = window[cut - past : cut]
         target[row, :steps] = window[cut:]
-    batch = ForecastBatch(
+    return ForecastBatch(
         torch.from_numpy(context),
         torch.from_numpy(target),
         series=torch.tensor([one.series for one, *_ in rows]),
     )
-    return replace(batch, **in_groups(batch.target, group_size)) if group_size > 1 else batch
 
 
-def in_groups(target: Tensor, group_size: int) -> dict[str, Tensor]:
-    """``target``, ``group_ids`` and ``future`` of a batch of series that attend to each other.
-
-    The last of each group is a covariate known ahead: its steps are ``future``, not target.
-    """
-    numbers = torch.arange(len(target))
-    covariate = (numbers % group_size == group_size - 1)[:, None]
-    nothing = torch.full_like(target, torch.nan)
-    return {
-        "target": target.where(~covariate, nothing),
-        "group_ids": numbers // group_size,
-        "future": target.where(covariate, nothing),
-    }
+def _related(rng: np.random.Generator, batch: ForecastBatch, group_size: int) -> ForecastBatch:
+    """The series of a batch, related in groups."""
+    windows = torch.cat([batch.context, batch.target], dim=1).numpy()
+    horizon = batch.target.shape[1]
+    groups = related_windows(rng, windows, horizon, group_size)
+    context, target = map(
+        np.ascontiguousarray, np.split(groups.series, [groups.series.shape[1] - horizon], axis=1)
+    )
+    return replace(groups.batch(context, target), series=batch.series)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,24 +244,6 @@ def _synthetic_windows(
         if share:
             windows.extend(corpus.sample(rng, share, length))
     return windows
-
-
-def mixed_in_groups(
-    rng: np.random.Generator, windows: Sequence[FloatArray], group_size: int
-) -> list[FloatArray]:
-    """Each window as a convex combination with windows of its group of its length, in its unit."""
-    related: list[FloatArray] = []
-    for first in range(0, len(windows), group_size):
-        group = windows[first : first + group_size]
-        for window in group:
-            members = np.stack(
-                [w[-len(window) :] for w in group if len(w) >= len(window)]
-            )  # [m, L]
-            magnitude = np.maximum(np.nanmean(np.abs(members), axis=1), 1e-12)
-            share = rng.dirichlet(np.ones(len(members)))
-            unit = np.nanmean(np.abs(window)) or 1.0
-            related.append((unit * (share / magnitude) @ members).astype(np.float32))
-    return related
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
 
 _Values = NDArray[np.float64]
@@ -27,6 +29,8 @@ _EFFECTS: tuple[Callable[[_Values], _Values], ...] = (
     lambda x: np.maximum(x, 0),
 )
 _EFFECT_WEIGHTS = (0.6, 0.1, 0.1, 0.1, 0.1)
+#: Of the tasks of a batch that calibration or recovery has in groups.
+GROUPED_SHARE = 0.8
 
 
 class GroupsConfig(BaseModel):
@@ -82,6 +86,20 @@ class Groups:
     group_ids: NDArray[np.int64]
     known: NDArray[np.bool_]
 
+    def batch(self, context: FloatArray, target: FloatArray) -> ForecastBatch:
+        """The batch of contexts ``[B, T]`` and targets ``[B, H]`` cut from the series.
+
+        Last H steps of series that are known ahead are given, and are not forecast.
+        """
+        ahead = self.series[:, self.series.shape[1] - target.shape[1] :]
+        known, nothing = self.known[:, None], np.float32(np.nan)
+        return ForecastBatch(
+            torch.from_numpy(context),
+            torch.from_numpy(np.where(known, nothing, target)),
+            group_ids=torch.from_numpy(self.group_ids),
+            future=torch.from_numpy(np.where(known, ahead, nothing)),
+        )
+
 
 def draw_groups(
     rng: np.random.Generator,
@@ -91,26 +109,64 @@ def draw_groups(
     config: GroupsConfig,
 ) -> Groups:
     """``count`` series of ``length`` steps, in groups of 1 to ``config.largest``."""
-    lag = config.longest_lag
-    base = corpus.sample(rng, count, length + lag)  # [B, lag + L]
+    windows = corpus.sample(rng, count, length + config.longest_lag)
+    return related(rng, windows, config)
+
+
+def related(
+    rng: np.random.Generator, windows: FloatArray, config: GroupsConfig, block: int | None = None
+) -> Groups:
+    """Independent series ``[B, lag + L]`` as groups of series ``[B, L]`` that are related.
+
+    ``config.longest_lag`` is the lag. Missing values stay missing. No group crosses a multiple of
+    ``block`` rows, if one is given.
+    """
+    count, lag = len(windows), config.longest_lag
     relations = config.weights
     names, probabilities = list(relations), list(relations.values())
-    series = base[:, lag:].copy()
+    series = windows[:, lag:].copy()
     group_ids = np.empty(count, dtype=np.int64)
     known = np.zeros(count, dtype=bool)
     start, group = 0, 0
     while start < count:
         together = rng.random() < config.share
         size = int(rng.integers(2, config.largest + 1)) if together else 1
-        rows = slice(start, min(start + size, count))
+        end = count if block is None else min(count, start + block - start % block)
+        rows = slice(start, min(start + size, end))
         if rows.stop - start > 1:
             relation = _RELATIONS[rng.choice(names, p=probabilities)]
-            drawn, ahead = relation(_Group(rng, base[rows], config))
+            drawn, ahead = relation(_Group(rng, windows[rows], config))
             series[rows] = np.where(np.isfinite(series[rows]), drawn, np.nan)
             known[rows] = ahead
         group_ids[rows] = group
         start, group = rows.stop, group + 1
     return Groups(series, group_ids, known)
+
+
+def related_windows(
+    rng: np.random.Generator, windows: FloatArray, horizon: int, group_size: int
+) -> Groups:
+    """Windows ``[B, T + H]`` as related series ``[B, T' + H]``, T' at least three quarters of T.
+
+    Groups have up to ``group_size`` series, and none crosses a multiple of it. The steps that are
+    lost are the past of what leads another series.
+    """
+    lag = max(1, min(24, (windows.shape[1] - horizon) // 4))
+    config = GroupsConfig(share=GROUPED_SHARE, largest=group_size, longest_lag=lag)
+    # What is missing in one series leaves no jump in another.
+    groups = related(rng, np.stack([_filled(row) for row in windows]), config, block=group_size)
+    groups.series[np.isnan(windows[:, lag:])] = np.nan
+    return groups
+
+
+def _filled(values: FloatArray) -> FloatArray:
+    """Gaps on straight lines, ends at the nearest value."""
+    known = np.isfinite(values)
+    if known.all() or not known.any():
+        return values
+    steps = np.arange(len(values))
+    filled: FloatArray = np.interp(steps, steps[known], values[known]).astype(np.float32)
+    return filled
 
 
 class _Group:

@@ -41,9 +41,9 @@ def _within_groups(
     module: MHA, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, None]:
     """Attention of ``[T, heads, B, d]`` across series; ``mask`` ``[T, 1, B, B]`` is additive."""
-    rows, at = _groups_of(mask)
     dropout = module.dropout if module.training else 0.0
-    if rows.shape[1] == 1 and not dropout:
+    rows, members, at = _groups_of(mask, smallest=1 if dropout else 2)
+    if not len(members):  # each series is alone: one value, of weight 1
         return values, None
     there = rows >= 0
     index = rows.clamp_min(0)  # [N, G]
@@ -56,23 +56,26 @@ def _within_groups(
     bias = bias.masked_fill(~there[:, None, :], torch.finfo(mask.dtype).min)
     weights = torch.softmax((q @ k.transpose(-1, -2)).float() + bias, dim=-1)
     found = nn.functional.dropout(weights, dropout).to(v.dtype) @ v
-    return found.flatten(2, 3).index_select(2, at), None
+    return values.index_copy(2, members, found.flatten(2, 3).index_select(2, at)), None
 
 
-def _groups_of(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of each group ``[N, G]``, -1 where a group is smaller; place of each row in it ``[B]``.
+def _groups_of(mask: Tensor, smallest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups of at least ``smallest`` rows.
 
-    The last patch of a series is of the future, which all series of its group attend to.
+    The rows of each ``[N, G]``, -1 where a group is smaller; all of these rows ``[M]``, and the
+    place of each in the first ``[M]``. The last patch of a series is of the future, which all
+    series of its group attend to.
     """
     together = mask[-1, 0] == 0  # [B, B]
-    first = together.int().argmax(dim=1)
+    members = (together.sum(dim=1) >= smallest).nonzero()[:, 0]  # [M]
+    first = together[members].int().argmax(dim=1)
     _, group = torch.unique(first, return_inverse=True)
     order = group.argsort(stable=True)
     sizes = torch.bincount(group)
     starts = sizes.cumsum(0) - sizes
     place = torch.empty_like(group)
     place[order] = torch.arange(len(group), device=group.device) - starts[group[order]]
-    most = int(sizes.max())
+    most = int(sizes.max()) if len(sizes) else 0
     rows = torch.full((len(sizes), most), -1, dtype=torch.long, device=group.device)
-    rows[group, place] = torch.arange(len(group), device=group.device)
-    return rows, group * most + place
+    rows[group, place] = members
+    return rows, members, group * most + place

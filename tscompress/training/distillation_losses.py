@@ -41,14 +41,14 @@ def quantile_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def target_weights(batch: ForecastBatch) -> Tensor:
-    """Weights ``[B]``, of mean 1: 0 for covariates known ahead.
+    """Weights ``[B]``: 0 for covariates known ahead, 1 for others.
 
-    Chronos-2 forecasts these too, but was not trained to.
+    Chronos-2 forecasts covariates too, but was not trained to. Weights of a row do not depend on
+    the others, so parts of a batch add up to it.
     """
     if batch.future is None:
         return torch.ones(len(batch), device=batch.context.device)
-    asked = (~torch.isfinite(batch.future).any(1)).float()
-    return asked / asked.mean().clamp_min(1e-9)
+    return (~torch.isfinite(batch.future).any(1)).float()
 
 
 def pinball_loss(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:

@@ -58,12 +58,4 @@ def make_batch(
         stage.shorten_probability,
         groups.group_ids,
     )
-    known = groups.known[:, None]
-    future = np.where(known, groups.series[:, length:], np.float32(np.nan))
-    target = np.where(known, np.float32(np.nan), target)
-    return ForecastBatch(
-        torch.from_numpy(context),
-        torch.from_numpy(target),
-        group_ids=torch.from_numpy(groups.group_ids),
-        future=torch.from_numpy(future),
-    )
+    return groups.batch(context, target)

