@@ -9,7 +9,13 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from tscompress.data.multivariate import Groups, GroupsConfig, draw_groups
+from tscompress.data.multivariate import (
+    Groups,
+    GroupsConfig,
+    draw_groups,
+    related,
+    related_windows,
+)
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 
 RELATIONS = ("driven", "events", "mixed", "leading", "cointegrated", "unrelated")
@@ -136,3 +142,61 @@ def test_bounds_of_a_config(changes: dict[str, Any]) -> None:
 def test_a_config_without_relations_is_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         draw(GroupsConfig.model_validate({f"{name}_weight": 0 for name in RELATIONS}))
+
+
+#: The easiest of all: one driver known ahead, at the same step, and nothing else.
+EASY = {
+    "largest": 2,
+    "lagged_share": 0.0,
+    "nonlinear_share": 0.0,
+    "least_share": 1.0,
+    "known_share": 1.0,
+}
+
+
+def driven_pairs(**changes: Any) -> list[float]:
+    """Correlations of driven series with their only driver."""
+    series = draw(only("driven", **EASY | changes), count=200).series
+    return [correlation(*pair) for pair in zip(series[0::2], series[1::2], strict=True)]
+
+
+def test_a_driver_alone_says_all() -> None:
+    found = np.array(driven_pairs())
+    assert np.abs(found).min() > 0.999
+    assert 0.2 < (found < 0).mean() < 0.7
+    assert min(driven_pairs(positive=True)) > 0.999
+
+
+def test_lags_effects_and_own_variance_are_shares_of_the_driven() -> None:
+    for changes in ({"lagged_share": 1.0}, {"nonlinear_share": 1.0}, {"least_share": 0.2}):
+        assert np.median(np.abs(driven_pairs(**changes))) < 0.99
+
+
+def test_drivers_of_noise_do_not_tell_their_next_step() -> None:
+    for share, most in ((1.0, 0.3), (0.0, 1.0)):
+        drivers = draw(only("driven", **EASY, white_share=share), count=200).series[1::2]
+        next_step = [abs(correlation(row[:-1], row[1:])) for row in drivers]
+        assert np.median(next_step) < most
+        assert max(next_step) < most
+    assert np.median(next_step) > 0.5  # of those that are series of the corpus
+
+
+def test_groups_stay_within_their_block() -> None:
+    rng = np.random.default_rng(0)
+    windows = rng.standard_normal((50, 90)).astype(np.float32)
+    groups = related(rng, windows, GroupsConfig(share=1.0, largest=6), block=4)
+    assert groups.series.shape == (50, 90 - 24)
+    for group in np.unique(groups.group_ids):
+        rows = np.flatnonzero(groups.group_ids == group)
+        assert rows[0] // 4 == rows[-1] // 4
+
+
+def test_missing_values_stay_where_they_are() -> None:
+    rng = np.random.default_rng(0)
+    windows = (100 + rng.standard_normal((40, 80))).astype(np.float32)
+    windows[::3, :50] = np.nan
+    windows[1::3, 40:44] = np.nan
+    windows[7] = np.nan
+    groups = related_windows(rng, windows, 16, 4)
+    assert groups.series.shape == (40, 80 - 16)
+    assert np.array_equal(np.isnan(groups.series), np.isnan(windows[:, 16:]))

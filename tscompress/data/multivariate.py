@@ -28,7 +28,6 @@ _EFFECTS: tuple[Callable[[_Values], _Values], ...] = (
     lambda x: np.tanh(2 * x),
     lambda x: np.maximum(x, 0),
 )
-_EFFECT_WEIGHTS = (0.6, 0.1, 0.1, 0.1, 0.1)
 #: Of the tasks of a batch that calibration or recovery has in groups.
 GROUPED_SHARE = 0.8
 
@@ -42,6 +41,13 @@ class GroupsConfig(BaseModel):
     largest: int = Field(default=6, ge=2, description="most series of a group")
     longest_lag: int = Field(default=24, ge=1, description="most steps between cause and effect")
     known_share: float = Field(default=0.5, ge=0, le=1, description="of drivers known ahead")
+    lagged_share: float = Field(default=0.4, ge=0, le=1, description="of drivers with a lag")
+    white_share: float = Field(default=0.0, ge=0, le=1, description="of drivers that are noise")
+    nonlinear_share: float = Field(default=0.4, ge=0, le=1, description="of drivers, in effect")
+    least_share: float = Field(
+        default=0.2, ge=0, le=1, description="of a driven series' variance that is not its own"
+    )
+    positive: bool = Field(default=False, description="a driver and what it drives go one way")
     driven_weight: float = Field(default=0.35, ge=0, description="covariates drive a series")
     events_weight: float = Field(default=0.15, ge=0, description="pulses and calendars drive it")
     mixed_weight: float = Field(default=0.15, ge=0, description="mixtures at one step")
@@ -203,6 +209,27 @@ class _Group:
         most = np.log(self.lag + 1)
         return max(shortest, int(np.exp(self.rng.uniform(np.log(shortest), most))))
 
+    def whiten_drivers(self) -> None:
+        """Some of the series but the first become white noise: nothing else tells their steps."""
+        if not self.config.white_share:  # no draw: batches of older recipes stay as they were
+            return
+        white = self.rng.random(self.size) < self.config.white_share
+        white[0] = False
+        noise = self.rng.standard_normal(self.values.shape)
+        self.values = np.where(white[:, None], noise, self.values)
+
+    @property
+    def effect_weights(self) -> list[float]:
+        """Of :data:`_EFFECTS`."""
+        bent = self.config.nonlinear_share
+        return [1 - bent, *[bent / 4] * 4]
+
+    def some_share(self) -> float:
+        """Share of the variance that comes from other series; sometimes all of it."""
+        if self.rng.random() < 0.15:
+            return 1.0
+        return float(self.rng.uniform(self.config.least_share, 1.0))
+
     def in_units(self, values: _Values) -> FloatArray:
         """Standardised values ``[k, L]`` at the level and scale of the independent series."""
         drawn: FloatArray = (self.level + self.scale * values).astype(np.float32)
@@ -222,15 +249,19 @@ _Drawn = tuple[FloatArray, NDArray[np.bool_]]
 
 def _driven(group: _Group) -> _Drawn:
     """The first series depends on some of the others, now or some steps ago."""
-    rng, values = group.rng, group.own.copy()
+    rng = group.rng
+    group.whiten_drivers()
+    values = group.own.copy()
     weights = rng.standard_normal(group.size) * (rng.random(group.size) < 0.75)
     weights[1] = weights[1] or 1.0
+    if group.config.positive:
+        weights = np.abs(weights)
     drive = np.zeros(values.shape[1])
     for row in range(1, group.size):
-        lag = 0 if rng.random() < 0.6 else group.some_lag()
-        effect = _EFFECTS[rng.choice(len(_EFFECTS), p=_EFFECT_WEIGHTS)]
+        lag = 0 if rng.random() < 1 - group.config.lagged_share else group.some_lag()
+        effect = _EFFECTS[rng.choice(len(_EFFECTS), p=group.effect_weights)]
         drive += weights[row] * effect(group.lagged(row, lag))
-    values[0] = _blend(values[0], drive, _share(rng))
+    values[0] = _blend(values[0], drive, group.some_share())
     return group.in_units(values), group.drivers_known(group.config.known_share)
 
 
@@ -272,7 +303,7 @@ def _leading(group: _Group) -> _Drawn:
     leader = group.size - 1
     for row in range(leader):
         led = group.lagged(leader, group.some_lag(shortest=2)) * rng.choice([-1, 1, 1])
-        values[row] = _blend(values[row], led, _share(rng))
+        values[row] = _blend(values[row], led, group.some_share())
     known = np.zeros(group.size, dtype=bool)
     known[leader] = rng.random() < 0.2 * group.config.known_share
     return group.in_units(values), known
@@ -303,11 +334,6 @@ _RELATIONS: dict[str, Callable[[_Group], _Drawn]] = {
     "cointegrated": _cointegrated,
     "unrelated": _unrelated,
 }
-
-
-def _share(rng: np.random.Generator) -> float:
-    """Share of the variance that comes from other series; sometimes all of it."""
-    return 1.0 if rng.random() < 0.15 else float(rng.uniform(0.2, 1.0))
 
 
 def _blend(own: _Values, other: _Values, share: float) -> _Values:
