@@ -12,12 +12,12 @@ import pytest
 from chronos import BaseChronosPipeline
 
 import tscompress
-from tscompress.checkpoints.load import load
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import LongFormat
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
-from tscompress.errors import LeakError
+from tscompress.errors import LeakError, ModelNotFoundError
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.compress import compress_checkpoint
 from tscompress.workflows.evaluate_models import evaluate_models
@@ -175,3 +175,25 @@ def test_damaged_records_name_nothing(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"fitted_to": 3}', '{"fitted_to": [{"source": 3}]}', "{}"):
         (tmp_path / "provenance.json").write_text(text)
         assert recorded_sources(tmp_path) == ()
+
+
+def test_a_wrong_model_costs_no_scores(checkpoints: dict[str, Path]) -> None:
+    """Of two models both are opened before the first is scored."""
+    order = []
+
+    def opened() -> LoadedModel:
+        order.append("opened")
+        return load(checkpoints["chronos-bolt"])
+
+    def missing() -> LoadedModel:
+        raise ModelNotFoundError("no such model")
+
+    for model, against in ((missing, opened), (opened, missing)):
+        with pytest.raises(ModelNotFoundError):
+            evaluate_models(
+                EvaluationConfig(max_series=1),
+                model,
+                against,
+                on_progress=lambda *_: order.append("scored"),
+            )
+    assert order in ([], ["opened"])

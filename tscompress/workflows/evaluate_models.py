@@ -129,13 +129,15 @@ def evaluate_models(
             said.add(note)
             on_note(note)
 
-    def scored(one: Scored, keep: OnForecasts | None = None) -> EvaluationResult:
-        if one == SEASONAL_NAIVE:
+    def opened(one: Scored) -> LoadedModel | str:
+        return one if isinstance(one, str) else one()
+
+    def scored(one: LoadedModel | str, keep: OnForecasts | None = None) -> EvaluationResult:
+        if isinstance(one, str):
             return score(one, one, config, on_progress, cache=cache, on_forecasts=keep)
-        loaded = one()  # type: ignore[operator]
         return score(
-            loaded,
-            loaded.name,
+            one,
+            one.name,
             config,
             on_progress,
             seeds=seeds,
@@ -145,10 +147,12 @@ def evaluate_models(
             on_forecasts=keep,
         )
 
-    other = None if against is None else scored(against, None if pairs is None else pairs.original)
-    result = scored(model, _all_of(None if pairs is None else pairs.compressed, on_forecasts))
+    # Both are opened before one is scored: a name that is wrong costs no scores.
+    ours, theirs = opened(model), None if against is None else opened(against)
+    other = None if theirs is None else scored(theirs, None if pairs is None else pairs.original)
+    result = scored(ours, _all_of(None if pairs is None else pairs.compressed, on_forecasts))
     known = (one for one in (result, other) if one is not None and one.model == SEASONAL_NAIVE)
-    naive = next(known, None) or scored("seasonal-naive")
+    naive = next(known, None) or scored(SEASONAL_NAIVE)
     return EvaluatedModels(result, naive, other, None if pairs is None else pairs.summary())
 
 
