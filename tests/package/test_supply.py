@@ -94,7 +94,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
 
 def test_runtime_data_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    for reference in ("bolt", "bolt-nano", "t5", "t5-nano"):
+    for reference in ("bolt", "bolt-nano", "chronos2", "t5", "t5-nano"):
         home = f"tscompress/reference/{reference}"
         assert {f"{home}/{n}" for n in ("config.json", "model.safetensors", "README.md")} <= names
     suites = {f"tscompress/data/suite_files/{name}.yaml" for name in ("zero-shot", "in-domain")}

@@ -221,8 +221,8 @@ def load(
     ----------
     model
         A Hub id (``amazon/chronos-bolt-small``), a directory, ``reference/bolt``,
-        ``reference/bolt-nano``, ``reference/t5``, ``reference/t5-nano``, or the output of
-        ``tscompress compress``. Or a result of :func:`find`.
+        ``reference/bolt-nano``, ``reference/t5``, ``reference/t5-nano``, ``reference/chronos2``,
+        or the output of ``tscompress compress``. Or a result of :func:`find`.
     revision
         Branch, tag or commit of a Hub id.
     device

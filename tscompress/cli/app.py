@@ -34,8 +34,8 @@ app = typer.Typer(
     help=(
         "Make pretrained Chronos models smaller and faster, and measure the cost.\n\n"
         "A MODEL is a Hub id (amazon/chronos-bolt-small), a directory, reference/bolt, "
-        "reference/bolt-nano, reference/t5 or reference/t5-nano (small models that ship with "
-        "tscompress), or the output of compress.\n\n"
+        "reference/bolt-nano, reference/t5, reference/t5-nano or reference/chronos2 (small models "
+        "that ship with tscompress), or the output of compress.\n\n"
         "First steps, offline:\n\n"
         "  tscompress profile reference/bolt\n\n"
         "  tscompress compress reference/bolt --rank 8 --ff-ratio 0.25 --output small\n\n"

@@ -12,7 +12,10 @@ import typer
 from tscompress.cli.console import path
 from tscompress.families.calibration_sizes import BY_DEFAULT
 
-Model = Annotated[str, typer.Argument(help="Hub id, directory, or reference/bolt, reference/t5.")]
+Model = Annotated[
+    str,
+    typer.Argument(help="Hub id, directory, or reference/bolt, reference/chronos2, reference/t5."),
+]
 Against = Annotated[str | None, typer.Option(help="Compare with this model.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[

@@ -202,13 +202,8 @@ def _compress_loaded_(
     given = given_source(series, recipe.series)
     record: dict[str, Any] = {}
     if batches:
-        record = recipe.calibration.model_dump()
-        if series is not None:
-            record["source"] = "given series" if given is None else given.source
-        if summary is not None:
-            record["read"] = summary.model_dump(mode="json", exclude_none=True)
-        record["series"] = sum(len(batch.context) for batch in batches)
-        record["seasonal_share"] = seasonal_share(batches)
+        source = None if series is None else "given series" if given is None else given.source
+        record = _calibration_record(recipe, source, summary, batches)
     original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":
         recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
@@ -250,6 +245,23 @@ def _compress_loaded_(
         recovery=recovery,
         fitted_to=(*fitted, *recovery_sources(recipe.recover, recipe.series)),
     )
+
+
+def _calibration_record(
+    recipe: Recipe,
+    source: str | None,
+    summary: SeriesSummary | None,
+    batches: Sequence[ForecastBatch],
+) -> dict[str, Any]:
+    """What a checkpoint says of its calibration; ``source`` of given series, None: the recipe's."""
+    record = recipe.calibration.model_dump()
+    if source is not None:
+        record["source"] = source
+    if summary is not None:
+        record["read"] = summary.model_dump(mode="json", exclude_none=True)
+    record["series"] = sum(len(batch.context) for batch in batches)
+    record["seasonal_share"] = seasonal_share(batches)
+    return record
 
 
 def _check_unfinished(directory: Path, differs: str | None) -> None:
