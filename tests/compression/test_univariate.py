@@ -14,6 +14,7 @@ from conftest import Command, assert_refused
 
 import tscompress
 import tscompress.pipelines  # registers the pipeline class
+from tscompress.checkpoints.factored_methods import adapted_layers
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import calibration_batches
 from tscompress.errors import PlanError, RecipeError, UsageError
@@ -211,6 +212,17 @@ def test_calibration_and_recovery_have_no_groups(chronos2: Path, univariate: Pat
     assert is_univariate(recovered.model)
 
 
+def test_an_adapter_changes_group_attention_too(univariate: Path) -> None:
+    layers = adapted_layers(load(univariate).model)
+    assert {"vo"} == {name.rpartition(".")[2] for name in layers if ".layer.1.self_att" in name}
+
+
+def test_a_plan_that_reads_no_series_says_so(chronos2: Path, univariate: Path) -> None:
+    plan = load(univariate).plan
+    with pytest.raises(UsageError, match="univariate alone"):
+        tscompress.compress(chronos2, plan=plan, series=[WAVE.numpy()] * 3)
+
+
 def test_a_recipe_has_the_key(chronos2: Path, tmp_path: Path, command: Command) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model: x\noutput: y\nunivariate: true\nschedule: null\n")
@@ -288,8 +300,11 @@ def test_budgets_and_factors_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_univariate_model_is_not_compressed_again(univariate: Path) -> None:
-    with pytest.raises(PlanError, match="compressed already"):
-        tscompress.compress(univariate, rank=4)
+    for model in (univariate, load(univariate)):
+        with pytest.raises(PlanError):
+            tscompress.compress(model, univariate=True)
+        with pytest.raises(PlanError):
+            tscompress.compress(model, ff_ratio=0.5, calibration=FEW)
 
 
 def test_group_attention_with_queries_is_no_univariate_checkpoint(

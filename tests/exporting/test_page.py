@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import io
 import json
 import re
+import shutil
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -22,8 +25,10 @@ from tscompress.exporting.page import engine as engines
 from tscompress.exporting.page.bundle import PAGE_RECORD, write_page
 from tscompress.exporting.page.engine import Engine, find_engine, registry
 from tscompress.io.files import cache_directory, check_output
+from tscompress.runtime.chronos2 import Chronos2Forecaster
 from tscompress.runtime.load import load
 from tscompress.runtime.record import GRAPH_FILE
+from tscompress.runtime.univariate import UnivariateForecaster
 
 ENGINE = Engine(b"const ort = 1;", b"export default 2;", b"\0asm")
 MEMBERS = {
@@ -204,6 +209,39 @@ def test_folder_is_replaced_only_as_it_was_written(page: Path) -> None:
     (page / "page.css").write_text("body {}")
     with pytest.raises(OutputExistsError, match=r"page\.css"):
         check_output(page, force=True)
+
+
+@pytest.mark.parametrize("univariate", [False, True])
+def test_page_gives_the_inputs_of_its_graph(
+    univariate: bool, exported: dict[str, Path], tmp_path: Path
+) -> None:
+    forecaster = load(exported["chronos-2"])
+    forecaster.record = dataclasses.replace(forecaster.record, univariate=univariate)
+    write_page(tmp_path, forecaster, ENGINE, name="mine")
+    names = UnivariateForecaster.inputs if univariate else Chronos2Forecaster.inputs
+    assert inputs_of_a_call(tmp_path) == set(names)
+
+
+def inputs_of_a_call(page: Path) -> set[str]:
+    """Names of what the page gives to its graph, in node."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on PATH")
+    script = """
+      const names = new Set(), steps = MODEL.prediction_length, levels = MODEL.quantiles.length;
+      const run = async (inputs) => {
+        Object.keys(inputs).forEach((name) => names.add(name));
+        const [rows] = inputs.context.dims;
+        return {data: new Float32Array(rows * levels * steps), dims: [rows, levels, steps]};
+      };
+      FORECASTS[MODEL.family](MODEL, run, new Float32Array(40), 2 * steps)
+        .then(() => console.log(JSON.stringify([...names])));
+    """
+    files = [(page / name).read_text() for name in ("model.js", "forecast.js")]
+    found = subprocess.run(
+        [node], input="\n".join([*files, script]), text=True, capture_output=True, check=True
+    )
+    return set(json.loads(found.stdout))
 
 
 def test_names_are_text_in_the_page(page: Path) -> None:

@@ -27,8 +27,8 @@ from tscompress.layers.low_rank import LowRankLinear
 from tscompress.plan.plan import Plan
 
 #: Projections of attention that an adapter changes by default, and the output layer of patches: as
-#: stock ``fit`` does.
-_ADAPTED = ("self_attention.q", "self_attention.k", "self_attention.v", "self_attention.o")
+#: stock ``fit`` does. Values and outputs of a univariate model may be one.
+_ADAPTED = tuple(f"self_attention.{role}" for role in ("q", "k", "v", "o", "vo"))
 _ADAPTED_OUTPUT = "output_patch_embedding.output_layer"
 #: Rank and scale of an adapter, as in stock ``fit``.
 _ADAPTER = {"r": 8, "lora_alpha": 16}

@@ -50,7 +50,8 @@ class ExportedModel(nn.Module):
         self.weights = forecaster.record.parameters
         self.univariate = forecaster.record.univariate
         files = [forecaster.directory / name for name in forecaster.record.graphs]
-        self.graph_bytes = sum(file.stat().st_size for file in files)
+        # One that is missing is refused by its name where it is read.
+        self.graph_bytes = sum(file.stat().st_size for file in files if file.is_file())
         self.onnxruntime = importlib.metadata.version("onnxruntime")
         # Forecasts are float32 on the CPU, as this says; the weights are in the graph.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)

@@ -339,12 +339,14 @@ def _batches(
     series: Sequence[FloatArray] | str | Path | None,
     grouped: bool = True,
 ) -> list[ForecastBatch]:
-    """Calibration batches, in groups of series unless every series is to be alone; none for svd."""
+    """Calibration batches, in groups of series unless every series is to be alone; none for svd and
+    for a fold without sizes."""
     if fits:
         return calibration_batches(loaded, recipe.calibration, series, grouped=grouped)
     if series is not None and recipe.recover is None:
-        what, others = ("univariate alone", "sizes") if recipe.univariate else ("svd", "method")
-        raise UsageError(f"{what} does not calibrate; give no series, or other {others}.")
+        if recipe.method == "svd":
+            raise UsageError("svd does not calibrate; give no series, or use another method.")
+        raise UsageError("univariate alone does not calibrate; give no series, or sizes with it.")
     return []
 
 

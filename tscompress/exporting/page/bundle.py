@@ -128,6 +128,7 @@ def _model(forecaster: Forecaster, graph: bytes) -> bytes:
 def _settings(forecaster: Forecaster) -> dict[str, Any]:
     return {
         "family": forecaster.record.family,
+        "univariate": forecaster.record.univariate,
         "quantiles": forecaster.quantiles,
         "context_length": forecaster.context_length,
         "patch_size": forecaster.patch_size,

@@ -104,12 +104,15 @@ const PATHS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 /** Chronos-2, one series that attends to itself alone, with nothing known ahead. */
 async function forecastChronos2(model, run, row, steps) {
   const {quantiles, context_length: most, patch_size: size, prediction_length: longest} = model;
+  const beside = (count, ahead) => {
+    if (model.univariate) return {steps_ahead: {data: Float32Array.from(Array(ahead).keys()), dims: [ahead]}};
+    const nothing = {data: new Float32Array(count * ahead), dims: [count, ahead]};
+    const groups = BigInt64Array.from(Array(count).keys(), BigInt);
+    return {group_ids: {data: groups, dims: [count]}, future: nothing, future_observed: nothing};
+  };
   const call = async (rows, left) => {
     const ahead = Math.min(Math.ceil(left / size) * size, longest);
-    const nothing = {data: new Float32Array(rows.length * ahead), dims: [rows.length, ahead]};
-    const groups = BigInt64Array.from(rows.keys(), BigInt);
-    return unpacked(await run({...patched(rows, size), group_ids: {data: groups, dims: [rows.length]},
-      future: nothing, future_observed: nothing}));
+    return unpacked(await run({...patched(rows, size), ...beside(rows.length, ahead)}));
   };
   const [first] = await call([row.slice(-most)], steps), found = [first];
   if (first[0].length < steps && !PATHS.every((level) => quantiles.includes(level))) {
