@@ -23,6 +23,7 @@ from tscompress.families.registry import adapter_of
 from tscompress.io.arguments import check_type
 from tscompress.io.files import check_output, new_directory, user_path
 from tscompress.layers.univariate import is_univariate
+from tscompress.runtime.forecaster import PatchForecaster
 from tscompress.runtime.load import load as load_exported
 from tscompress.workflows.fitted_to import FITTED_TO, as_record
 from tscompress.workflows.seen_steps import sources_of
@@ -178,6 +179,7 @@ def _export_page(
     with tempfile.TemporaryDirectory() as folder:
         done = export(loaded, Path(folder, "graph"), precision=precision)
         forecaster = load_exported(done.directory)
+        assert isinstance(forecaster, PatchForecaster)  # check_family refuses others
         with new_directory(target, force=force, inputs=inputs) as directory:
             sizes = write_page(directory, forecaster, engine, name=done.model)
     return replace(done, directory=target, page=sizes)

@@ -23,7 +23,7 @@ from tscompress._version import __version__
 from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.exporting.page.engine import PACKAGE, VERSION, Engine, notices
 from tscompress.io.text import rounded_count
-from tscompress.runtime.forecaster import Forecaster
+from tscompress.runtime.forecaster import PatchForecaster
 from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
 
 #: Of the folder: what it was made of, and hashes by which it is known as ours.
@@ -66,7 +66,9 @@ def check_family(family: str) -> None:
         )
 
 
-def write_page(directory: Path, forecaster: Forecaster, engine: Engine, *, name: str) -> PageSizes:
+def write_page(
+    directory: Path, forecaster: PatchForecaster, engine: Engine, *, name: str
+) -> PageSizes:
     """Write the folder of an exported model.
 
     Parameters
@@ -105,14 +107,14 @@ def write_page(directory: Path, forecaster: Forecaster, engine: Engine, *, name:
     return PageSizes(sum(map(len, page_files.values())) + len(record), engine_bytes)
 
 
-def _check_levels(forecaster: Forecaster) -> None:
+def _check_levels(forecaster: PatchForecaster) -> None:
     forecaster.median_index()
     levels = forecaster.quantiles
     if not any(low < 0.5 and abs(low + high - 1) < 1e-6 for low in levels for high in levels):
         raise UsageError(f"the model forecasts the quantiles {levels}, which make no interval.")
 
 
-def _model(forecaster: Forecaster, graph: bytes) -> bytes:
+def _model(forecaster: PatchForecaster, graph: bytes) -> bytes:
     """The graph, its bytes in the order that compresses best.
 
     The bytes at one place of all floats resemble each other, and of weights that were bfloat16 half
@@ -125,7 +127,7 @@ def _model(forecaster: Forecaster, graph: bytes) -> bytes:
     return _script("MODEL", **_settings(forecaster), planes=planes, graph=ways[planes])
 
 
-def _settings(forecaster: Forecaster) -> dict[str, Any]:
+def _settings(forecaster: PatchForecaster) -> dict[str, Any]:
     return {
         "family": forecaster.record.family,
         "univariate": forecaster.record.univariate,
@@ -151,7 +153,12 @@ def _own(name: str) -> bytes:
 
 
 def _html(
-    forecaster: Forecaster, *, name: str, model_bytes: int, engine_bytes: int, notices: list[str]
+    forecaster: PatchForecaster,
+    *,
+    name: str,
+    model_bytes: int,
+    engine_bytes: int,
+    notices: list[str],
 ) -> bytes:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tscompress.exporting.page", "files"),
@@ -182,7 +189,7 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count < 10e6 else f"{count / 1e6:.0f} MB"
 
 
-def _record(forecaster: Forecaster, name: str, content: Mapping[str, bytes]) -> bytes:
+def _record(forecaster: PatchForecaster, name: str, content: Mapping[str, bytes]) -> bytes:
     exported = json.loads((forecaster.directory / RECORD_FILE).read_text(encoding="utf-8"))
     record = {
         "tscompress": __version__,
