@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
         if path.is_file() and "__pycache__" not in path.parts
         if path.name != "README.md" or path in model_cards
     }
-    assert len(model_cards) == 4
+    assert len(model_cards) == 5
     about = {
         info(wheel) + name
         for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
