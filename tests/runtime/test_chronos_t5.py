@@ -139,7 +139,10 @@ def by_inverse_cdf(
     return torch.searchsorted(cumulative, reached, right=True)[:, 0].numpy()
 
 
-SAMPLING = [(1.0, 50, 1.0), (0.7, 5, 1.0), (1.3, 0, 1.0), (1.0, 20, 0.6), (1.0, 0, 0.9), (1, 1, 1)]
+SAMPLING = [
+    (1.0, 50, 1.0), (0.7, 5, 1.0), (1.3, 0, 1.0), (1.0, 20, 0.6), (1.0, 0, 0.9), (1, 1, 1),
+    (1.0, 0, 0.0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SAMPLING)
@@ -155,6 +158,11 @@ def test_equal_numbers_draw_equal_tokens(temperature: float, top_k: int, top_p: 
     different = (found != expected).mean()
     assert different <= (0.01 if top_p < 1 else 0)  # ties are cut by their order
     assert not (found == 1).any()
+
+
+def test_smallest_number_draws_no_token_without_probability() -> None:
+    logits = np.array([[9.0, -np.inf, 1.0, 2.0]], np.float32)
+    assert drawn(Sampling(1.0, 0, 1.0, never=0), logits, np.zeros(1)).tolist() == [2]
 
 
 @pytest.mark.parametrize("horizon", [7, 40], ids=["one call", "three calls"])
