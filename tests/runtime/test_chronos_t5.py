@@ -273,8 +273,25 @@ def test_horizons_beyond_one_call_are_said_or_refused(forecaster: Any) -> None:
         forecaster.predict([[1.0, 2.0]], 17, limit_prediction_length=True)
     with pytest.raises(ValueError, match="prediction_length"):
         exported_pipeline(forecaster).predict(torch.ones(9), 17, limit_prediction_length=True)
+    for horizon in (None, 16):
+        found = forecaster.predict([[1.0, 2.0]], horizon, 1, limit_prediction_length=True)
+        assert found.shape == (1, 1, 16)
     with pytest.warns(UserWarning, match="median"):
         forecaster.predict([[1.0, 2.0]], 17, 1)
+
+
+def test_sampling_options_by_default_are_the_configs(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    given = {"num_samples": 3, "temperature": 0.5, "top_k": 9, "top_p": 0.8}
+    directory = tmp_path / "copy"
+    shutil.copytree(exported["chronos-t5"], directory)
+    change(directory, **given)
+    changed, stock = (runtime.load(one, threads=1) for one in (directory, exported["chronos-t5"]))
+    found: Any = changed.predict(series(48), 6, seed=1)
+    assert found.shape == (1, 3, 6)
+    assert np.array_equal(found, stock.predict(series(48), 6, seed=1, **given))
+    assert not np.array_equal(found, stock.predict(series(48), 6, 3, seed=1))
 
 
 def test_series_without_a_value(forecaster: Any) -> None:
