@@ -420,7 +420,6 @@ def test_bench_of_every_family(family: str, request: pytest.FixtureRequest, tmp_
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cross_learning_is_timed_where_series_see_one_another(chronos2: Any, bolt: Any) -> None:
     sizes = {"context_length": 32, "horizon": 8, "batch_size": 3, "repeats": 1, "warmup": 0}
     result = bench(chronos2, **sizes, cross_learning=True)
@@ -434,6 +433,7 @@ def test_cross_learning_is_timed_where_series_see_one_another(chronos2: Any, bol
         bench(bolt, **sizes, cross_learning=True)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_without_cuda(bolt: Any) -> None:
     with pytest.raises(UsageError, match="finds no CUDA device; use device 'cpu'"):
         bench({"a": bolt}, Workload(device="cuda"))

@@ -231,7 +231,9 @@ def test_options_that_fev_decides(task_file: Path, options: list[str]) -> None:
     assert f"{options[0]} cannot go with it" in str(outcome.exception)
 
 
-def test_covariates_groups_and_cross_learning(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+@pytest.fixture
+def joint_task_file(tmp_path: Path) -> Path:
+    """Two targets with a known and a past covariate."""
     rng = np.random.default_rng(1)
     days = pd.date_range("2024-01-01", periods=40)
     data = tmp_path / "days.parquet"
@@ -250,7 +252,13 @@ def test_covariates_groups_and_cross_learning(checkpoints: dict[str, Path], tmp_
     }  # fmt: skip
     path = tmp_path / "tasks.yaml"
     path.write_text(yaml.safe_dump({"tasks": [task]}))
-    (task,) = load_tasks(path)
+    return path
+
+
+def test_covariates_groups_and_cross_learning(
+    checkpoints: dict[str, Path], joint_task_file: Path
+) -> None:
+    (task,) = load_tasks(joint_task_file)
     pipeline = load(checkpoints["chronos-2"]).forecaster
     every = (Settings(), Settings(as_univariate=True), Settings(cross_learning=True))
     found = [
@@ -261,3 +269,21 @@ def test_covariates_groups_and_cross_learning(checkpoints: dict[str, Path], tmp_
         assert np.abs(found[one] - found[0]).max() > 1e-4
     with pytest.raises(UsageError, match="chronos-bolt"):
         predict_task(load(checkpoints["chronos-bolt"]).forecaster, task, settings=every[2])
+
+
+def test_the_command_passes_what_series_see(
+    checkpoints: dict[str, Path], joint_task_file: Path
+) -> None:
+    pipeline = load(checkpoints["chronos-2"]).forecaster
+    for option in ("cross_learning", "as_univariate"):
+        settings = Settings.model_validate({option: True})
+        (own,) = evaluate_tasks(
+            pipeline, load_tasks(joint_task_file), name="m", settings=settings
+        )
+        given = f"fev:{joint_task_file}", f"--{option.replace('_', '-')}", "--json"
+        done = invoke(checkpoints["chronos-2"], "--suite", *given)
+        assert done.exit_code == 0, done.output
+        error = json.loads(done.stdout)["summaries"][0]["test_error"]
+        assert error == pytest.approx(own["test_error"], rel=1e-6)
+        (plain,) = evaluate_tasks(pipeline, load_tasks(joint_task_file), name="m")
+        assert error != pytest.approx(plain["test_error"], rel=1e-4)

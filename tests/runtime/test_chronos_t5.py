@@ -139,7 +139,10 @@ def by_inverse_cdf(
     return torch.searchsorted(cumulative, reached, right=True)[:, 0].numpy()
 
 
-SAMPLING = [(1.0, 50, 1.0), (0.7, 5, 1.0), (1.3, 0, 1.0), (1.0, 20, 0.6), (1.0, 0, 0.9), (1, 1, 1)]
+SAMPLING = [
+    (1.0, 50, 1.0), (0.7, 5, 1.0), (1.3, 0, 1.0), (1.0, 20, 0.6), (1.0, 0, 0.9), (1, 1, 1),
+    (1.0, 0, 0.0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SAMPLING)
@@ -155,6 +158,11 @@ def test_equal_numbers_draw_equal_tokens(temperature: float, top_k: int, top_p: 
     different = (found != expected).mean()
     assert different <= (0.01 if top_p < 1 else 0)  # ties are cut by their order
     assert not (found == 1).any()
+
+
+def test_smallest_number_draws_no_token_without_probability() -> None:
+    logits = np.array([[9.0, -np.inf, 1.0, 2.0]], np.float32)
+    assert drawn(Sampling(1.0, 0, 1.0, never=0), logits, np.zeros(1)).tolist() == [2]
 
 
 @pytest.mark.parametrize("horizon", [7, 40], ids=["one call", "three calls"])
@@ -265,8 +273,25 @@ def test_horizons_beyond_one_call_are_said_or_refused(forecaster: Any) -> None:
         forecaster.predict([[1.0, 2.0]], 17, limit_prediction_length=True)
     with pytest.raises(ValueError, match="prediction_length"):
         exported_pipeline(forecaster).predict(torch.ones(9), 17, limit_prediction_length=True)
+    for horizon in (None, 16):
+        found = forecaster.predict([[1.0, 2.0]], horizon, 1, limit_prediction_length=True)
+        assert found.shape == (1, 1, 16)
     with pytest.warns(UserWarning, match="median"):
         forecaster.predict([[1.0, 2.0]], 17, 1)
+
+
+def test_sampling_options_by_default_are_the_configs(
+    exported: dict[str, Path], tmp_path: Path
+) -> None:
+    given = {"num_samples": 3, "temperature": 0.5, "top_k": 9, "top_p": 0.8}
+    directory = tmp_path / "copy"
+    shutil.copytree(exported["chronos-t5"], directory)
+    change(directory, **given)
+    changed, stock = (runtime.load(one, threads=1) for one in (directory, exported["chronos-t5"]))
+    found: Any = changed.predict(series(48), 6, seed=1)
+    assert found.shape == (1, 3, 6)
+    assert np.array_equal(found, stock.predict(series(48), 6, seed=1, **given))
+    assert not np.array_equal(found, stock.predict(series(48), 6, 3, seed=1))
 
 
 def test_series_without_a_value(forecaster: Any) -> None:
