@@ -25,6 +25,7 @@ from tscompress.families.univariate import UnivariateChronos2Pipeline, univariat
 from tscompress.layers.univariate import OwnValues, is_univariate
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.plan.layer_plans import stock_frequencies
+from tscompress.runtime.record import GRAPH_FILE
 
 _KINDS: tuple[BlockKind, ...] = ("time", "group")
 
@@ -106,30 +107,9 @@ class Chronos2(PatchFamily):
             "num_output_patches": -(-batch.target.shape[1] // patch),
         }
 
-    def graph_source(self, model: nn.Module) -> GraphSource:
-        if is_univariate(model):
-            return univariate_source(model)
-        size = patch_size(model)
-        past, ahead = torch.zeros(3, 2 * size), torch.zeros(3, 2 * size)
-        free, free_ahead = {0: "batch", 1: "patches"}, {0: "batch", 1: "future_patches"}
-        return GraphSource(
-            module=Chronos2Graph(exportable_copy(model)),
-            inputs={
-                "context": past,
-                "observed": torch.ones_like(past),
-                "group_ids": torch.tensor([0, 0, 1]),
-                "future": ahead,
-                "future_observed": torch.zeros_like(ahead),
-            },
-            sizes={
-                "context": free,
-                "observed": free,
-                "group_ids": {0: "batch"},
-                "future": free_ahead,
-                "future_observed": free_ahead,
-            },
-            patch_size=size,
-        )
+    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
+        source = univariate_source if is_univariate(model) else _grouped_source
+        return {GRAPH_FILE: source(model)}
 
     def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
         target = batch.target
@@ -280,3 +260,28 @@ def _with_covariates(context: Tensor, covariates: Covariates) -> dict[str, Any]:
     past = {f"covariate-{index}": row for index, row in enumerate(covariates.past)}
     future = dict(zip(past, covariates.future, strict=False))  # of the first
     return {"target": context, "past_covariates": past, "future_covariates": future}
+
+
+def _grouped_source(model: nn.Module) -> GraphSource:
+    """What is exported of a model with group attention."""
+    size = patch_size(model)
+    past, ahead = torch.zeros(3, 2 * size), torch.zeros(3, 2 * size)
+    free, free_ahead = {0: "batch", 1: "patches"}, {0: "batch", 1: "future_patches"}
+    return GraphSource(
+        module=Chronos2Graph(exportable_copy(model)),
+        inputs={
+            "context": past,
+            "observed": torch.ones_like(past),
+            "group_ids": torch.tensor([0, 0, 1]),
+            "future": ahead,
+            "future_observed": torch.zeros_like(ahead),
+        },
+        sizes={
+            "context": free,
+            "observed": free,
+            "group_ids": {0: "batch"},
+            "future": free_ahead,
+            "future_observed": free_ahead,
+        },
+        patch_size=size,
+    )
