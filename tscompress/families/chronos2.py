@@ -13,11 +13,11 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from torch import Tensor, nn
 
-from tscompress.errors import RecipeError, UsageError
+from tscompress.errors import RecipeError
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
-from tscompress.families.covariates import Covariates, Joint, JointSeries
+from tscompress.families.chronos2_tasks import cross_learning_option, encoded, stock_task
+from tscompress.families.covariates import Joint, JointSeries
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
-from tscompress.families.joint import cross_learning_option, encoded
 from tscompress.families.opening import CHRONOS2_NAMES, is_converted
 from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
@@ -148,16 +148,9 @@ class Chronos2(PatchFamily):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
-        covariates: Sequence[Covariates] | None = None,
     ) -> Tensor:
-        rows = torch.arange(len(contexts))
+        order = rows = torch.arange(len(contexts))
         tasks: list[Any] = list(contexts)
-        order, size = rows, len(rows)
-        if covariates is not None:
-            if group_ids is not None:
-                raise UsageError("group_ids and covariates cannot go together; give one of them.")
-            tasks = list(map(_with_covariates, contexts, covariates))
-            size += sum(len(one.past) for one in covariates)
         if group_ids is not None:
             groups = [rows[group_ids == group] for group in sorted(set(group_ids.tolist()))]
             tasks = [torch.stack([contexts[row] for row in group]) for group in groups]
@@ -166,7 +159,7 @@ class Chronos2(PatchFamily):
             tasks,
             prediction_length=horizon,
             quantile_levels=list(levels),
-            batch_size=size,  # rows of the model's input
+            batch_size=len(rows),
         )
         return torch.cat(list(found))[order]
 
@@ -191,10 +184,10 @@ class Chronos2(PatchFamily):
         cross_learning: bool = False,
     ) -> Tensor:
         found, _ = pipeline.predict_quantiles(
-            [_with_covariates(one.targets, one.covariates) for one in tasks],
+            [stock_task(one.targets, one.covariates) for one in tasks],
             prediction_length=horizon,
             quantile_levels=list(levels),
-            batch_size=sum(one.rows for one in tasks),
+            batch_size=sum(one.rows for one in tasks),  # rows of the model's input
             **(cross_learning_option(pipeline) if cross_learning else {}),
         )
         return torch.stack(list(found))
@@ -253,13 +246,6 @@ class Chronos2(PatchFamily):
             chronos_pipeline_class="Chronos2Pipeline",
             architectures=["Chronos2Model"],
         )
-
-
-def _with_covariates(context: Tensor, covariates: Covariates) -> dict[str, Any]:
-    """A task of the stock pipeline: series ``[T]`` or ``[R, T]`` and covariates by name."""
-    past = {f"covariate-{index}": row for index, row in enumerate(covariates.past)}
-    future = dict(zip(past, covariates.future, strict=False))  # of the first
-    return {"target": context, "past_covariates": past, "future_covariates": future}
 
 
 def _grouped_source(model: nn.Module) -> GraphSource:
