@@ -14,7 +14,7 @@ from conftest import Command, assert_refused
 import tscompress
 from tscompress.checkpoints.given import loaded_of
 from tscompress.errors import CorruptCheckpointError, LeakError, UnsupportedModelError, UsageError
-from tscompress.families.covariates import Covariates
+from tscompress.families.covariates import Covariates, Joint
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.runtime.record import RECORD_FILE
 
@@ -138,9 +138,10 @@ def test_covariates_are_read_as_by_the_source(
         Covariates(torch.randn(2, 40, generator=draw), torch.randn(1, 20, generator=draw))
         for _ in series
     ]
+    tasks = [Joint(one[None], beside) for one, beside in zip(series, known, strict=True)]
     found = []
     for path in (exported["chronos-2"], checkpoints["chronos-2"]):
         pipeline: Any = loaded_of(path).forecaster
         family = adapter_of_pipeline(pipeline)
-        found.append(family.quantiles(pipeline, series, 20, [0.1, 0.5], covariates=known))
+        found.append(family.joint_quantiles(pipeline, tasks, 20, [0.1, 0.5]))
     assert torch.allclose(*found, rtol=0, atol=1e-5 * float(found[1].abs().max()))

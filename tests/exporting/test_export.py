@@ -103,7 +103,8 @@ def small_bolt() -> torch.nn.Module:
 def test_smaller_precisions(precision: Any, share: float, difference: float) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     model: Any = small_bolt()
-    content = onnx_graph(adapter_of("chronos-bolt").graph_source(model), precision)
+    (source,) = adapter_of("chronos-bolt").graph_sources(model).values()
+    content = onnx_graph(source, precision)
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     graph = onnx.load_from_string(content).graph
     stored = {tuple(one.dims): one.data_type for one in graph.initializer}
@@ -202,7 +203,7 @@ def test_overlapping_patches_are_refused() -> None:
     model: Any = small_bolt()
     model.chronos_config.input_patch_stride = 8
     with pytest.raises(UnsupportedModelError, match="input_patch_stride"):
-        adapter_of("chronos-bolt").graph_source(model)
+        adapter_of("chronos-bolt").graph_sources(model)
 
 
 def test_options_are_refused_before_a_model_is_loaded(

@@ -23,7 +23,7 @@ from tscompress.errors import CorruptCheckpointError, DataError, UsageError
 from tscompress.families.exported import draws_as_source, exported_pipeline
 from tscompress.runtime.contexts import stacked
 from tscompress.runtime.sampling import Sampling, drawn
-from tscompress.runtime.t5_graphs import DECODER_FILE, ENCODER_FILE
+from tscompress.runtime.t5_names import DECODER_FILE, ENCODER_FILE
 from tscompress.runtime.tokens import UniformBins
 
 onnx: Any = pytest.importorskip("onnx")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -86,11 +85,6 @@ class Page:
             self._call(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number
             )
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        found = self._call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def _call(self, method: str, **parameters: object) -> Mapping[str, Any]:
         self._next += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tscompress.errors import RecipeError, UsageError
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.quiet import quiet_horizons
 
 
 class Workload(BaseModel):
@@ -118,9 +118,7 @@ def settings(workload: Workload) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         try:
             torch.set_num_threads(workload.threads or threads)
-            with warnings.catch_warnings():
-                # Models warn about horizons beyond theirs; here the workload defines the horizon.
-                warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+            with quiet_horizons():
                 yield
         finally:
             torch.set_num_threads(threads)

@@ -321,8 +321,8 @@ def _head_plan(
     reads_latent: bool,
     free_frequencies: bool,
 ) -> HeadPlan:
-    weight = dense_linear(model, block.projections["q"]).weight
-    size = len(weight) // block.num_heads
+    before = _heads_before(model, block, "q")
+    size = before["head_size"]
     qk_size = _size_of(qk, block.name, size)
     frequencies = None
     if block.rotary:
@@ -336,11 +336,7 @@ def _head_plan(
             )
     return _validated(
         HeadPlan,
-        name=block.name,
-        kind=block.kind,
-        d_model=weight.shape[1],
-        num_heads=block.num_heads,
-        head_size=size,
+        **before,
         qk_size=qk_size,
         vo_size=_size_of(vo, block.name, size),
         frequencies=frequencies,
@@ -349,20 +345,21 @@ def _head_plan(
 
 
 def _univariate_plan(model: nn.Module, block: AttentionBlock, vo: Sizes) -> HeadPlan:
-    weight = dense_linear(model, block.projections["v"]).weight
-    head_size = len(weight) // block.num_heads
-    size = _size_of(vo, block.name, head_size)
-    return _validated(
-        HeadPlan,
-        name=block.name,
-        kind=block.kind,
-        d_model=weight.shape[1],
-        num_heads=block.num_heads,
-        head_size=head_size,
-        qk_size=size,
-        vo_size=size,
-        univariate=True,
-    )
+    before = _heads_before(model, block, "v")
+    size = _size_of(vo, block.name, before["head_size"])
+    return _validated(HeadPlan, **before, qk_size=size, vo_size=size, univariate=True)
+
+
+def _heads_before(model: nn.Module, block: AttentionBlock, role: str) -> dict[str, Any]:
+    """The fields of a :class:`HeadPlan` that describe the original, by one of its projections."""
+    weight = dense_linear(model, block.projections[role]).weight  # [heads * head size, d_model]
+    return {
+        "name": block.name,
+        "kind": block.kind,
+        "d_model": weight.shape[1],
+        "num_heads": block.num_heads,
+        "head_size": len(weight) // block.num_heads,
+    }
 
 
 def _hidden_plans(

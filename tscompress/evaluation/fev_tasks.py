@@ -24,8 +24,8 @@ from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.joint import check_settings
 from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
+from tscompress.families.chronos2_tasks import cross_learning_option
 from tscompress.families.groups import reads_covariates
-from tscompress.families.joint import cross_learning_option
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.files import user_path
 from tscompress.io.own_outputs import table_csv

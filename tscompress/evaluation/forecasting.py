@@ -27,9 +27,11 @@ from tscompress.evaluation.batching import (
     common_random_numbers,
     part_of_batch,
 )
+from tscompress.evaluation.joint import predict_tasks
 from tscompress.evaluation.metrics import backtest
-from tscompress.families.covariates import Covariates
+from tscompress.families.covariates import Covariates, Joint
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.quiet import quiet_horizons
 
 with warnings.catch_warnings():
     # gluonts recommends faster JSON libraries on import; nothing here is slowed down by JSON.
@@ -216,16 +218,16 @@ def _predict_batch(
     num_samples: int | None,
 ) -> npt.NDArray[np.float32]:
     """Samples ``[B, num_samples, horizon]`` or quantiles ``[B, 9, horizon]`` of one batch."""
-    with warnings.catch_warnings():
-        # Models warn about horizons beyond theirs; here the suite defines the horizon.
-        warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-        family = adapter_of_pipeline(pipeline)
-        if family.draws_samples and covariates is None:
+    if covariates is not None:
+        each = zip(contexts, covariates, strict=True)
+        tasks = [Joint(context[None], beside) for context, beside in each]
+        return predict_tasks(pipeline, tasks, horizon)[:, 0]
+    family = adapter_of_pipeline(pipeline)
+    with quiet_horizons():
+        if family.draws_samples:
             samples = family.predict(pipeline, contexts, horizon, num_samples)
             return np.asarray(samples, dtype=np.float32)
-        quantiles = family.quantiles(
-            pipeline, contexts, horizon, QUANTILE_LEVELS, covariates=covariates
-        )
+        quantiles = family.quantiles(pipeline, contexts, horizon, QUANTILE_LEVELS)
     return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +25,7 @@ from tscompress.evaluation.results import Settings
 from tscompress.families.covariates import Joint, JointSeries
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
+from tscompress.io.quiet import quiet_horizons
 
 
 def check_settings(
@@ -75,18 +74,13 @@ def are_joint(
     return grouped or settings.cross_learning
 
 
-class _Task(NamedTuple):
-    """Series that are forecast together: their places in the dataset."""
-
-    places: tuple[int, ...]
-
-
-def _tasks(dataset: EvaluationDataset) -> list[_Task]:
+def _tasks(dataset: EvaluationDataset) -> list[list[int]]:
+    """Places in the dataset of the series that are forecast together."""
     groups = dataset.groups or range(len(dataset.series))
     found: dict[int, list[int]] = {}
     for place, group in enumerate(groups):
         found.setdefault(group, []).append(place)
-    return [_Task(tuple(places)) for places in found.values()]
+    return list(found.values())
 
 
 def notes_of(
@@ -94,7 +88,7 @@ def notes_of(
 ) -> Iterator[str]:
     """What a user may not expect of a joint forecast."""
     yield from dataset.notes
-    largest = max(len(task.places) for task in _tasks(dataset))
+    largest = max(map(len, _tasks(dataset)))
     if batch_size != AUTO and largest > batch_size:
         whole = "sees no other" if settings.cross_learning else "is forecast whole"
         yield (
@@ -148,16 +142,38 @@ def predict_joint(
             batch = [joint[index] for index in indices]
             quantiles = _batch(pipeline, batch, dataset.horizon, parts, cross_learning)
             for index, of_task in zip(indices, quantiles, strict=True):
-                found |= dict(zip(tasks[index].places, of_task, strict=True))
+                found |= dict(zip(tasks[index], of_task, strict=True))
     found = processes.gather(found)
     return np.stack([found[place] for place in range(len(dataset.series))])
 
 
-def _by_window(dataset: EvaluationDataset) -> Iterator[list[_Task]]:
+def predict_tasks(
+    pipeline: BaseChronosPipeline,
+    tasks: Sequence[Joint],
+    horizon: int,
+    *,
+    cross_learning: bool = False,
+) -> npt.NDArray[np.float32]:
+    """Quantiles 0.1 … 0.9 of tasks of R targets each, as one batch, ``[B, R, 9, horizon]``.
+
+    Raises
+    ------
+    UsageError
+        The model sees one series at a time.
+    """
+    family = adapter_of_pipeline(pipeline)
+    with quiet_horizons():
+        quantiles = family.joint_quantiles(
+            pipeline, tasks, horizon, QUANTILE_LEVELS, cross_learning=cross_learning
+        )
+    return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
+
+
+def _by_window(dataset: EvaluationDataset) -> Iterator[list[list[int]]]:
     """Tasks of each window, the earliest first; windows of one series follow one another."""
     tasks = _tasks(dataset)
     for window in range(dataset.windows):
-        yield [task for task in tasks if task.places[0] % dataset.windows == window]
+        yield [task for task in tasks if task[0] % dataset.windows == window]
 
 
 def _in_order(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -167,13 +183,13 @@ def _in_order(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 
 
 def _encoded(
-    pipeline: BaseChronosPipeline, dataset: EvaluationDataset, tasks: Sequence[_Task]
+    pipeline: BaseChronosPipeline, dataset: EvaluationDataset, tasks: Sequence[Sequence[int]]
 ) -> list[Joint]:
     contexts = dataset.contexts
     given = [
         JointSeries(
-            [contexts[place] for place in task.places],
-            dataset.covariates[task.places[0]] if dataset.covariates else SeriesCovariates(),
+            [contexts[place] for place in task],
+            dataset.covariates[task[0]] if dataset.covariates else SeriesCovariates(),
         )
         for task in tasks
     ]
@@ -187,19 +203,12 @@ def _batch(
     parts: Parts,
     cross_learning: bool,
 ) -> npt.NDArray[np.float32]:
-    """Quantiles ``[B, R, 9, horizon]`` of the tasks of a batch."""
-    family = adapter_of_pipeline(pipeline)
+    """Quantiles ``[B, R, 9, horizon]`` of the tasks of a batch, in parts where memory is short."""
     longest = max(one.targets.shape[1] for one in batch)
     padded = [_padded(one, longest) for one in batch]
 
     def compute(rows: slice) -> npt.NDArray[np.float32]:
-        with warnings.catch_warnings():
-            # Models warn about horizons beyond theirs; here the suite defines the horizon.
-            warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-            quantiles = family.joint_quantiles(
-                pipeline, padded[rows], horizon, QUANTILE_LEVELS, cross_learning=cross_learning
-            )
-        return np.asarray(quantiles.swapaxes(-1, -2), dtype=np.float32)
+        return predict_tasks(pipeline, padded[rows], horizon, cross_learning=cross_learning)
 
     if not cross_learning:
         return parts.compute(len(batch), compute)

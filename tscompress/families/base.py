@@ -26,7 +26,7 @@ except ImportError:  # transformers 4
     from transformers.modeling_utils import no_init_weights
 
 from tscompress.errors import UsageError
-from tscompress.families.covariates import Covariates, JointForecasts
+from tscompress.families.covariates import JointForecasts
 from tscompress.families.graphs import Exportable
 from tscompress.families.opening import Openable
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
@@ -350,11 +350,6 @@ class ForecastFamily(JointForecasts, Exportable, Openable, Family):
     needed_settings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[FamilyDefaults]
 
-    @property
-    def reads_covariates(self) -> bool:
-        """Whether other series can go with the one that is forecast."""
-        return self.group_size > 1
-
     # Building
 
     def model_class(self, config: Mapping[str, Any]) -> Any:
@@ -466,7 +461,6 @@ class ForecastFamily(JointForecasts, Exportable, Openable, Family):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
-        covariates: Sequence[Covariates] | None = None,
     ) -> Tensor:
         """Forecast quantiles ``[B, horizon, Q]`` at ``levels``, as stock ``predict_quantiles``.
 
@@ -475,17 +469,9 @@ class ForecastFamily(JointForecasts, Exportable, Openable, Family):
         contexts
             ``[B, T]``, or B series ``[T_i]``.
         group_ids
-            ``[B]``; series of one group are forecast as variates of one task.
-        covariates
-            B, of ``T_i`` and ``horizon`` steps and equal C and K; not with ``group_ids``.
-
-        Raises
-        ------
-        UsageError
-            Covariates, and the family reads none.
+            ``[B]``; series of one group are forecast as variates of one task. Of series with
+            covariates, see :meth:`joint_quantiles`.
         """
-        if covariates is not None:
-            raise UsageError(f"{self.name} reads no covariates; leave them out.")
         found: Tensor
         found, _ = pipeline.predict_quantiles(
             contexts, prediction_length=horizon, quantile_levels=list(levels)

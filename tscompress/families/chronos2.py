@@ -13,11 +13,11 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from torch import Tensor, nn
 
-from tscompress.errors import RecipeError, UsageError
+from tscompress.errors import RecipeError
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
-from tscompress.families.covariates import Covariates, Joint, JointSeries
+from tscompress.families.chronos2_tasks import cross_learning_option, encoded, stock_task
+from tscompress.families.covariates import Joint, JointSeries
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
-from tscompress.families.joint import cross_learning_option, encoded
 from tscompress.families.opening import CHRONOS2_NAMES, is_converted
 from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.stacks import stack_layers, sublayer_name
@@ -25,6 +25,7 @@ from tscompress.families.univariate import UnivariateChronos2Pipeline, univariat
 from tscompress.layers.univariate import OwnValues, is_univariate
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 from tscompress.plan.layer_plans import stock_frequencies
+from tscompress.runtime.record import GRAPH_FILE
 
 _KINDS: tuple[BlockKind, ...] = ("time", "group")
 
@@ -106,30 +107,9 @@ class Chronos2(PatchFamily):
             "num_output_patches": -(-batch.target.shape[1] // patch),
         }
 
-    def graph_source(self, model: nn.Module) -> GraphSource:
-        if is_univariate(model):
-            return univariate_source(model)
-        size = patch_size(model)
-        past, ahead = torch.zeros(3, 2 * size), torch.zeros(3, 2 * size)
-        free, free_ahead = {0: "batch", 1: "patches"}, {0: "batch", 1: "future_patches"}
-        return GraphSource(
-            module=Chronos2Graph(exportable_copy(model)),
-            inputs={
-                "context": past,
-                "observed": torch.ones_like(past),
-                "group_ids": torch.tensor([0, 0, 1]),
-                "future": ahead,
-                "future_observed": torch.zeros_like(ahead),
-            },
-            sizes={
-                "context": free,
-                "observed": free,
-                "group_ids": {0: "batch"},
-                "future": free_ahead,
-                "future_observed": free_ahead,
-            },
-            patch_size=size,
-        )
+    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
+        source = univariate_source if is_univariate(model) else _grouped_source
+        return {GRAPH_FILE: source(model)}
 
     def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
         target = batch.target
@@ -168,16 +148,9 @@ class Chronos2(PatchFamily):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
-        covariates: Sequence[Covariates] | None = None,
     ) -> Tensor:
-        rows = torch.arange(len(contexts))
+        order = rows = torch.arange(len(contexts))
         tasks: list[Any] = list(contexts)
-        order, size = rows, len(rows)
-        if covariates is not None:
-            if group_ids is not None:
-                raise UsageError("group_ids and covariates cannot go together; give one of them.")
-            tasks = list(map(_with_covariates, contexts, covariates))
-            size += sum(len(one.past) for one in covariates)
         if group_ids is not None:
             groups = [rows[group_ids == group] for group in sorted(set(group_ids.tolist()))]
             tasks = [torch.stack([contexts[row] for row in group]) for group in groups]
@@ -186,7 +159,7 @@ class Chronos2(PatchFamily):
             tasks,
             prediction_length=horizon,
             quantile_levels=list(levels),
-            batch_size=size,  # rows of the model's input
+            batch_size=len(rows),
         )
         return torch.cat(list(found))[order]
 
@@ -211,10 +184,10 @@ class Chronos2(PatchFamily):
         cross_learning: bool = False,
     ) -> Tensor:
         found, _ = pipeline.predict_quantiles(
-            [_with_covariates(one.targets, one.covariates) for one in tasks],
+            [stock_task(one.targets, one.covariates) for one in tasks],
             prediction_length=horizon,
             quantile_levels=list(levels),
-            batch_size=sum(one.rows for one in tasks),
+            batch_size=sum(one.rows for one in tasks),  # rows of the model's input
             **(cross_learning_option(pipeline) if cross_learning else {}),
         )
         return torch.stack(list(found))
@@ -275,8 +248,26 @@ class Chronos2(PatchFamily):
         )
 
 
-def _with_covariates(context: Tensor, covariates: Covariates) -> dict[str, Any]:
-    """A task of the stock pipeline: series ``[T]`` or ``[R, T]`` and covariates by name."""
-    past = {f"covariate-{index}": row for index, row in enumerate(covariates.past)}
-    future = dict(zip(past, covariates.future, strict=False))  # of the first
-    return {"target": context, "past_covariates": past, "future_covariates": future}
+def _grouped_source(model: nn.Module) -> GraphSource:
+    """What is exported of a model with group attention."""
+    size = patch_size(model)
+    past, ahead = torch.zeros(3, 2 * size), torch.zeros(3, 2 * size)
+    free, free_ahead = {0: "batch", 1: "patches"}, {0: "batch", 1: "future_patches"}
+    return GraphSource(
+        module=Chronos2Graph(exportable_copy(model)),
+        inputs={
+            "context": past,
+            "observed": torch.ones_like(past),
+            "group_ids": torch.tensor([0, 0, 1]),
+            "future": ahead,
+            "future_observed": torch.zeros_like(ahead),
+        },
+        sizes={
+            "context": free,
+            "observed": free,
+            "group_ids": {0: "batch"},
+            "future": free_ahead,
+            "future_observed": free_ahead,
+        },
+        patch_size=size,
+    )

@@ -16,6 +16,7 @@ from tscompress.families.graphs import BoltGraph, GraphSource, exportable_copy
 from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
 from tscompress.families.t5_stack import describe_t5, shape_settings
 from tscompress.plan.architecture import Architecture
+from tscompress.runtime.record import GRAPH_FILE
 
 
 class ChronosBolt(PatchFamily):
@@ -51,16 +52,17 @@ class ChronosBolt(PatchFamily):
         )
         return per_observed_step(output.loss, observed, output.quantile_preds)
 
-    def graph_source(self, model: nn.Module) -> GraphSource:
+    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
         size = patch_size(model)
         steps = torch.zeros(2, 2 * size)
         free = {0: "batch", 1: "patches"}
-        return GraphSource(
+        source = GraphSource(
             module=BoltGraph(exportable_copy(model)),
             inputs={"context": steps, "observed": torch.ones_like(steps)},
             sizes={"context": free, "observed": free},
             patch_size=size,
         )
+        return {GRAPH_FILE: source}
 
     def one_embedding(self, config: Any) -> bool:
         return bool(config.decoder_start_token_id == getattr(config, "reg_token_id", None))

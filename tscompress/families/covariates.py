@@ -1,4 +1,4 @@
-"""Series that go with the one that is forecast."""
+"""Covariates and groups: series that go with those that are forecast, and forecasts of them."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def reads_covariates(pipeline: BaseChronosPipeline) -> bool:
     UnsupportedModelError
         The pipeline's class is unknown.
     """
-    family = adapter_of_pipeline(pipeline)
-    return family.reads_covariates and not is_univariate(pipeline.inner_model)
+    return group_size(adapter_of_pipeline(pipeline).name, pipeline.inner_model) > 1
 
 
 def kind_of(pipeline: BaseChronosPipeline) -> str:

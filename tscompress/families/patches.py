@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 from tscompress.errors import UnsupportedModelError
 from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
 from tscompress.families.calibration_sizes import OF_PATCHES
-from tscompress.families.graphs import GraphSource
 from tscompress.runtime.quantiles import FloatArray
-from tscompress.runtime.record import GRAPH_FILE
 
 #: Measured on Chronos-Bolt (eval/notes); Chronos-2 has the same values, unmeasured.
 PATCH_DEFAULTS = FamilyDefaults(
@@ -47,13 +44,6 @@ class PatchFamily(ForecastFamily):
 
     def embedding_table(self, model: nn.Module, config: Mapping[str, Any]) -> None:
         return None
-
-    @abstractmethod
-    def graph_source(self, model: nn.Module) -> GraphSource:
-        """The one graph of a model, see :meth:`graph_sources`."""
-
-    def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
-        return {GRAPH_FILE: self.graph_source(model)}
 
     def card_notes(self, settings: Mapping[str, Any]) -> str:
         return (

@@ -22,7 +22,7 @@ from tscompress.layers.latent_cross_attention import LatentCrossAttention
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.runtime.contexts import stacked
 from tscompress.runtime.quantiles import FloatArray
-from tscompress.runtime.t5_graphs import (
+from tscompress.runtime.t5_names import (
     DECODER_FILE,
     ENCODER_FILE,
     LOGITS,

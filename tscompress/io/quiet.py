@@ -1,4 +1,4 @@
-"""Silence of libraries while a model is read: no bars and no advice meant for their own users."""
+"""Silence of libraries: no bars and no advice meant for their own users."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ _lock = threading.Lock()
 _inside = 0
 #: What the last to leave calls.
 _restore: Callable[[], None] | None = None
+
+
+@contextmanager
+def quiet_horizons() -> Iterator[None]:
+    """Within, models do not warn about horizons beyond theirs: a suite or a workload sets them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+        yield
 
 
 @contextmanager

@@ -234,15 +234,12 @@ class Plan(BaseModel):
             if self.width:
                 lines.append(f"fold, residual stream: {self.width.kept} of {self.width.d_model}")
             heads = [head for head in self.heads if not (head.latent or head.univariate)]
-            for label, sizes in (
-                ()
-                if not self.calibrates
-                else (
-                    ("queries and keys", [head.qk_size for head in heads]),
-                    ("values", [head.vo_size for head in heads]),
-                    ("hidden units", [hidden.kept for hidden in self.hidden]),
-                )
-            ):
+            kept = {
+                "queries and keys": [head.qk_size for head in heads],
+                "values": [head.vo_size for head in heads],
+                "hidden units": [hidden.kept for hidden in self.hidden],
+            }
+            for label, sizes in kept.items() if self.calibrates else ():
                 lines.append(f"fold, {label}: {min(sizes)} to {max(sizes)}" if sizes else "")
             if self.latent:
                 lines.append(f"fold, all cross-attention: one latent of {self.latent}")

@@ -17,11 +17,6 @@ class ChronosBoltForecaster(PatchForecaster):
 
     inputs = ("context", "observed")
 
-    @property
-    def prediction_length(self) -> int:
-        """Steps of one call."""
-        return int(self.record.settings["prediction_length"])
-
     def predict(self, contexts: Any, prediction_length: int | None = None) -> FloatArray:
         """The model's own quantiles.
 

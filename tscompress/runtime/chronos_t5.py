@@ -17,7 +17,7 @@ from tscompress.runtime.graph import Graph
 from tscompress.runtime.quantiles import FloatArray, empirical
 from tscompress.runtime.record import Record, positive
 from tscompress.runtime.sampling import Sampling, drawn
-from tscompress.runtime.t5_graphs import (
+from tscompress.runtime.t5_names import (
     DECODER_FILE,
     ENCODER_FILE,
     LOGITS,
@@ -73,11 +73,6 @@ class ChronosT5Forecaster(Forecaster):
             raise ValueError("decoder_start_token_id")
         for name in ("temperature", "top_k", "top_p"):
             float(settings[name])
-
-    @property
-    def prediction_length(self) -> int:
-        """Steps of one call."""
-        return int(self.record.settings["prediction_length"])
 
     def predict(
         self,

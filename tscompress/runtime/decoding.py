@@ -8,7 +8,7 @@ import numpy as np
 
 from tscompress.runtime.graph import Array, Graph
 from tscompress.runtime.quantiles import FloatArray
-from tscompress.runtime.t5_graphs import LOGITS, past_names, step_names
+from tscompress.runtime.t5_names import LOGITS, past_names, step_names
 from tscompress.runtime.tokens import IntArray
 
 #: Slots are added by so many: each is read in every step, and adding copies those before.

@@ -59,9 +59,9 @@ class Forecaster(ABC):
         """
 
     @property
-    @abstractmethod
     def prediction_length(self) -> int:
         """Steps of one call."""
+        return int(self.record.settings["prediction_length"])
 
     @abstractmethod
     def predict_quantiles(

@@ -85,10 +85,9 @@ def export(
     """Write a model as an ONNX graph, open that, compare forecasts, and only then put it in place.
 
     The directory holds ``model.onnx`` with the weights (of Chronos-T5, ``encoder.onnx`` and
-    ``decoder.onnx``), ``tscompress-export.json`` (format, family,
-    config, hashes, source, precision, opset, library versions) and a card.
-    :func:`tscompress.runtime.load` opens it without torch; ``evaluate`` and ``probe`` take it like
-    a model.
+    ``decoder.onnx``), ``tscompress-export.json`` (format, family, config, hashes, source,
+    precision, opset, library versions) and a card. :func:`tscompress.runtime.load` opens it without
+    torch; ``evaluate`` and ``probe`` take it like a model.
 
     Parameters
     ----------

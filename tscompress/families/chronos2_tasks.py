@@ -1,4 +1,7 @@
-"""What Chronos-2 makes of tables: categories to numbers by chronos-forecasting's own encoding."""
+"""Tasks of the stock Chronos-2 pipeline: categories as numbers, covariates by name, cross-learning.
+
+What differs between versions of chronos-forecasting is here.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,20 @@ def _joint(context: Tensor, future: Tensor, targets: int, known: int) -> Joint:
     first_known = len(context) - known
     past = torch.cat([context[first_known:], context[targets:first_known]])
     return Joint(context[:targets], Covariates(past, future[first_known:]))
+
+
+def stock_task(targets: Tensor, covariates: Covariates) -> dict[str, Any]:
+    """A task of numbers as ``predict`` takes it, covariates by name.
+
+    Parameters
+    ----------
+    targets
+        ``[R, T]``; of one, the task has the series ``[T]``.
+    """
+    past = {f"covariate-{index}": row for index, row in enumerate(covariates.past)}
+    future = dict(zip(past, covariates.future, strict=False))  # of the first
+    target = targets[0] if len(targets) == 1 else targets
+    return {"target": target, "past_covariates": past, "future_covariates": future}
 
 
 def cross_learning_option(pipeline: Any) -> dict[str, bool]:
