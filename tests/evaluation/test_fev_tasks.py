@@ -277,9 +277,7 @@ def test_the_command_passes_what_series_see(
     pipeline = load(checkpoints["chronos-2"]).forecaster
     for option in ("cross_learning", "as_univariate"):
         settings = Settings.model_validate({option: True})
-        (own,) = evaluate_tasks(
-            pipeline, load_tasks(joint_task_file), name="m", settings=settings
-        )
+        (own,) = evaluate_tasks(pipeline, load_tasks(joint_task_file), name="m", settings=settings)
         given = f"fev:{joint_task_file}", f"--{option.replace('_', '-')}", "--json"
         done = invoke(checkpoints["chronos-2"], "--suite", *given)
         assert done.exit_code == 0, done.output
