@@ -74,7 +74,7 @@ def project() -> dict[str, Any]:
 
 
 def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) -> None:
-    model_cards = set(PACKAGE.glob("reference/*/README.md"))
+    model_cards = set(PACKAGE.glob("checkpoints/reference/*/README.md"))
     ours = {
         f"tscompress/{path.relative_to(PACKAGE)}"
         for path in PACKAGE.rglob("*")
@@ -95,7 +95,7 @@ def test_the_wheel_holds_the_package_and_its_data_alone(wheel: zipfile.ZipFile) 
 def test_runtime_data_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     for reference in ("bolt", "bolt-nano", "chronos2", "t5", "t5-nano"):
-        home = f"tscompress/reference/{reference}"
+        home = f"tscompress/checkpoints/reference/{reference}"
         assert {f"{home}/{n}" for n in ("config.json", "model.safetensors", "README.md")} <= names
     suites = {f"tscompress/data/suite_files/{name}.yaml" for name in ("zero-shot", "in-domain")}
     templates = {"tscompress/hub/templates/card.md.j2"}
@@ -148,7 +148,7 @@ def copy_of_the_tree(target: Path, *, time: int, mode: int) -> Path:
     """The tree elsewhere, with other times and permissions, and reference weights of no size."""
     ignored = shutil.ignore_patterns(*NOT_SHIPPED, "*.safetensors")
     shutil.copytree(ROOT, target, ignore=ignored)
-    for directory in (target / "tscompress" / "reference").iterdir():
+    for directory in (target / "tscompress" / "checkpoints" / "reference").iterdir():
         (directory / "model.safetensors").write_bytes(b"\0" * 100)
     for path in sorted(target.rglob("*"), reverse=True):
         if path.is_file():

@@ -54,7 +54,7 @@ def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
 
 
 def _reference_directory(source: str) -> Path:
-    root = Path(str(files("tscompress").joinpath("reference")))
+    root = Path(str(files("tscompress.checkpoints").joinpath("reference")))
     available = sorted(p.parent.name for p in root.glob("*/config.json"))
     name = source.removeprefix(REFERENCE_PREFIX)
     if name not in available:

@@ -1,0 +1,1 @@
+"""What the papers state, as functions and small models: bounds, constructions, estimators."""
