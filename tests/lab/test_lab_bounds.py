@@ -122,14 +122,17 @@ def test_time_moe_embeddings_are_below_their_bound(beta: float, seed: int) -> No
 
 
 def test_the_printed_corollary_2_has_rank_1_and_large_w_break_its_rate() -> None:
-    d, L, beta = 24, 60, 0.5
-    x, w, v = uniform(L, seed=0), uniform(d, seed=1), uniform(d, seed=2)
-    printed = (w * v)[:, None] * x**2 / (1 + torch.exp(-beta * x))
+    d, L, beta = 64, 256, 0.25
+    x, v = uniform(L, seed=0), uniform(d, seed=1)
+    printed = v[:, None] * x**2 / (1 + torch.exp(-beta * x))
     assert float(singular_values(printed)[1]) < 1e-12
-    steep = singular_values(swish_embedding(x, 1000 * w, v / 1000, beta))  # |w_i v_i| <= 1 still
+    w = torch.logspace(0, 3, d, dtype=torch.float64)
+    w[::2] *= -1
+    sigma = singular_values(swish_embedding(x, w, 1 / w, beta))  # |w_i v_i| = 1
     rho, maximum = swish_ellipse(beta)
-    bound = analytic_embedding_bound(20, d, L, rho=rho, maximum=maximum)
-    assert float(steep[20]) > 1000 * bound
+    above = sigma > 1e-13 * sigma[0]  # not rounding
+    bounds = [analytic_embedding_bound(j, d, L, rho=rho, maximum=maximum) for j in range(d)]
+    assert float((sigma / torch.tensor(bounds))[above].max()) > 1e6
 
 
 @given(st.floats(0.5, 8), SEEDS)
@@ -224,6 +227,19 @@ def test_a_repeated_column_has_an_error_of_the_root_of_its_number(
     assert reduction_error(Xi, U, weights, 1) == pytest.approx(math.sqrt(d * L) * sigma, rel=1e-12)
     assert spectral_norm(weights.W_V) == pytest.approx(math.sqrt(d))
     assert math.sqrt(d * L) * sigma <= reduced_attention_bound(sigma, d, multiplicity=L)
+
+
+@given(st.floats(0.01, 1), st.sampled_from([2, 5]), SEEDS)
+def test_no_reduction_of_rank_1_serves_both_columns(sigma: float, d: int, seed: int) -> None:
+    L = 9
+    Xi, (_, weights) = repeated_column(sigma, d, L)
+    left, right = (gaussian(d, 1, generator=seeded(seed + n)) for n in (0, 1))
+    reduced = weights._replace(W_V=left @ right.T)
+    worst = max(
+        float(torch.linalg.matrix_norm(weights(U) - reduced(U)))
+        for U in (column.repeat(1, L) for column in Xi.split(1, dim=1))
+    )
+    assert worst >= math.sqrt(d * L / 2) * sigma * (1 - 1e-9)
 
 
 def test_an_input_that_is_repeated_m_times_has_a_root_m_times_the_error() -> None:

@@ -66,7 +66,8 @@ def repeated_column(sigma: float, d: int, L: int) -> tuple[Tensor, Example]:
     """Why Theorem 3.1 needs the multiplicity of tokens: an error of sqrt(d L) sigma_2 exactly.
 
     The vocabulary is [e_1, sigma e_2]; the tokens are its second column, L times. W_V is
-    sqrt(d) I, and W_Q and W_K are 0, which meets all premises with C = 1.
+    sqrt(d) I, and W_Q and W_K are 0, which meets all premises with C = 1. No other W_V of rank 1
+    helps: one of the two columns, L times, has an error of at least sqrt(d L / 2) sigma_2.
 
     Returns
     -------
