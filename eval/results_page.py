@@ -1,4 +1,4 @@
-"""Fill the tables of RESULTS.md and of other pages of results from the files that the scripts wrote.
+"""Fill the tables of RESULTS.md and other pages of results from files that scripts wrote.
 
     python eval/results_page.py            # after a table in eval/results was measured again
     python eval/results_page.py --check    # exit status 1 if a page is stale

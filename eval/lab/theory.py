@@ -5,8 +5,8 @@
 Every section draws matrices with given spectra in float64 and measures a statement of
 "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility":
 its bounds, the examples that its proofs construct, and the experiments of its Appendix F. Written
-are the numbers and a figure of each section, and one table of verdicts. With ``--only`` verdicts of
-other sections stay. ``--quick`` is smaller, for a look. Exit status 1: a verdict is not as expected.
+are the numbers and a figure of each section, and one table of verdicts. With ``--only`` those of
+other sections stay. ``--quick`` has smaller matrices. Exit status 1: a verdict is not as expected.
 """
 
 from __future__ import annotations

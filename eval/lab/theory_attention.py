@@ -153,7 +153,9 @@ def _verdicts(frame: pd.DataFrame, least: float) -> list[Verdict]:
     table = pd.DataFrame({case: part["error"].to_numpy() for case, part in by_heads.items()})
     apart = float((table.max(axis=1) / table.min(axis=1)).max())
     widths = {
-        case: [slope(one["x"], one["error"]) for _, one in _part(frame, "width", case).groupby("seed")]
+        case: [
+            slope(one["x"], one["error"]) for _, one in _part(frame, "width", case).groupby("seed")
+        ]
         for case in ("|W_V| = √d", "entries of variance 1/d")
     }  # fmt: skip
     column = _part(frame, "repeats", "one column of two, m times")
@@ -217,10 +219,13 @@ def _verdicts(frame: pd.DataFrame, least: float) -> list[Verdict]:
 def _figure(frame: pd.DataFrame) -> Figure:
     figure = new_figure(10.4, 6.4)
     (rank, width), (repeats, softmax) = figure.subplots(2, 2)
-    style_axes(rank, xlabel=r"$\sigma_{r+1}$", ylabel=ERROR, title="error against rank (Fig. 9, left)")
+    style_axes(
+        rank, xlabel=r"$\sigma_{r+1}$", ylabel=ERROR, title="error against rank (Fig. 9, left)"
+    )
     style_axes(width, xlabel="d", ylabel=ERROR, title="error against width (Fig. 9, right)")
     style_axes(
-        repeats, xlabel="m, how often a column occurs", ylabel=r"error / ($\sqrt{d}\,\sigma_{r+1}$)",
+        repeats, xlabel="m, how often a column occurs",
+        ylabel=r"error / ($\sqrt{d}\,\sigma_{r+1}$)",
         title="repeated tokens break Theorem 3.1 as printed",
     )  # fmt: skip
     style_axes(

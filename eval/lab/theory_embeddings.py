@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -141,15 +142,13 @@ def theorem_1(quick: bool) -> Found:
         )  # fmt: skip
         ranks[beta] = [epsilon_rank(sigma, epsilon) for epsilon in (0.1, 0.01, 1e-4, 1e-8)]
         last = curves[-1]
-        decays[beta] = float((last["sigma"].iloc[1] / last["sigma"].iloc[-1])) ** (
+        decays[beta] = float(last["sigma"].iloc[1] / last["sigma"].iloc[-1]) ** (
             1 / (last["j"].iloc[-1] - 1)
         )
     embedded, bound = _network(d, x, generator)
     curves.append(_curve("tanh network", singular_values(embedded), range(d), bound))
     frame = pd.concat(curves, ignore_index=True)
-    return Found(
-        _theorem_1_verdicts(frame, ranks, decays, d, L), frame, _theorem_1_figure(frame)
-    )
+    return Found(_theorem_1_verdicts(frame, ranks, decays, d, L), frame, _theorem_1_figure(frame))
 
 
 def _worst(frame: pd.DataFrame, *starts: str) -> float:
@@ -353,12 +352,11 @@ def _theorem_2_verdicts(
     of_bolt = _share(trained, scale, 16, biases=True)
     leading = [float(sigma[0]) / of for sigma, of in patches.values()]
     ranks = {e: [epsilon_rank(sigma, e) for sigma, _ in patches.values()] for e in EPSILONS}
-    rising = all(a <= b for row in ranks.values() for a, b in zip(row, row[1:], strict=False))
+    rising = all(a <= b for row in ranks.values() for a, b in pairwise(row))
     mean = {name: _mean_angle(matrix) for name, matrix in angles.items()}
     own = [epsilon_rank(trained, epsilon) for epsilon in EPSILONS]
     tables = {name: epsilon_rank(sigma, 0.1) for name, sigma in continuity.items()}
     names = list(tables)
-    k = list(patches)[-1]
     return [
         Verdict(
             "Theorem 2", "at most (1 + ε⁻²)k values are above ε‖W_2‖‖W_1X‖",

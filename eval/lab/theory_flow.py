@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -85,7 +86,7 @@ def lower(d: int, rate: float) -> tuple[Rows, dict[int, Tensor]]:
 
 
 def printed_index() -> Rows:
-    """sigma_h(Z) of an admissible layer as sigma_2(U) goes to 0, over both bounds of Corollary 1."""
+    """sigma_h(Z) of an admissible layer over both bounds of Corollary 1, as sigma_2 goes to 0."""
     rows = []
     for heads in (1, 2):
         for small in SMALL:
@@ -224,7 +225,7 @@ def _verdicts(frame: pd.DataFrame, flows: dict[str, dict[str, Tensor]]) -> list[
             ", ".join(flows["large scores"]) + ": "
             + "; ".join(f"ε {epsilon:g}: {listed(row, 3)}" for epsilon, row in rise.items()),
             "rising for h ≥ 1 at every ε",
-            all(a <= b for row in rise.values() for a, b in zip(row[1:], row[2:], strict=False)),
+            all(a <= b for row in rise.values() for a, b in pairwise(row[1:])),
         ),
         Verdict(
             "Figure 11, control", "it rises whatever the scale of the scores",
@@ -241,7 +242,12 @@ def _figure(
     figure = new_figure(10.4, 6.4)
     panels = figure.subplots(2, 3)
     (example, index, empty), rest = panels
-    style_axes(example, xlabel="k", ylabel=r"$\sigma_k(Z) / \sigma_1(Z)$", title="example of Theorem 4.2, D = 1")
+    style_axes(
+        example,
+        xlabel="k",
+        ylabel=r"$\sigma_k(Z) / \sigma_1(Z)$",
+        title="example of Theorem 4.2, D = 1",
+    )
     sigma = exponential_spectrum(64, 0.5)
     example.semilogy(range(1, 65), sigma, color="black", lw=1.2, label="U")
     for color, (heads, line) in zip(PALETTE, curves.items(), strict=False):
@@ -251,7 +257,10 @@ def _figure(
     example.plot([], [], ":", color=GREY, label="lower bound")
     example.set_ylim(1e-6, 2)
     style_axes(
-        index, xlabel=r"$\sigma_2(U)$", ylabel=r"$\sigma_h(Z)$ / bound", title="Corollary 1: printed index fails"
+        index,
+        xlabel=r"$\sigma_2(U)$",
+        ylabel=r"$\sigma_h(Z)$ / bound",
+        title="Corollary 1: printed index fails",
     )
     part = frame[frame["panel"] == "index"]
     for number, (case, one) in enumerate(part.groupby("case", sort=False)):

@@ -104,9 +104,7 @@ def _theorem_6_figure(frame: pd.DataFrame) -> Figure:
         style_axes(axes, xlabel="rank r", title=shape)
         part = frame[frame["shape"] == shape]
         for column, label, style, color in lines:
-            axes.semilogy(
-                part["rank"], part[column], style, color=color, ms=4, lw=1.2, label=label
-            )
+            axes.semilogy(part["rank"], part[column], style, color=color, ms=4, lw=1.2, label=label)
     panels[0].set_ylabel("spectral norm of the error", fontsize=9)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
@@ -188,16 +186,20 @@ def _sketch_figure(frame: pd.DataFrame, d: int) -> Figure:
     for color, (h, row) in zip(colors, means.iterrows(), strict=True):
         left.axvline(row["j"], color=color, lw=1.2, label=f"h = {h}")
     left.legend(frameon=False, fontsize=TICK_SIZE - 1)
-    style_axes(
-        middle, xlabel="heads h", ylabel="distance of row spaces", title="r = 4 rows a head"
-    )
+    style_axes(middle, xlabel="heads h", ylabel="distance of row spaces", title="r = 4 rows a head")
     style_axes(right, xlabel="heads h", ylabel="j / (rh)", title="effective rank of a row")
     for color, (kind, part) in zip(PALETTE, frame.groupby("kind", sort=False), strict=False):
         mean = part.groupby("heads")[["distance", "j"]].mean()
         label = f"{kind} sketch"
         middle.loglog(mean.index, mean["distance"], "o-", ms=4, lw=1.2, color=color, label=label)
         right.semilogx(
-            mean.index, mean["j"] / (RANK * mean.index), "o-", ms=4, lw=1.2, color=color, label=label
+            mean.index,
+            mean["j"] / (RANK * mean.index),
+            "o-",
+            ms=4,
+            lw=1.2,
+            color=color,
+            label=label,
         )
     for axes in (middle, right):
         plain_ticks(axes.xaxis, sorted(frame["heads"].unique()))

@@ -109,7 +109,7 @@ def layer_rows(name: str, number: int) -> list[dict[str, Any]]:
 
 
 def real_layers(quick: bool) -> Found:
-    """How far sigma_{r+1} of its inputs tells the error of a reduced layer (Theorem 3, repaired)."""
+    """How well sigma_{r+1} of its inputs tells the error of a reduced layer (Theorem 3)."""
     models = MODELS[:1] if quick else MODELS
     frame = pd.DataFrame([row for name in models for row in layer_rows(name, 32 if quick else 64)])
     verdicts = []
@@ -141,8 +141,8 @@ def _figure(frame: pd.DataFrame) -> Figure:
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         style_axes(
-            axes, xlabel=r"$\sigma_{r+1} / \sigma_1$ of the inputs", ylabel="relative error of the output",
-            title=f"{name}, encoder",
+            axes, xlabel=r"$\sigma_{r+1} / \sigma_1$ of the inputs",
+            ylabel="relative error of the output", title=f"{name}, encoder",
         )  # fmt: skip
         part = frame[(frame["model"] == name) & (frame["sigma"] > 1e-4)]
         depths = sorted(part["depth"].unique())

@@ -20,10 +20,11 @@ from tscompress.io.files import write_text_atomically
 from tscompress.plotting import save_figure
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from output import parser_of, rows_of, write_tables  # noqa: E402
+from output import parser_of, rows_of, write_tables
 
 __all__ = [
-    "Found", "Section", "Verdict", "chosen", "listed", "measure", "parser_of", "plain_ticks", "slope",
+    "Found", "Section", "Verdict", "chosen", "listed", "measure", "parser_of",
+    "plain_ticks", "slope",
 ]  # fmt: skip
 
 COLUMNS = ("section", "statement", "claim", "measured", "expected", "holds", "as_expected")

@@ -87,9 +87,7 @@ def test_the_printed_constant_log_4d_fails_for_many_tokens() -> None:
 
 @given(spectra(12), st.sampled_from([1, 2, 3, 4, 6]), st.integers(12, 30), st.integers(1, 50))
 @settings(max_examples=40, deadline=None)
-def test_copying_heads_reach_the_lower_bound(
-    sigma: Tensor, heads: int, L: int, depth: int
-) -> None:
+def test_copying_heads_reach_the_lower_bound(sigma: Tensor, heads: int, L: int, depth: int) -> None:
     U, weights = copying_heads(sigma, heads, L)
     torch.testing.assert_close(singular_values(U), sigma)
     assert max(spectral_norm(W_V) for _, _, W_V in weights.split()) <= 1 + 1e-12

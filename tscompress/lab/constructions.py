@@ -145,16 +145,14 @@ def copying_heads(sigma: Tensor | Sequence[float], heads: int, L: int) -> Exampl
         keys[-1] = 1 / values  # all columns outside of the block look at row d_h, which W_V drops
         keys[:, block] = torch.diag(1 / values[block])
         W_K.append(keys)
-    return Example(
-        U, Attention(W_Q.repeat(heads, 1), torch.cat(W_K), W_V.repeat(heads, 1), heads)
-    )
+    return Example(U, Attention(W_Q.repeat(heads, 1), torch.cat(W_K), W_V.repeat(heads, 1), heads))
 
 
 def uniform_heads(small: float, heads: int) -> Example:
     """Attention within the premises of Theorem 4.1 that disproves the printed Corollary 1.
 
-    The tokens ``[2 h, 4 h + 4]`` have singular values 1 and ``small``, repeated. W_Q and W_K are 0, so
-    that every head averages all tokens; the last head maps the leading direction onto a new one.
+    The tokens ``[2 h, 4 h + 4]`` have singular values 1 and ``small``, repeated. W_Q and W_K are 0,
+    so that every head averages all tokens; the last head maps the leading direction onto a new one.
     So sigma_1 and, with h = 2, sigma_2 of U + MH(U) stay where they are when ``small`` goes to 0.
 
     Raises
