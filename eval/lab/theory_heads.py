@@ -104,7 +104,10 @@ def _theorem_6_figure(frame: pd.DataFrame) -> Figure:
         style_axes(axes, xlabel="rank r", title=shape)
         part = frame[frame["shape"] == shape]
         for column, label, style, color in lines:
-            axes.semilogy(part["rank"], part[column], style, color=color, ms=4, lw=1.2, label=label)
+            axes.semilogy(
+                part["rank"], part[column], style, color=color, ms=4, lw=1.2, label=label,
+                zorder=3 if color == "black" else 2,
+            )  # fmt: skip
     panels[0].set_ylabel("spectral norm of the error", fontsize=9)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(

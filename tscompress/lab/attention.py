@@ -42,8 +42,8 @@ def attention_probabilities(U: Tensor, W_Q: Tensor, W_K: Tensor) -> Tensor:
     ``U`` is ``[d, L]``, ``W_Q`` and ``W_K`` are ``[d_h, d]``. The paper's W_K^T in section 3 is a
     slip: its appendices have W_K.
     """
-    scores = (W_Q @ U).T @ (W_K @ U) / math.sqrt(len(W_Q))
-    return torch.softmax(scores, 0)
+    scores = (W_K @ U).T @ (W_Q @ U) / math.sqrt(len(W_Q))  # transposed: columns lie together
+    return torch.softmax(scores, 1).T
 
 
 def multihead_attention(U: Tensor, weights: Attention) -> Tensor:
@@ -103,7 +103,8 @@ def random_attention(
             W_V = value_norm / spectral_norm(W_V) * W_V
         for part, W in zip(parts, (W_Q, W_K, W_V), strict=True):
             part.append(W)
-    return Attention(*map(torch.cat, parts), heads=heads)
+    queries, keys, values = (torch.cat(part) for part in parts)
+    return Attention(queries, keys, values, heads)
 
 
 def product_norm(W_Q: Tensor, W_K: Tensor) -> float:

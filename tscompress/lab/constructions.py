@@ -46,8 +46,8 @@ def leading_projector(Xi: Tensor, rank: int) -> Tensor:
     """
     if not 1 <= rank <= min(Xi.shape):
         raise UsageError(f"rank {rank} of a vocabulary {list(Xi.shape)}; it is {min(Xi.shape)}.")
-    U, _, _ = torch.linalg.svd(Xi, full_matrices=False)
-    return U[:, :rank] @ U[:, :rank].T
+    U: Tensor = torch.linalg.svd(Xi, full_matrices=False).U[:, :rank]
+    return U @ U.T
 
 
 def projected_attention(weights: Attention, P: Tensor) -> Attention:
@@ -180,7 +180,8 @@ def _half_constant_basis(L: int, d: int) -> Tensor:
     first = (constant + alternating) / math.sqrt(2)
     start = torch.cat([first[:, None], torch.eye(L, dtype=torch.float64)[:, : d - 1]], 1)
     q, r = torch.linalg.qr(start)
-    return q * torch.sign(r.diagonal())
+    basis: Tensor = q * torch.sign(r.diagonal())
+    return basis
 
 
 # --------------------------------------------------------------------------------------------------

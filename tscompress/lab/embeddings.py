@@ -80,4 +80,5 @@ def residual_patches(
     ``W_1`` is ``[d_f, k]``, ``W_2`` ``[d, d_f]``, ``W_3`` ``[d, k]``; omega is ReLU by default.
     """
     hidden = (activation or torch.nn.ReLU())(W_1 @ X)
-    return W_3 @ X + W_2 @ hidden
+    embedded: Tensor = W_3 @ X + W_2 @ hidden
+    return embedded

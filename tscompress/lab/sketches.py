@@ -29,7 +29,8 @@ def row_space(W: Tensor) -> Tensor:
     """
     _, sigma, Vt = torch.linalg.svd(W, full_matrices=False)
     rounding = max(W.shape) * torch.finfo(W.dtype).eps * sigma[0]
-    return Vt[sigma > rounding].T
+    rows: Tensor = Vt[sigma > rounding]
+    return rows.T
 
 
 def sketch_distance(W: Tensor, X: Tensor) -> float:

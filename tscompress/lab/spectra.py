@@ -82,8 +82,8 @@ def orthonormal_columns(rows: int, columns: int, generator: torch.Generator) -> 
     checked_sizes(rows=rows, columns=columns)
     if columns > rows:
         raise UsageError(f"{columns} columns in {rows} dimensions cannot be orthonormal.")
-    columns_, _ = torch.linalg.qr(gaussian(rows, columns, generator=generator))
-    return columns_
+    q: Tensor = torch.linalg.qr(gaussian(rows, columns, generator=generator)).Q
+    return q
 
 
 def matrix_with_spectrum(
