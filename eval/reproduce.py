@@ -209,7 +209,7 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
-    Table("lab-theory", "lab/theory.py --output DIR/lab-theory", 6),
+    Table("lab-theory", "lab/theory.py --output DIR/lab-theory", 5),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(
         "front-bolt",

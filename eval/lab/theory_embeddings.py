@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from verdicts import Found, Verdict, listed, plain_ticks, slope
 
@@ -458,6 +459,7 @@ def figure_15(quick: bool) -> Found:
         style_axes(axes, xlabel="coordinate 1", title=f"k = {k}")
         drawn = axes.scatter(table[:, 0], table[:, 1], c=values, s=2, cmap=SEQUENTIAL, lw=0)
         axes.set_aspect("equal", adjustable="datalim")
+        axes.xaxis.set_major_locator(MaxNLocator(3))
         rows += [
             {"k": k, "x": float(x), "first": float(row[0]), "second": float(row[1])}
             for x, row in zip(values[::16], table[::16], strict=True)
