@@ -209,6 +209,21 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
+    Table(
+        "exported-bolt",
+        "exported.py --model reference/bolt --max-series 50 --output DIR/exported",
+        20,
+    ),
+    Table(
+        "exported-chronos2",
+        "exported.py --model reference/chronos2 --max-series 50 --output DIR/exported",
+        20,
+    ),
+    Table(
+        "exported-t5",
+        "exported.py --model reference/t5 --max-series 20 --output DIR/exported",
+        40,
+    ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(
         "front-bolt",
