@@ -68,7 +68,6 @@ TABLES = (
         "--size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
         8,
     ),
-    Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 12),
     Table(
         "fold-sizes-t5",
         "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
