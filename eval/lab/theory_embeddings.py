@@ -412,9 +412,9 @@ def _theorem_2_figure(
     figure = new_figure(10.4, 6.2)
     above, below = figure.subfigures(2, 1, height_ratios=(1.2, 1))
     left, right = above.subplots(1, 2)
-    _spectra(left, {name: one for name, one in curves.items() if name not in continuity})
+    _spectra(left, {name: one for name, one in curves.items() if name not in continuity}, 1e-9, 2)
     left.set_title("patches of k values, embedded (Fig. 3a)", fontsize=10, loc="left")
-    _spectra(right, continuity)
+    _spectra(right, continuity, 1e-7, 1)
     right.set_title("at random initialisation", fontsize=10, loc="left")
     panels = below.subplots(1, 4)
     for axes, (name, matrix) in zip(panels, angles.items(), strict=True):
@@ -430,14 +430,14 @@ def _theorem_2_figure(
     return figure
 
 
-def _spectra(axes: Axes, curves: dict[str, Tensor]) -> None:
+def _spectra(axes: Axes, curves: dict[str, Tensor], least: float, columns: int) -> None:
     style_axes(axes, xlabel="j", ylabel=r"$\sigma_j / \sigma_1$")
     colors = (*PALETTE, "black", GREY)
     for color, (name, sigma) in zip(colors, curves.items(), strict=False):
         axes.plot(range(1, len(sigma) + 1), sigma / sigma[0], lw=1.3, color=color, label=name)
     axes.set_yscale("log")
-    axes.set_ylim(1e-9, 1.5)
-    axes.legend(frameon=False, fontsize=TICK_SIZE, loc="lower right", ncols=2)
+    axes.set_ylim(least, 1.5)
+    axes.legend(frameon=False, fontsize=TICK_SIZE, loc="lower right", ncols=columns)
 
 
 # --------------------------------------------------------------------------------------------------
