@@ -418,7 +418,7 @@ def _theorem_2_figure(
     right.set_title("at random initialisation", fontsize=10, loc="left")
     panels = below.subplots(1, 4)
     for axes, (name, matrix) in zip(panels, angles.items(), strict=True):
-        image = axes.imshow(matrix, cmap=SEQUENTIAL, vmin=0, vmax=math.pi / 2)
+        image = axes.imshow(matrix.numpy(), cmap=SEQUENTIAL, vmin=0, vmax=math.pi / 2)
         mean = _mean_angle(matrix)
         axes.set_title(f"{name}, mean {mean:.2f}", fontsize=LABEL_SIZE, loc="left")
         axes.tick_params(labelsize=TICK_SIZE)
