@@ -349,12 +349,13 @@ def power_law_ranks(
 ) -> list[int]:
     """Head sizes ceil(d_0 (1 + i)^alpha) at depths i (paper sec. 5).
 
-    ``powers_of_two`` rounds each down to a power of two, as the authors' code does for hardware.
+    ``powers_of_two`` takes the power of two nearest to d_0 (1 + i)^alpha on a logarithmic axis, at
+    least 1, as the authors' code does for hardware: 2^round(log2(d_0 (1 + i)^alpha)).
     """
-    ranks = [max(1, math.ceil(d_0 * (1 + depth) ** alpha)) for depth in depths]
+    sizes = [d_0 * (1 + depth) ** alpha for depth in depths]
     if powers_of_two:
-        return [1 << (rank.bit_length() - 1) for rank in ranks]
-    return ranks
+        return [1 << max(0, round(math.log2(size))) for size in sizes]
+    return [max(1, math.ceil(size)) for size in sizes]
 
 
 def fit_power_law(depths: Sequence[int], ranks: Sequence[float]) -> tuple[float, float]:
