@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,6 +26,25 @@ def epsilon_rank(sigma: Tensor, epsilon: float) -> int:
     if sigma.numel() == 0 or sigma[0] <= 0:
         return 0
     return int((sigma / sigma[0] > epsilon).sum())
+
+
+def stable_rank(sigma: Tensor) -> float:
+    """|W|_F^2 / sigma_1^2 of singular values in descending order; 0 for W = 0."""
+    if sigma.numel() == 0 or sigma[0] <= 0:
+        return 0.0
+    return float((sigma.double() / sigma[0].double()).square().sum())
+
+
+@lru_cache(maxsize=256)
+def random_spectrum(m: int, n: int) -> tuple[float, ...]:
+    """Singular values of one Gaussian matrix ``[m, n]`` of unit variance, in descending order.
+
+    The spectrum of a weight matrix as it is initialised, up to a factor; always the same draw.
+    """
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(max(m, n), min(m, n), generator=generator, dtype=torch.float64)
+    eigenvalues = torch.linalg.eigvalsh(W.T @ W)
+    return tuple(eigenvalues.clamp_min(0).flip(0).sqrt().tolist())
 
 
 def energy_rank(sigma: Tensor, energy: float) -> int:

@@ -22,7 +22,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.errors import VerificationError
 from tscompress.families.registry import adapter_of_model
 from tscompress.io.files import check_file, check_output, new_directory, write_text_atomically
-from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
+from tscompress.io.own_outputs import RANKS_LOG, TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.plan.plan import Plan
 from tscompress.training.checkpoint import STATE_FILES
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
@@ -30,7 +30,7 @@ from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 #: Directory of the model, log, and directory of the training state, in that of a run.
 MODEL, LOG_FILE, CHECKPOINT = "model", TRAINING_LOG, TRAINING_DIRECTORY
 #: What a run writes besides models.
-RUN_FILES = (LOG_FILE, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
+RUN_FILES = (LOG_FILE, RANKS_LOG, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
 
 
 def check_pretraining_output(

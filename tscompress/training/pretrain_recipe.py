@@ -141,6 +141,9 @@ class PretrainRecipe(BaseModel):
     )
     seed: int = 0
     checkpoint_minutes: float = Field(default=5.0, gt=0)
+    watch_ranks: bool = Field(
+        default=False, description="write ranks of the attention matrices into ranks.jsonl"
+    )
     snapshots: tuple[float, ...] = Field(
         default=(), description="shares of the steps after which the model is kept in a directory"
     )

@@ -13,7 +13,7 @@ from tscompress.training.checkpoint import read_training_record
 from tscompress.training.pretrain_recipe import PretrainRecipe
 
 #: Fields of a recipe that a resumed run may change, besides the steps of the last stage.
-_FREE_ON_RESUME = ("learning_rate", "precision", "checkpoint_minutes")
+_FREE_ON_RESUME = ("learning_rate", "precision", "checkpoint_minutes", "watch_ranks")
 
 
 def log_up_to(step: int, path: Path) -> Path:
