@@ -208,6 +208,10 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
+    Table("lab-chebyshev", "lab/chebyshev.py --output DIR/lab-chebyshev", 8),
+    Table("lab-heads", "lab/heads.py --output DIR/lab-heads", 8),
+    Table("lab-watch", "lab/watch.py --output DIR/lab-watch", 4),
+    Table("lab-cut-advice", "lab/cut_advice.py --quick --output DIR/lab-cut-advice", 5),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(
         "front-bolt",

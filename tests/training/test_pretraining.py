@@ -36,10 +36,7 @@ from tscompress.training.pretrain_losses import loss_function, token_cross_entro
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
 from tscompress.training.pretraining import Progress, parameter_groups, pretrain
-from tscompress.training.token_tables import (
-    chebyshev_token_embedding,
-    fourier_token_embedding,
-)
+from tscompress.training.token_tables import fourier_token_embedding
 from tscompress.training.windows import Bucket
 
 TRAINED = ["chronos-bolt", "chronos-t5", "chronos-2"]

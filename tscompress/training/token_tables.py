@@ -56,4 +56,5 @@ def chebyshev_token_embedding(centers: Tensor, d_model: int, rank: int, *, seed:
         torch.randn(d_model, rank, generator=generator, dtype=torch.float64)
     )
     table = polynomials @ directions.T  # [n_bins, d_model]
-    return (table / table.square().mean().sqrt()).float()
+    scaled: Tensor = (table / table.square().mean().sqrt()).float()
+    return scaled
