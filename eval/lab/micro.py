@@ -30,8 +30,8 @@ MIDDLE = 1
 QUICK_STEPS = 20
 
 
-def options_of(description: str | None) -> argparse.Namespace:
-    """``--output``, ``--runs`` and ``--quick``, as they were given."""
+def options_of(description: str | None, seeds: Sequence[int] = ()) -> argparse.Namespace:
+    """``--output``, ``--runs`` and ``--quick`` as they were given, and ``--seeds`` if several."""
     parser = parser_of(description, ".csv, .md, and -SECTION.csv and .png")
     parser.add_argument(
         "--runs",
@@ -40,6 +40,8 @@ def options_of(description: str | None) -> argparse.Namespace:
         help="trained models; those that are there are not trained again",
     )
     parser.add_argument("--quick", action="store_true", help="few steps, of fewer models")
+    if seeds:
+        parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="of training")
     given = parser.parse_args()
     if given.quick:  # other models than those of a full run
         given.runs = given.runs / "quick"

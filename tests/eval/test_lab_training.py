@@ -31,7 +31,7 @@ def lab() -> Iterator[Any]:
 
 
 def test_rank_of_w_q_is_taken_for_every_table(lab: Any, tmp_path: Path) -> None:
-    found = lab.chebyshev.figure_4c(tmp_path, True)
+    found = lab.chebyshev.figure_4c(tmp_path, [0], True)
     assert set(found.numbers["table rank"]) == {2, 8, 32}
     assert found.numbers["mean rank"].between(1, 64).all()
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -41,10 +41,10 @@ def test_rank_of_w_q_is_taken_for_every_table(lab: Any, tmp_path: Path) -> None:
 
 
 def test_heads_are_compared_by_rank_and_angle(lab: Any, tmp_path: Path) -> None:
-    ranks = lab.heads.figure_16(tmp_path, True)
+    ranks = lab.heads.figure_16(tmp_path, [0], True)
     assert set(ranks.numbers["heads"]) == {2, 16}
     assert (ranks.numbers["head"] <= ranks.numbers["W_Q"] + 1e-9).all()
-    angles = lab.heads.figure_14(tmp_path, True)
+    angles = lab.heads.figure_14(tmp_path, [0], True)
     assert angles.numbers[["within", "between"]].gt(0).all(axis=None)
 
 
