@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from micro import options_of, trained, variant
-from verdicts import Found, Verdict, measure
+from verdicts import Found, Verdict, measure, plain_ticks
 
 from tscompress.checkpoints.load import load
 from tscompress.linalg import singular_values
@@ -133,7 +133,11 @@ def _figure(
 
 def _lines(part: Any, frames: dict[float, pd.DataFrame]) -> None:
     panels = part.subplots(1, 3)
-    columns = {"σ_1": "σ₁ of W_Q", "stable rank": "Stable rank", "rank 0.1": "ε-rank at 0.1"}
+    columns = {
+        "σ_1": "σ₁ of W_Q, and mean over layers",
+        "stable rank": "Stable rank",
+        "rank 0.1": "ε-rank at 0.1",
+    }
     for axes, (column, title) in zip(panels, columns.items(), strict=True):
         style_axes(axes, xlabel="step", title=title)
         for (factor, frame), color in zip(frames.items(), PALETTE, strict=False):
@@ -142,9 +146,12 @@ def _lines(part: Any, frames: dict[float, pd.DataFrame]) -> None:
             means = frame.groupby("step")[column].mean()
             axes.plot(means.index, means, color=color, lw=1.8, label=f"factor {factor:g}")
         axes.set_xscale("symlog", linthresh=1)
+        plain_ticks(axes.xaxis, (0, 1, 10, 100, 1000))
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-    panels[0].set_yscale("log")
+        if column == "σ_1":
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
     panels[1].legend(frameon=False, fontsize=8)
 
 
