@@ -209,6 +209,10 @@ TABLES = (
         10,
     ),
     Table("lab-theory", "lab/theory.py --output DIR/lab-theory", 5),
+    Table("lab-chebyshev", "lab/chebyshev.py --output DIR/lab-chebyshev", 8),
+    Table("lab-heads", "lab/heads.py --output DIR/lab-heads", 8),
+    Table("lab-watch", "lab/watch.py --output DIR/lab-watch", 4),
+    Table("lab-cut-advice", "lab/cut_advice.py --quick --output DIR/lab-cut-advice", 5),
     Table(
         "exported-bolt",
         "exported.py --model reference/bolt --max-series 50 --output DIR/exported",

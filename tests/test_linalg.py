@@ -429,8 +429,20 @@ def test_a_sketch_of_many_outputs_selects_nearly_as_well() -> None:
 def test_power_law_matches_the_paper_and_rounds_like_its_code() -> None:
     # d_i = ceil(d_0 (1 + i)^alpha), paper sec. 5 with (3, 0.27)
     assert linalg.power_law_ranks(range(6), 3, 0.27) == [3, 4, 5, 5, 5, 5]
-    assert linalg.power_law_ranks(range(6), 3, 0.27, powers_of_two=True) == [2, 4, 4, 4, 4, 4]
+    assert linalg.power_law_ranks(range(6), 3, 0.27, powers_of_two=True) == [4] * 6
     assert linalg.power_law_ranks(range(3), 64, 0.0) == [64, 64, 64]
+
+
+@given(st.floats(0.01, 500), st.floats(0, 3))
+def test_powers_of_two_are_the_nearest_on_a_logarithmic_axis(d_0: float, alpha: float) -> None:
+    depths = range(8)
+    for depth, size in zip(
+        depths, linalg.power_law_ranks(depths, d_0, alpha, powers_of_two=True), strict=True
+    ):
+        assert size >= 1
+        assert size & (size - 1) == 0
+        wanted = max(1.0, d_0 * (1 + depth) ** alpha)
+        assert 2**-0.5 - 1e-9 <= size / wanted <= 2**0.5 + 1e-9
 
 
 @given(st.floats(1, 40), st.floats(0, 1.5))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,6 +26,25 @@ def epsilon_rank(sigma: Tensor, epsilon: float) -> int:
     if sigma.numel() == 0 or sigma[0] <= 0:
         return 0
     return int((sigma / sigma[0] > epsilon).sum())
+
+
+def stable_rank(sigma: Tensor) -> float:
+    """|W|_F^2 / sigma_1^2 of singular values in descending order; 0 for W = 0."""
+    if sigma.numel() == 0 or sigma[0] <= 0:
+        return 0.0
+    return float((sigma.double() / sigma[0].double()).square().sum())
+
+
+@lru_cache(maxsize=256)
+def random_spectrum(m: int, n: int) -> tuple[float, ...]:
+    """Singular values of one Gaussian matrix ``[m, n]`` of unit variance, in descending order.
+
+    The spectrum of a weight matrix as it is initialised, up to a factor; always the same draw.
+    """
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(max(m, n), min(m, n), generator=generator, dtype=torch.float64)
+    eigenvalues = torch.linalg.eigvalsh(W.T @ W)
+    return tuple(eigenvalues.clamp_min(0).flip(0).sqrt().tolist())
 
 
 def energy_rank(sigma: Tensor, energy: float) -> int:
@@ -349,12 +369,13 @@ def power_law_ranks(
 ) -> list[int]:
     """Head sizes ceil(d_0 (1 + i)^alpha) at depths i (paper sec. 5).
 
-    ``powers_of_two`` rounds each down to a power of two, as the authors' code does for hardware.
+    ``powers_of_two`` takes the power of two nearest to d_0 (1 + i)^alpha on a logarithmic axis, at
+    least 1, as the authors' code does for hardware: 2^round(log2(d_0 (1 + i)^alpha)).
     """
-    ranks = [max(1, math.ceil(d_0 * (1 + depth) ** alpha)) for depth in depths]
+    sizes = [d_0 * (1 + depth) ** alpha for depth in depths]
     if powers_of_two:
-        return [1 << (rank.bit_length() - 1) for rank in ranks]
-    return ranks
+        return [1 << max(0, round(math.log2(size))) for size in sizes]
+    return [max(1, math.ceil(size)) for size in sizes]
 
 
 def fit_power_law(depths: Sequence[int], ranks: Sequence[float]) -> tuple[float, float]:

@@ -33,9 +33,10 @@ from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
 from tscompress.training.pretrain_batches import make_batch, stage_corpora
 from tscompress.training.pretrain_losses import loss_function, token_cross_entropy
-from tscompress.training.pretrain_model import build_model, fourier_token_embedding
+from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
 from tscompress.training.pretraining import Progress, parameter_groups, pretrain
+from tscompress.training.token_tables import fourier_token_embedding
 from tscompress.training.windows import Bucket
 
 TRAINED = ["chronos-bolt", "chronos-t5", "chronos-2"]

@@ -101,7 +101,7 @@ def compress(
         float | None, typer.Option(help="With fold: the schedule fitted to the ε-ranks at this ε.")
     ] = None,
     powers_of_two: Annotated[
-        bool, typer.Option("--powers-of-two", help="Round the schedule down to powers of two.")
+        bool, typer.Option("--powers-of-two", help="The powers of two nearest to the schedule.")
     ] = False,
     budget: Annotated[
         str | None,

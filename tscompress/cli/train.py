@@ -28,6 +28,13 @@ from tscompress.cli.series_options import (
 )
 from tscompress.errors import OutputError, UsageError
 
+WatchRanks = Annotated[
+    bool,
+    typer.Option(
+        "--watch-ranks", help="Write the ranks of attention at growing steps into ranks.jsonl."
+    ),
+]
+
 
 @with_series_options()
 def recover(
@@ -81,6 +88,7 @@ def recover(
     checkpoint_steps: Annotated[int | None, typer.Option(min=1)] = None,
     checkpoint_minutes: Annotated[float | None, typer.Option()] = None,
     seed: Annotated[int | None, typer.Option()] = None,
+    watch_ranks: WatchRanks = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the checkpoint beside the output.")
     ] = False,
@@ -96,6 +104,7 @@ def recover(
     """
     from tscompress.data.reading.format import GivenSeries
     from tscompress.evaluation.batching import Processes
+    from tscompress.training.rank_watch import watch_findings
     from tscompress.training.recovery_config import RecoveryConfig
     from tscompress.workflows.recipe import load_recovery_config, validate
     from tscompress.workflows.recover import recover_checkpoint
@@ -139,6 +148,7 @@ def recover(
             f"loss on held-out series: {result.before:.4f} -> {result.after:.4f} "
             f"(weights of step {result.best_step} of {result.steps})",
             f"saved and loaded back bit-equal: {output}",
+            *watch_findings(result.ranks),
         )
     elif main:
         show(
@@ -160,6 +170,7 @@ def pretrain(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the checkpoint in the output.")
     ] = False,
+    watch_ranks: WatchRanks = False,
     threads: Threads = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -171,12 +182,16 @@ def pretrain(
     import torch
 
     from tscompress.io.files import check_output
+    from tscompress.io.own_outputs import RANKS_LOG
     from tscompress.training.pretrain_output import RUN_FILES, check_pretraining_output
     from tscompress.training.pretraining import Progress as Trained
     from tscompress.training.pretraining import pretrain as train
+    from tscompress.training.rank_watch import read_ranks, watch_findings
     from tscompress.workflows.recipe import load_pretrain_recipe
 
     chosen = load_pretrain_recipe(recipe)
+    if watch_ranks:
+        chosen = chosen.model_copy(update={"watch_ranks": True})
     inputs = recipe, chosen.embedding_from
     if not resume:
         check_output(output, force=force, inputs=inputs, writes=RUN_FILES, in_place=True)
@@ -194,7 +209,9 @@ def pretrain(
                 )
 
     final = train(chosen, output, resume=resume, report=tell)
-    show(as_json, {"model": None if final is None else str(final)}, _trained(final, output))
+    found = watch_findings(read_ranks(output / RANKS_LOG)) if chosen.watch_ranks else []
+    record = {"model": None if final is None else str(final), **({"ranks": found} if found else {})}
+    show(as_json, record, _trained(final, output), *found)
     if final is None:
         raise StoppedAndSaved
 

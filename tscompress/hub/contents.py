@@ -27,6 +27,7 @@ from tscompress.hub.card import CARD_FILE
 from tscompress.hub.origin import CheckpointRecord
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import one_line
+from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVERY_LOG_FILE
@@ -34,7 +35,7 @@ from tscompress.workflows.save import RECIPE_FILE, RECOVERY_FIGURE_FILE, RECOVER
 #: Files to upload besides the weights and the card; no others are.
 RECORDS = (
     CONFIG_FILE, GENERATION_FILE, PLAN_FILE, RECIPE_FILE, PRETRAIN_FILE, PROVENANCE_FILE,
-    RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE, INDEX_FILE,
+    RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE, RANKS_LOG, INDEX_FILE,
 )  # fmt: skip
 _MAX_RECORD_BYTES = 64 * 2**20
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")

@@ -20,6 +20,8 @@ from tscompress.io.hashing import sha256_of
 if TYPE_CHECKING:  # it takes long to import
     import pandas as pd
 
+#: Ranks of a training's weights, beside its log.
+RANKS_LOG = "ranks.jsonl"
 #: Of a training: its log, beside that the directory of its state, and in that the state, whole and
 #: as it is being written.
 TRAINING_LOG, TRAINING_DIRECTORY, TRAINING_STATE = "log.jsonl", "checkpoint", "state.safetensors"
@@ -78,6 +80,7 @@ _HTML = re.compile(
 )
 #: The keys that every line of a log has, the first three in this order.
 _LINE = frozenset(("step", "total_steps", "eta_seconds", "series_per_second", "learning_rate"))
+_RANKS_LINE = frozenset(("step", "name", "kind", "depth", "role", "sigma_1", "stable_rank"))
 _CUT_LINE = re.compile(r'\{"step": \d+, "total_steps": (null|\d+), "(seconds|loss)": [^{}\n]*')
 _MARK = "<!-- written by tscompress: "
 
@@ -172,7 +175,8 @@ def _is_log(start: str) -> bool:
     first, newline, _ = start.partition("\n")
     if not newline and _CUT_LINE.fullmatch(first):
         return True
-    return set(json.loads(first)) >= _LINE
+    keys = set(json.loads(first))
+    return keys >= _LINE or keys >= _RANKS_LINE
 
 
 def _is_json(path: Path, head: bytes) -> bool:

@@ -172,13 +172,15 @@ class PowerLawSchedule(_Schedule):
     alpha
         Exponent of the growth over depth; 0: the same size everywhere.
     powers_of_two
-        Round down to powers of two, as the authors' code does.
+        The nearest power of two, on a logarithmic axis, as in the authors' code.
     """
 
     kind: Literal["power-law"] = "power-law"
     d_0: float = Field(gt=0, le=1e6)
     alpha: float = Field(ge=0, le=100)
-    powers_of_two: bool = Field(default=False, description="round down, as the authors' code")
+    powers_of_two: bool = Field(
+        default=False, description="the nearest power of two, as in the authors' code"
+    )
 
 
 class FitSchedule(_Schedule):

@@ -38,6 +38,7 @@ from tscompress.io.arguments import check_list, renamed
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import angle_matrix, break_even_rank, even_picks, fit_power_law
 from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForward
+from tscompress.profiling.heads import HeadAngles, head_angles
 from tscompress.profiling.rank_profile import (
     EmbeddingGroup,
     InputProfile,
@@ -142,6 +143,7 @@ def profile(
         inputs=inputs,
         savings=_savings(weights, tolerances, parameters, loaded.stored_dtype.itemsize),
         power_laws=_power_laws(weights, tolerances),
+        head_angles=_head_angles(loaded),
     )
 
 
@@ -404,6 +406,15 @@ def _weight_profile(
         spectrum=Spectrum.of(_singular_values(W, name), epsilons),
         heads=heads,
     )
+
+
+def _head_angles(loaded: LoadedModel) -> HeadAngles | None:
+    """Angles between rows of W_Q of the first block that has one."""
+    for block, role, name in loaded.architecture.attention_projections():
+        if role == "q":
+            W = weight_matrix(loaded.model.get_submodule(name))
+            return head_angles(W, block.num_heads, name)
+    return None
 
 
 def _attention_before(feed_forward: FeedForward, architecture: Architecture) -> AttentionBlock:

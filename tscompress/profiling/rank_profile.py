@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import write_text_atomically
 from tscompress.io.text import percent, rounded_count
 from tscompress.linalg import epsilon_rank
+from tscompress.profiling.heads import HeadAngles, sharing_findings, sharing_index
+from tscompress.profiling.untrained import looks_untrained, untrained_finding
 
 PROFILE_FILE, RANKS_FILE = "profile.json", "ranks.csv"
 
@@ -193,6 +196,8 @@ class RankProfile(_Record):
         The same for layer inputs, rounded to the dtype that the model ran in.
     inputs
         Empty if the model was not run, for ``inputs_reason``.
+    head_angles
+        Of W_Q of the first block; None with one head, and in files of before.
     """
 
     version: Literal[1] = 1
@@ -210,6 +215,7 @@ class RankProfile(_Record):
     inputs: tuple[InputProfile, ...]
     savings: tuple[Saving, ...]
     power_laws: tuple[PowerLawFit, ...]
+    head_angles: HeadAngles | None = None
 
     def __repr__(self) -> str:
         epsilon = self.epsilons[self.middle]
@@ -252,6 +258,8 @@ class RankProfile(_Record):
             *_embedding_findings(self),
             *_saving_findings(self),
             *_weight_findings(self),
+            *_head_findings(self),
+            *_untrained_findings(self),
             *_input_findings(self),
             *_folding_findings(self),
             *_rounding_findings(self),
@@ -325,6 +333,31 @@ def _weight_findings(profile: RankProfile) -> list[str]:
             f"depth i: the fit is {fit.d_0:.3g} (1 + i)^{fit.alpha:.2f}."
         )
     return lines
+
+
+def _head_findings(profile: RankProfile) -> list[str]:
+    """At the largest ε: at smaller ones heads often have full rank."""
+    queries = [weight for weight in profile.weights if weight.role == "q" and weight.heads]
+    indices = [
+        sharing_index(weight.spectrum.ranks[0], [head.ranks[0] for head in weight.heads])
+        for weight in queries
+    ]
+    shares = [head.relative_ranks()[0] for weight in queries for head in weight.heads]
+    heads = max((len(weight.heads) for weight in queries), default=1)
+    share = fmean(shares) if shares else 1.0
+    return sharing_findings(indices, heads, share, profile.epsilons[0], profile.head_angles)
+
+
+def _untrained_findings(profile: RankProfile) -> list[str]:
+    attention = [weight for weight in profile.weights if weight.part == "attention"]
+    fresh = [
+        f"{weight.kind} {weight.depth} {weight.role}"
+        for weight in attention
+        if looks_untrained(
+            torch.tensor(weight.spectrum.relative), (weight.out_features, weight.in_features)
+        )
+    ]
+    return [untrained_finding(fresh, len(attention))] if fresh else []
 
 
 def _trend(alpha: float) -> str:

@@ -6,7 +6,6 @@ head sizes differ between attention blocks from the first step on.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from tscompress.layers.resize import replace_heads_
 from tscompress.plan.plan import Plan
 from tscompress.training.growth import grow_
 from tscompress.training.pretrain_recipe import PretrainRecipe
+from tscompress.training.token_tables import chebyshev_token_embedding, fourier_token_embedding
 
 
 def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
@@ -61,6 +61,8 @@ def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:
     """
     family = adapter_of(recipe.family)
     config: T5Config = family.stock_config(recipe.architecture)
+    if recipe.initializer_factor is not None:
+        config.initializer_factor = recipe.initializer_factor
     if recipe.schedule is None:
         return config, None
     empty = family.empty_model(config.to_dict())
@@ -75,16 +77,33 @@ def fresh_model(recipe: PretrainRecipe, config: T5Config, plan: Plan | None) -> 
     """A randomly initialised model of ``config``, with the heads of ``plan`` in it."""
     family = adapter_of(recipe.family)
     model: PreTrainedModel = family.stock_class(config)
-    if family.draws_samples and recipe.token_embedding == "fourier":
-        centers = ChronosConfig(**config.chronos_config).create_tokenizer().centers
-        table = fourier_token_embedding(centers, config.d_model)
-        with torch.no_grad():
-            model.shared.weight[2 : 2 + len(table)] = table
+    if not recipe.tie_embedding:  # before the table: a head starts as a random one would
+        family.untie_(model)
+    if family.draws_samples:
+        install_table_(model, recipe)
     if plan is not None:
         # Feed-forwards keep their size and their weights.
         for head in plan.heads:
             initialize_heads_(replace_heads_(model, head), config.initializer_factor)
     return model
+
+
+def install_table_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
+    """Write the initial token table of the recipe into ``model``; ``normal`` is there already."""
+    if recipe.token_embedding == "normal":
+        return
+    config = ChronosConfig(**model.config.chronos_config)
+    centers = config.create_tokenizer().centers
+    if recipe.token_embedding == "fourier":
+        table, first = fourier_token_embedding(centers, model.config.d_model), 2
+    else:
+        assert recipe.embedding_rank is not None
+        table = chebyshev_token_embedding(
+            centers, model.config.d_model, recipe.embedding_rank, seed=recipe.seed
+        )
+        first = config.n_special_tokens + 1  # the tokenizer's token of the first bin
+    with torch.no_grad():
+        model.shared.weight[first : first + len(table)] = table
 
 
 def initialize_heads_(attention: nn.Module, factor: float) -> None:
@@ -140,24 +159,3 @@ def embedding_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """The modules that embed series for the first layer, by name."""
     parts = ("shared.", "input_patch_embedding.")
     return {name: p for name, p in model.named_parameters() if name.startswith(parts)}
-
-
-def fourier_token_embedding(
-    centers: torch.Tensor, d_model: int, longest: float = 12.0, shortest: float = 0.06
-) -> torch.Tensor:
-    """A smooth initial token table ``[n_bins, d_model]`` of unit variance.
-
-    Row ``j`` holds sines and cosines of asinh of the bin centre, at wavelengths spaced evenly in
-    the logarithm from ``longest`` to ``shortest`` (in units of asinh). So similar values have
-    similar embeddings from the start, which random tables must first learn.
-    """
-    coordinate = torch.asinh(centers.double())[:, None]
-    pairs = d_model // 2
-    wavelength = torch.logspace(
-        math.log10(longest), math.log10(shortest), pairs, dtype=torch.float64
-    )
-    angle = 2 * math.pi * coordinate / wavelength[None, :]
-    features = torch.cat([angle.sin(), angle.cos()], dim=1) * math.sqrt(2)
-    if features.shape[1] < d_model:
-        features = nn.functional.pad(features, (0, d_model - features.shape[1]))
-    return features.float()

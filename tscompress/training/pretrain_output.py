@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -19,8 +20,9 @@ from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import VerificationError
+from tscompress.families.registry import adapter_of_model
 from tscompress.io.files import check_file, check_output, new_directory, write_text_atomically
-from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
+from tscompress.io.own_outputs import RANKS_LOG, TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.plan.plan import Plan
 from tscompress.training.checkpoint import STATE_FILES
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
@@ -28,7 +30,7 @@ from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 #: Directory of the model, log, and directory of the training state, in that of a run.
 MODEL, LOG_FILE, CHECKPOINT = "model", TRAINING_LOG, TRAINING_DIRECTORY
 #: What a run writes besides models.
-RUN_FILES = (LOG_FILE, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
+RUN_FILES = (LOG_FILE, RANKS_LOG, *(f"{CHECKPOINT}/{name}" for name in STATE_FILES))
 
 
 def check_pretraining_output(
@@ -108,15 +110,20 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
     if plan is not None:
         # Both names: transformers 4 reads torch_dtype, 5 reads dtype.
         dtypes = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
-        base_config = json.loads(half.config.to_json_string()) | dtypes
+        base_config = _completed(half, json.loads(half.config.to_json_string())) | dtypes
         write_factored(half, plan, base_config, directory)
         _verify(half, directory)
         return
     half.save_pretrained(directory)
     path = directory / CONFIG_FILE
-    config = json.loads(path.read_text())
+    config = _completed(half, json.loads(path.read_text()))
     config["torch_dtype"] = "bfloat16"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _completed(model: PreTrainedModel, config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with what another version of transformers reads differently."""
+    return {**adapter_of_model(model).complete_config(model, config, unique_tensors(model).keys())}
 
 
 def _verify(model: PreTrainedModel, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -112,8 +113,20 @@ class PretrainRecipe(BaseModel):
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     missing_probability: float = Field(default=0.1, ge=0, le=1)
-    token_embedding: Literal["fourier", "normal"] = Field(
+    initializer_factor: float | None = Field(
+        default=None,
+        gt=0,
+        le=100,
+        description="scale of fresh weights; null: 1 for T5, 0.05 for Bolt and Chronos-2",
+    )
+    token_embedding: Literal["fourier", "normal", "chebyshev"] = Field(
         default="fourier", description="T5: initial token table, but for embedding_from"
+    )
+    embedding_rank: int | None = Field(
+        default=None, ge=1, description="of a chebyshev table, which stays as it is"
+    )
+    tie_embedding: bool = Field(
+        default=True, description="T5: the output head is the token table; false: its own"
     )
     embedding_from: str | None = Field(
         default=None, description="model whose embedding to start from; null: from scratch"
@@ -128,6 +141,9 @@ class PretrainRecipe(BaseModel):
     )
     seed: int = 0
     checkpoint_minutes: float = Field(default=5.0, gt=0)
+    watch_ranks: bool = Field(
+        default=False, description="write ranks of the attention matrices into ranks.jsonl"
+    )
     snapshots: tuple[float, ...] = Field(
         default=(), description="shares of the steps after which the model is kept in a directory"
     )
@@ -157,6 +173,13 @@ class PretrainRecipe(BaseModel):
             for name in ("embedding_from", "schedule"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"start_from and {name} exclude each other; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _head_and_table_fit(self) -> PretrainRecipe:
+        problem = next(_table_problems(self), None)
+        if problem is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -190,3 +213,30 @@ class PretrainRecipe(BaseModel):
         decay_steps = max(1, math.ceil(self.decay_fraction * self.total_steps))
         decay = min(1.0, (self.total_steps - step) / decay_steps)
         return self.learning_rate * min(warmup, decay)
+
+
+def _table_problems(recipe: PretrainRecipe) -> Iterator[str]:
+    """What does not fit together in the token table and the output head, a clause each."""
+    chebyshev, rank = recipe.token_embedding == "chebyshev", recipe.embedding_rank
+    if not adapter_of(recipe.family).draws_samples:
+        if not recipe.tie_embedding:
+            yield f"tie_embedding: {recipe.family} has no token table to untie; leave it out"
+        if chebyshev:
+            yield f"token_embedding is chebyshev, and {recipe.family} reads no tokens; leave it out"
+    if recipe.start_from is not None and not recipe.tie_embedding:
+        yield "start_from and tie_embedding: false exclude each other; leave one out"
+    if chebyshev != (rank is not None):
+        yield "token_embedding: chebyshev and embedding_rank go together; give both or neither"
+    if not chebyshev or rank is None:
+        return
+    for name in ("embedding_from", "start_from"):
+        if getattr(recipe, name) is not None:
+            yield f"{name} would replace the chebyshev table; leave one out"
+    if recipe.tie_embedding or not recipe.freeze_embedding:
+        yield (
+            "token_embedding: chebyshev needs freeze_embedding: true, or its rank would not stay, "
+            "and tie_embedding: false, or it would bound the rank of the logits"
+        )
+    most = min(recipe.architecture.d_model, recipe.architecture.vocab_size - 3)
+    if rank > most:
+        yield f"embedding_rank is {rank}; give at most {most}, of d_model and the bins"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tscompress.errors import RecipeError
 from tscompress.io.files import write_text_atomically
@@ -12,7 +13,7 @@ from tscompress.training.checkpoint import read_training_record
 from tscompress.training.pretrain_recipe import PretrainRecipe
 
 #: Fields of a recipe that a resumed run may change, besides the steps of the last stage.
-_FREE_ON_RESUME = ("learning_rate", "precision", "checkpoint_minutes")
+_FREE_ON_RESUME = ("learning_rate", "precision", "checkpoint_minutes", "watch_ranks")
 
 
 def log_up_to(step: int, path: Path) -> Path:
@@ -44,7 +45,9 @@ def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float
         Names the first key that differs.
     """
     record = read_training_record(checkpoint)
-    begun, ours = json.loads(record.get("recipe", "{}")), recipe.model_dump(mode="json")
+    ours = recipe.model_dump(mode="json")
+    # A checkpoint of before a key was there has its default.
+    begun = _defaults() | json.loads(record.get("recipe", "{}"))
     for content in (begun, ours):
         for stage in content.get("stages", [])[-1:]:
             stage["steps"] = "any"
@@ -57,6 +60,13 @@ def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float
             )
     parts: list[list[float]] = json.loads(record["parts"])
     return parts
+
+
+def _defaults() -> dict[str, Any]:
+    """The keys of a recipe that need not be given, but for what JSON cannot have."""
+    fields = PretrainRecipe.model_fields.items()
+    plain = (bool, int, float, str, type(None))
+    return {name: field.default for name, field in fields if isinstance(field.default, plain)}
 
 
 def with_part(parts: list[list[float]], first: int, recipe: PretrainRecipe) -> list[list[float]]:

@@ -20,8 +20,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from torch import nn
+from transformers import PreTrainedModel
 
 from tscompress.errors import DivergenceError, RecipeError, UsageError
+from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
 from tscompress.training.checkpoint import (
     STATE_FILE,
@@ -44,6 +46,7 @@ from tscompress.training.pretrain_output import (
 )
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.pretrain_state import check_resumable, log_up_to, record_of, with_part
+from tscompress.training.rank_watch import RankWatch
 
 
 @dataclass
@@ -134,6 +137,7 @@ class _Run:
                 "with as many or more."
             )
         self.parts = with_part(parts, self.step, recipe)
+        self.watch = _watch_of(self.model, recipe, output)
         self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)
         self.wrapped.train()
 
@@ -148,12 +152,16 @@ class _Run:
         self.output.mkdir(parents=True, exist_ok=True)
         if not self.resumed:  # an earlier run's checkpoint must not be resumed
             (self.checkpoint / STATE_FILE).unlink(missing_ok=True)
+        if self.watch is not None:
+            self.watch.start(self.step)
+        self._look()
         meter = _Meter(self.step, recipe.total_steps)
         saved_at = time.monotonic()
         with log_up_to(self.step, self.output / LOG_FILE).open("a") as log:
             while not self.is_done and not stop.requested:
                 rate = recipe.learning_rate_at(self.step)
                 meter.add(*self._train_step(rate))
+                self._look()
                 if self.step in recipe.snapshot_steps:
                     self.write_model(snapshot_name(self.step))
                 if self.step % log_every == 0 or self.is_done:
@@ -165,6 +173,11 @@ class _Run:
                     self._save()
                     saved_at = time.monotonic()
             self._save()
+
+    def _look(self) -> None:
+        """Write ranks, if the recipe asks for them and this is a watched step."""
+        if self.watch is not None:
+            self.watch.look(self.model, self.step, last=self.is_done)
 
     def _train_step(self, rate: float) -> tuple[float, int]:
         """One step at a learning rate; its loss, and its number of series."""
@@ -201,6 +214,13 @@ class _Run:
         path = self.output / name
         write_model(self.model, self.recipe, path, self.plan, self.parts)
         return path
+
+
+def _watch_of(model: PreTrainedModel, recipe: PretrainRecipe, output: Path) -> RankWatch | None:
+    """The rank watch that the recipe asks for."""
+    if not recipe.watch_ranks:
+        return None
+    return RankWatch(adapter_of(recipe.family).describe(model), output)
 
 
 class _Meter:

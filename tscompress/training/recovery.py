@@ -34,6 +34,7 @@ from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
 from tscompress.training.loop import StopRequest, attention_for_training
 from tscompress.training.optimizers import make_optimizer
+from tscompress.training.rank_watch import RankWatch
 from tscompress.training.recomputation import recomputed_layers
 from tscompress.training.recovery_batches import Batches
 from tscompress.training.recovery_config import RecoveryConfig, rate_by_distance
@@ -137,6 +138,9 @@ class _Run:
         optimizer = recovery_optimizer(student.model, config)
         self.model, self.optimizer = self.accelerator.prepare(student.model, optimizer)
         self.rate_by_distance = math.inf
+        # Before training: a model without attention is refused then.
+        place = directory if self.accelerator.is_main_process else None
+        self.watch = RankWatch(student.architecture, place) if config.watch_ranks else None
         self.step = 0
         self.seconds = 0.0
         self.history: list[RecoveryProgress] = []
@@ -164,6 +168,9 @@ class _Run:
             before: dict[str, Any] = {**self.held_out.evaluate(held_out, self.step)}
             self._log(replace(self._line(), **before))
         self._bound_learning_rate()
+        if self.watch is not None:
+            self.watch.start(self.step)
+        self._look()
         clock = _Clock(self.seconds)
         saved_at = time.monotonic()
         stopped = False
@@ -175,6 +182,7 @@ class _Run:
                 losses, stopped, self.seconds = self._train_step(batch, rate, stop, clock)
                 self.step += 1
                 self.meter.add(losses, len(batch), time.monotonic() - started)
+                self._look()
                 self._log_if_due(rate, held_out)
                 if self._is_due(saved_at):
                     self._save()
@@ -192,6 +200,7 @@ class _Run:
             after=self.held_out.state["best"],
             config=self.config,
             history=self.history,
+            ranks=self.watch.rows if self.watch is not None else [],
         )
 
     # ----------------------------------------------------------------------------------------------
@@ -308,6 +317,11 @@ class _Run:
             found |= self.held_out.evaluate(held_out, self.step)
         self._log(replace(self._line(), **found))
         self.meter = _Meter()
+
+    def _look(self) -> None:
+        """Write ranks, if the config asks for them and this is a watched step."""
+        if self.watch is not None:
+            self.watch.look(self.student.model, self.step, last=self._is_done)
 
     def _log(self, line: RecoveryProgress) -> None:
         self.history.append(line)

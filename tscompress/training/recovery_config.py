@@ -101,6 +101,9 @@ class RecoveryConfig(BaseModel):
     gradient_checkpointing: bool = Field(default=False, description="less memory, more time")
     checkpoint_steps: int | None = Field(default=None, ge=1)
     checkpoint_minutes: float = Field(default=5.0, gt=0)
+    watch_ranks: bool = Field(
+        default=False, description="write ranks of the attention matrices into ranks.jsonl"
+    )
     seed: int = 0
 
     #: Removed keys in earlier files, and the values that are still accepted.

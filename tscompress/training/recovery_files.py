@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tscompress.errors import RecipeError, UsageError
 from tscompress.io.files import check_file, write_text_atomically
-from tscompress.io.own_outputs import TRAINING_LOG
+from tscompress.io.own_outputs import RANKS_LOG, TRAINING_LOG
 from tscompress.training.checkpoint import (
     STATE_FILES,
     TrainingState,
@@ -32,7 +32,7 @@ from tscompress.training.recovery_state import (
 LOG_FILE = TRAINING_LOG
 #: All that a recovery writes into its directory, in the order in which it may be removed: the log,
 #: which tells for whose a half-written state is, last.
-RECOVERY_FILES = (*(f"{CHECKPOINT}/{name}" for name in STATE_FILES), LOG_FILE)
+RECOVERY_FILES = (*(f"{CHECKPOINT}/{name}" for name in STATE_FILES), RANKS_LOG, LOG_FILE)
 
 
 @dataclass

@@ -12,13 +12,21 @@ from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.io.own_outputs import TRAINING_DIRECTORY
 from tscompress.training.checkpoint import STATE_FILE, read_training_record
+from tscompress.training.rank_watch import Row
 from tscompress.training.recovery_config import RecoveryConfig
 
 CHECKPOINT = TRAINING_DIRECTORY
 
 #: Settings that may differ between a run and the one that resumes from its checkpoint.
 _FREE_ON_RESUME = frozenset(
-    {"learning_rate", "patience", "precision", "checkpoint_steps", "checkpoint_minutes"}
+    {
+        "learning_rate",
+        "patience",
+        "precision",
+        "checkpoint_steps",
+        "checkpoint_minutes",
+        "watch_ranks",
+    }
 )
 
 
@@ -67,6 +75,8 @@ class RecoveryResult:
         The step whose weights the student has.
     before, after
         The weighted loss on held-out series of the student as it came and as it is.
+    ranks
+        Rows of a rank watch, if the config asks for one.
     """
 
     finished: bool
@@ -78,6 +88,7 @@ class RecoveryResult:
     after: float
     config: RecoveryConfig
     history: list[RecoveryProgress] = field(repr=False)
+    ranks: list[Row] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
         end = "" if self.finished else ", stopped"

@@ -28,9 +28,11 @@ from tscompress.errors import PlanError, VerificationError
 from tscompress.io.arguments import check_type
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
+from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.plan.plan import Plan
 from tscompress.plotting import loss_figure, save_figure
+from tscompress.training.rank_watch import ranks_text
 from tscompress.training.recovery_state import RecoveryResult
 from tscompress.workflows.fitted_to import FITTED_TO, FittedSource, as_record, recorded_sources
 from tscompress.workflows.recipe import Recipe, load_recipe
@@ -76,7 +78,8 @@ def save(
     A model folded to the same sizes everywhere becomes a stock checkpoint that other libraries
     load; any other becomes a factored one. Besides config and weights the directory holds
     ``plan.json``, ``recipe.yaml`` and ``provenance.json`` (source, revision, hashes, library
-    versions, calibration), and after a recovery its log, ``recovery.jsonl`` and ``recovery.png``.
+    versions, calibration), and after a recovery its log, ``recovery.jsonl``, ``recovery.png`` and,
+    if asked for, ``ranks.jsonl``.
     Give it a name that contains the original's: AutoGluon chooses batch size and device by it.
 
     Parameters
@@ -152,6 +155,8 @@ def _write_log(recovery: RecoveryResult, directory: Path) -> None:
     records = [asdict(line) for line in recovery.history]
     text = "".join(json.dumps(record) + "\n" for record in records)
     write_text_atomically(directory / RECOVERY_LOG_FILE, text)
+    if recovery.ranks:
+        write_text_atomically(directory / RANKS_LOG, ranks_text(recovery.ranks))
     figure = loss_figure(records, recovery.best_step)
     save_figure(figure, directory / RECOVERY_FIGURE_FILE)
 
