@@ -13,13 +13,14 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import write_text_atomically
+from tscompress.io.results import Result
 from tscompress.io.text import percent, rounded_count
 from tscompress.linalg import epsilon_rank
 
@@ -179,7 +180,7 @@ class PowerLawFit(_Record):
     alpha: float
 
 
-class RankProfile(_Record):
+class RankProfile(Result):
     """Ranks and spectra of one model.
 
     Attributes
@@ -194,6 +195,10 @@ class RankProfile(_Record):
     inputs
         Empty if the model was not run, for ``inputs_reason``.
     """
+
+    kind: ClassVar[str] = "a rank profile"
+    command: ClassVar[str] = "tscompress profile --output"
+    limit: ClassVar[int | None] = 2**28
 
     version: Literal[1] = 1
     model: str
