@@ -79,9 +79,8 @@ def compared_ranks_figure(profiles: Profiles) -> Figure:
     style_axes(by_layer, xlabel="layer of its stack", ylabel="ε-rank / full rank")
     drawn: dict[str, list[str]] = {}
     for (name, profile), color in zip(profiles.items(), COLORS, strict=False):
-        queries = _queries(profile)
-        for kind in dict.fromkeys(weight.kind for weight in queries):
-            members = [weight for weight in queries if weight.kind == kind]
+        for members in _by_kind(profile):
+            kind = members[0].kind
             line = _LINES.get(kind, "-")
             drawn[line] = list(dict.fromkeys([*drawn.get(line, []), kind]))
             _draw_ranks(against_width, by_layer, members, profile.middle, color, line)
@@ -97,8 +96,17 @@ def compared_ranks_figure(profiles: Profiles) -> Figure:
     return figure
 
 
-def _queries(profile: RankProfile) -> list[WeightProfile]:
-    return [weight for weight in profile.weights if weight.role == "q"]
+def _by_kind(profile: RankProfile) -> list[list[WeightProfile]]:
+    """W_Q of the layers of each kind of attention."""
+    kinds: dict[str, list[WeightProfile]] = {}
+    for weight in profile.weights:
+        if weight.role == "q":
+            kinds.setdefault(weight.kind, []).append(weight)
+    return list(kinds.values())
+
+
+def _ranks(weights: Sequence[WeightProfile], index: int) -> list[int]:
+    return [weight.spectrum.ranks[index] for weight in weights]
 
 
 def _marker(line: str) -> str:
@@ -113,7 +121,7 @@ def _draw_ranks(
     color: str,
     line: str,
 ) -> None:
-    mean = fmean(weight.spectrum.ranks[index] for weight in weights)
+    mean = fmean(_ranks(weights, index))
     style = {"color": color, "marker": _marker(line), "ms": 4}
     against_width.plot([weights[0].in_features], [mean], ls="", **style)  # type: ignore[arg-type]
     shares = [weight.spectrum.relative_ranks()[index] for weight in weights]
@@ -122,9 +130,10 @@ def _draw_ranks(
 
 def _draw_constant_shares(axes: Axes, profiles: Profiles) -> None:
     """Logarithmic axes with lines on which the rank is one share of the width."""
-    widths = {weight.in_features for one in profiles.values() for weight in _queries(one)} or {1}
+    shown = [(one, kind) for one in profiles.values() for kind in _by_kind(one)]
+    widths = {kind[0].in_features for _, kind in shown} or {1}
     low, high = min(widths) / 1.3, max(widths) * 1.3
-    least = min((float(min(line.get_ydata())) for line in axes.get_lines()), default=1.0)
+    least = min((fmean(_ranks(kind, one.middle)) for one, kind in shown), default=1.0)
     bottom = max(0.5, min(least, 0.2 * low) / 1.3)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, high))
     for share in (0.05, 0.2, 0.8):
