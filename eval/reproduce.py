@@ -69,7 +69,6 @@ TABLES = (
         "--size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
         8,
     ),
-    Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 12),
     Table(
         "fold-sizes-t5",
         "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
@@ -98,8 +97,9 @@ TABLES = (
     ),
     Table(
         "fold-front-chronos2",
-        "fold.py sizes --model reference/chronos2 --size 64,0.5 --size 64,0.5,160 "
-        "--size 64,0.5,128 --size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
+        "fold.py sizes --model reference/chronos2 --size 64,0.5 --size 64,0.75,208 "
+        "--size 64,0.5,160 --size 32,0.5,224 --size 64,0.5,128 --size 64,0.25,128 "
+        "--size 64,0.25,96 --size 32,0.25,160 --size 64,0.25,64 --output DIR/fold-front",
         25,
     ),
     Table(
@@ -160,9 +160,9 @@ TABLES = (
     ),
     Table(
         "recover-chronos2",
-        "recover.py --model reference/chronos2 --trial 32,0.25,8,d_model=208 "
-        "--trial 32,0.25,10,d_model=96 --output DIR/recover",
-        80,
+        "recover.py --model reference/chronos2 --trial 64,0.25,10,d_model=128 "
+        "--trial 64,0.25,10,d_model=64 --seed 0 --output DIR/recover",
+        30,
     ),
     Table(
         "recover-t5",
@@ -209,8 +209,23 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
-    Table("lab-modalities", "lab/modalities.py --output DIR/lab-modalities", 25),
+    Table(
+        "exported-bolt",
+        "exported.py --model reference/bolt --max-series 50 --output DIR/exported",
+        20,
+    ),
+    Table(
+        "exported-chronos2",
+        "exported.py --model reference/chronos2 --max-series 50 --output DIR/exported",
+        20,
+    ),
+    Table(
+        "exported-t5",
+        "exported.py --model reference/t5 --max-series 20 --output DIR/exported",
+        40,
+    ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
+    Table("lab-modalities", "lab/modalities.py --output DIR/lab-modalities", 8),
     Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",

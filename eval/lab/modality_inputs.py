@@ -38,7 +38,7 @@ from tscompress.linalg import even_picks
 MOST_ROWS = 8192
 LENGTH = 512
 TOY_STEPS = {"patches": 1000, "gated value": 300, "wavelet tokens": 300, "tokens": 300}
-TABULAR_STEPS = 400
+TABULAR_STEPS = 150
 #: Fewer, for a look.
 QUICK_STEPS = 20
 

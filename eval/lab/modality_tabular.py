@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 D_MODEL, HEADS, LAYERS, FEATURES = 128, 4, 2, 20
-BATCH, CONTEXT, QUERIES = 16, 60, 12
+BATCH, CONTEXT, QUERIES = 8, 60, 12
 
 
 def random_tables(number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

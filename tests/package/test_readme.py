@@ -34,6 +34,7 @@ PAGES = [
     ROOT / "eval" / "README.md",
     ROOT / "tests" / "README.md",
     ROOT / "eval" / "RESULTS.md",
+    ROOT / "eval" / "lab" / "README.md",
     *sorted((ROOT / "eval" / "notes").glob("*.md")),
 ]
 
