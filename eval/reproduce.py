@@ -8,7 +8,8 @@ run these alone. Tables, figures and a log of each command go below `--output`, 
 taken from the tables that are committed. Models that a command is held against are trained first
 by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
-Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`.
+Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
+`lab-modalities` `tscompress[lab]`.
 What is drawn from other tables takes those below `--output`, and comes last.
 """
 
@@ -229,6 +230,7 @@ TABLES = (
         40,
     ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
+    Table("lab-modalities", "lab/modalities.py --output DIR/lab-modalities", 8),
     Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tscompress.probing.measure import probe
     from tscompress.probing.results import ProbeComparison, ProbeResult
     from tscompress.probing.tasks import ProbeTask
+    from tscompress.profiling.compare_profiles import ProfileComparison, compare_profiles
     from tscompress.profiling.measure import profile
     from tscompress.profiling.rank_profile import RankProfile
     from tscompress.training.pretrain_recipe import PretrainRecipe
@@ -98,6 +99,8 @@ _HOME = {
     "ProbeComparison": "probing.results",
     "ProbeResult": "probing.results",
     "ProbeTask": "probing.tasks",
+    "ProfileComparison": "profiling.compare_profiles",
+    "compare_profiles": "profiling.compare_profiles",
     "RankProfile": "profiling.rank_profile",
     "profile": "profiling.measure",
     "Recipe": "workflows.recipe",
@@ -138,6 +141,7 @@ __all__ = [
     "ProbeComparison",
     "ProbeResult",
     "ProbeTask",
+    "ProfileComparison",
     "PushResult",
     "RankProfile",
     "RankSchedule",
@@ -151,6 +155,7 @@ __all__ = [
     "__version__",
     "bench",
     "compare",
+    "compare_profiles",
     "compress",
     "evaluate",
     "export",

@@ -1159,6 +1159,21 @@ def test_profile(command: Command, bolt: Path, tmp_path: Path) -> None:
     assert_refused(command("profile", bolt, "--weights-only", "-e", 0), 2, "epsilon")
 
 
+def test_profiles_are_compared(command: Command, bolt: Path, tmp_path: Path) -> None:
+    for name, epsilon in (("a", 0.1), ("b", 0.1), ("c", 0.2)):
+        output = ("--output", tmp_path / name)
+        assert command("profile", bolt, "--weights-only", "-e", epsilon, *output).code == 0
+    compare = ("compare-profiles", tmp_path / "a", tmp_path / "b" / "profile.json")
+    outcome = command(*compare, "--names", "one,two", "--output", tmp_path / "compared")
+    assert outcome.code == 0, outcome.err
+    assert "one" in outcome.out
+    assert (tmp_path / "compared" / "compared_ranks.csv").exists()
+    assert command(*compare, "--json").json["epsilons"] == [0.1]
+    assert_refused(command(*compare, "--output", tmp_path / "compared"), 2, "--force")
+    assert_refused(command(*compare, tmp_path / "c"), 2, "0.2")
+    assert_refused(command(*compare, tmp_path / "none"), 1, "none")
+
+
 def test_sensitivities_are_shown_and_kept(command: Command, bolt: Path, tmp_path: Path) -> None:
     options = ("sensitivity", bolt, "--calibration-series", 8)
     outcome = command(*options, "--depth", "--output", tmp_path / "costs.json")

@@ -439,6 +439,10 @@ def test_what_else_lies_in_a_checkpoint_is_known_by_its_content(tmp_path: Path) 
         ("report.md", f"{mark_of(MARKDOWN)}\n{MARKDOWN}"),
         ("scores.csv", '"dataset",model,MASE,WQL\na,b,1,1\n'),
         ("ranks.csv", "matrix,part,kind,depth,role,head,full_rank,epsilon,rank\n"),
+        (
+            "compared.csv",
+            "profile,family,matrix,kind,d_model,matrices,epsilon,mean_rank,mean_share\n",
+        ),
         ("log.jsonl", LINE),
         ("log.jsonl", LINE[:60]),  # cut off as it was written
         ("empty", ""),

@@ -985,6 +985,7 @@ def test_command_refuses_in_one_line(command: Command, copy: Path, tmp_path: Pat
         ("compress", "reference/bolt", *output, "--rank", 8, "--series", tmp_path / "nan.csv"),
         ("compress", copy, *output, "--rank", 4),
         ("profile", copy),
+        ("compare-profiles", tmp_path / "deep.json", tmp_path / "deep.json"),
         ("evaluate", copy),
         ("evaluate", "seasonal-naive", "--suite", tmp_path / "bomb.yaml"),
         ("bench", copy),

@@ -16,7 +16,7 @@ from tscompress.cli.console import quiet_libraries, replace_unencodable, say
 from tscompress.cli.evaluate import compare, evaluate
 from tscompress.cli.export import export
 from tscompress.cli.interrupts import STOPPED, STOPPED_MESSAGE, arrived
-from tscompress.cli.measure import bench, probe, profile, sensitivity
+from tscompress.cli.measure import bench, compare_profiles, probe, profile, sensitivity
 from tscompress.cli.options import StoppedAndSaved
 from tscompress.cli.publish import push
 from tscompress.cli.runs import report, run, sweep
@@ -49,8 +49,8 @@ _UsageMistake: Any = typer.BadParameter.__mro__[2]
 
 #: In the order of the help.
 _COMMANDS = (
-    profile, sensitivity, compress, evaluate, compare, probe, bench, run, sweep, report, recover,
-    pretrain, diff, series, export, push,
+    profile, compare_profiles, sensitivity, compress, evaluate, compare, probe, bench, run, sweep,
+    report, recover, pretrain, diff, series, export, push,
 )  # fmt: skip
 for command in _COMMANDS:
     app.command()(command)

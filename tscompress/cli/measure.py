@@ -1,4 +1,4 @@
-"""``tscompress profile``, ``sensitivity``, ``probe`` and ``bench``: measure a model."""
+"""Measure a model: ``profile``, ``compare-profiles``, ``sensitivity``, ``probe`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -82,6 +82,33 @@ def profile(
             save_profile_figures(result, directory)
     findings = "\n".join(result.findings())
     show(as_json, result.to_dict(), *profile_table(result), findings)
+
+
+def compare_profiles(
+    profiles: Annotated[
+        list[Path],
+        typer.Argument(help="Directories of profile --output, or their profile.json.", parser=path),
+    ],
+    names: Annotated[
+        str | None, typer.Option(help="One for each, such as A,B; default: those of the models.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write a table and figures here.", parser=path)
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put the rank profiles of several models side by side, in a table and in one axis."""
+    from tscompress.io.files import check_output
+    from tscompress.profiling.compare_profiles import COMPARED_FILES
+    from tscompress.profiling.compare_profiles import compare_profiles as compare
+
+    if output is not None:
+        check_output(output, force=force, inputs=profiles, writes=COMPARED_FILES)
+    found = compare(profiles, names=None if names is None else names.split(","))
+    if output is not None:
+        found.save(output, force=force)
+    show(as_json, found.to_dict(), found.table())
 
 
 @with_series_options()

@@ -70,6 +70,7 @@ _COLUMNS = (
     "model,reference,dataset,metric,ratio,low,high",
     "model,dataset,series,name,quantile_loss,absolute_label,scaled_error,scaled_steps",
     "matrix,part,kind,depth,role,head,full_rank,epsilon,rank",
+    "profile,family,matrix,kind,d_model,matrices,epsilon,mean_rank,mean_share",
     "number,id,label,method,recovered,parameters,bytes_on_disk,",
 )
 _QUOTED = re.compile(

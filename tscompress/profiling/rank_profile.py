@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tscompress.families.registry import FORECAST_FAMILIES
 from tscompress.io.files import write_text_atomically
+from tscompress.io.results import Result
 from tscompress.io.text import percent, rounded_count
 from tscompress.linalg import epsilon_rank
 from tscompress.profiling.heads import HeadAngles, sharing_findings, sharing_index
@@ -182,7 +183,7 @@ class PowerLawFit(_Record):
     alpha: float
 
 
-class RankProfile(_Record):
+class RankProfile(Result):
     """Ranks and spectra of one model.
 
     Attributes
@@ -199,6 +200,10 @@ class RankProfile(_Record):
     head_angles
         Of W_Q of the first block; None with one head, and in files of before.
     """
+
+    kind: ClassVar[str] = "a rank profile"
+    command: ClassVar[str] = "tscompress profile --output"
+    limit: ClassVar[int | None] = 2**28
 
     version: Literal[1] = 1
     model: str

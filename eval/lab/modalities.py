@@ -1,0 +1,53 @@
+"""Ranks across modalities: series, text, speech, images and tables in the paper's figures.
+
+    python eval/lab/modalities.py --output eval/results/lab-modalities [--quick] [--only flow ...]
+
+Figures 2, 4, 5, 8 and 12 and the text half of Table 2 of "Understanding Transformers for Time
+Series: Rank Structure, Flow-of-ranks, and Compressibility", on our reference models and on models
+that wheels hold: `pip install "tscompress[lab]"`. Toys with the embeddings of other time-series
+models and a tabular classifier are trained first, two minutes on one core, and kept in the cache.
+Written are the numbers and a figure of each section, and one table of verdicts. Exit status 1: a
+verdict is not as expected.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from modality_embeddings import angles, projections, spectra
+from modality_text import text_cut
+from modality_weights import flow, histograms, layers, widths
+from verdicts import Section, measure, parser_of
+
+from tscompress.errors import TscompressError, UsageError
+
+SECTIONS: dict[str, Section] = {
+    "spectra": spectra,
+    "projections": projections,
+    "widths": widths,
+    "layers": layers,
+    "flow": flow,
+    "angles": angles,
+    "histograms": histograms,
+    "text-cut": text_cut,
+}
+
+
+def main() -> None:
+    parser = parser_of(__doc__, ".csv, .md, and -SECTION.csv and .png")
+    parser.add_argument("--quick", action="store_true", help="an eighth of the inputs, for a look")
+    parser.add_argument("--only", nargs="+", metavar="SECTION", help=", ".join(SECTIONS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        as_expected = measure(SECTIONS, given.output, quick=given.quick, only=given.only)
+    except UsageError as error:
+        parser.error(str(error))
+    except TscompressError as error:
+        parser.exit(1, f"error: {error}\n")
+    sys.exit(not as_expected)
+
+
+if __name__ == "__main__":
+    main()
