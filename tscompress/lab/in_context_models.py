@@ -49,7 +49,7 @@ def shifted_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, linear: bool = 
 
 def _weights(q: Tensor, k: Tensor, *, causal: bool, linear: bool) -> Tensor:
     """``[..., T, T]``; each row sums to 1, unless ``linear``."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = (q / math.sqrt(q.shape[-1])) @ k.mT
     length = scores.shape[-1]
     if linear:
         counts = torch.arange(1, length + 1, device=q.device, dtype=q.dtype)[:, None]
