@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tscompress.errors import RecipeError
+from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml
 from tscompress.lab.in_context import (
     RegressionPrompts,
@@ -29,6 +31,7 @@ from tscompress.lab.in_context_models import (
     instrument_tokens,
 )
 from tscompress.lab.instruments import InstrumentTask, coefficients
+from tscompress.training.checkpoint import load_training_state
 from tscompress.training.in_context import InContextTraining, train_in_context
 
 MODEL_FILE = "model.safetensors"
@@ -152,7 +155,14 @@ def regressor_runs(recipe: CovariatesRecipe) -> list[RegressorRun]:
             panel = f"{_layers(several.layers)}, patches"
             found += [
                 RegressorRun(
-                    panel, f"patch {p}", task, "shifted", several.layers, p, True, _of(several, seed)
+                    panel,
+                    f"patch {p}",
+                    task,
+                    "shifted",
+                    several.layers,
+                    p,
+                    True,
+                    _of(several, seed),
                 )
                 for p in several.sizes
             ]
@@ -269,3 +279,33 @@ def train_looped(
     lines = train_in_context(model, loss, measure, training, place, lambda _: logged())
     save_model(model, place)
     return model, lines
+
+
+def shortened_recipe(recipe: Recipe) -> Recipe:
+    """The same for a look: one seed, and a few steps of every training."""
+
+    def short(part: Any) -> Any:
+        training = part.training.model_copy(update={"steps": 6, "batch": 4, "log_every": 3})
+        return part.model_copy(update={"training": training})
+
+    changes: dict[str, Any] = {"seeds": recipe.seeds[:1]}  # type: ignore[attr-defined]
+    if isinstance(recipe, CovariatesRecipe):
+        changes["comparisons"] = tuple(map(short, recipe.comparisons))
+        changes["patches"] = tuple(map(short, recipe.patches))
+        return recipe.model_copy(update=changes)
+    return short(recipe).model_copy(update=changes)
+
+
+def logged_lines(directory: Path) -> list[dict[str, Any]]:
+    """Lines that a training has logged so far; of none, none."""
+    log = directory / TRAINING_LOG
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def load_model(model: Model, directory: Path) -> Model:
+    """Weights of the last state of a training, finished or not."""
+    load_training_state(directory / TRAINING_DIRECTORY, model, torch.optim.Adam(model.parameters()))
+    return model

@@ -18,7 +18,9 @@ from tscompress.io.files import write_text_atomically
 from tscompress.plotting import save_figure
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from output import rows_of, write_tables  # noqa: E402
+from output import parser_of, rows_of, write_tables  # noqa: E402
+
+__all__ = ["Found", "Section", "Verdict", "chosen", "listed", "measure", "parser_of", "slope"]
 
 COLUMNS = ("section", "statement", "claim", "measured", "expected", "holds", "as_expected")
 

@@ -20,9 +20,7 @@ TASK = RegressionTask(2, 6)
 
 def regressor(layout: LayoutName = "shifted", task: RegressionTask = TASK) -> InContextRegressor:
     torch.manual_seed(0)
-    return InContextRegressor(
-        layout, dim=task.dim, points=task.points, width=32, heads=2, layers=1
-    )
+    return InContextRegressor(layout, dim=task.dim, points=task.points, width=32, heads=2, layers=1)
 
 
 def trained(
