@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from verdicts import Found, Verdict, listed
 
+from tscompress.errors import UsageError
 from tscompress.lab.in_context import (
     averaging_predictions,
     last_index_loss,
@@ -214,6 +215,11 @@ class Trainings:
         """Lines of the logs of all runs that ``of_panel`` takes; runs train first, unless told not.
 
         The figure is drawn again at every line.
+
+        Raises
+        ------
+        UsageError
+            Nothing has been trained, and nothing may be.
         """
         runs = [run for run in regressor_runs(self.recipe) if of_panel(run)]
 
@@ -230,7 +236,13 @@ class Trainings:
 
         for run in () if self.trained_only else runs:
             train_regressor(run, self.recipe, self.models, draw)
-        return frame()
+        found = frame()
+        if found.empty:
+            raise UsageError(
+                f"{str(self.models)!r} holds no training of the section {name}; leave "
+                "--trained-only out, or name the directory of trainings with --models."
+            )
+        return found
 
 
 def baselines(runs: Iterable[RegressorRun]) -> dict[str, dict[str, dict[str, float]]]:

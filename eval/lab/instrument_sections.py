@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from tscompress.lab.instruments import (
     Array,
     InstrumentPrompts,
     InstrumentTask,
+    SingularStageWarning,
     bias_slope,
     coefficients,
     ordinary_least_squares,
@@ -240,12 +242,16 @@ def _row(
 def measured(
     models: Sequence[LoopedTransformer], condition: Condition, count: int
 ) -> list[dict[str, Any]]:
-    """Rows of all estimators and of the trained models, on the same prompts."""
+    """Rows of all estimators and of the trained models, on the same prompts.
+
+    Where instruments are 0 estimators are of least norm, as in the paper (footnote 3).
+    """
     prompts = condition.task.draw(count, condition.n, np.random.default_rng(TEST_SEED + 1))
-    biased = ESTIMATORS["OLS"](prompts)
-    rows = []
-    for name, estimator in ESTIMATORS.items():
-        estimate = estimator(prompts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SingularStageWarning)
+        estimates = {name: estimator(prompts) for name, estimator in ESTIMATORS.items()}
+    biased, rows = estimates["OLS"], []
+    for name, estimate in estimates.items():
         forecasts = (estimate * prompts.query_x).sum(-1)
         rows.append(_row(condition, name, estimate, forecasts, prompts, biased))
     for model in models:
@@ -398,8 +404,8 @@ def _estimates(
     rng, rows = np.random.default_rng(0), []
     for _ in range(draws):
         z, x, y = _centred(study.iloc[rng.choice(len(study), ROWS, replace=False)])
-        if not (z.std() and x.std() and y.std()):
-            continue
+        if not (x.std() and y.std() and abs(z[:, 0] @ x[:, 0]) > 1e-9 * ROWS):
+            continue  # nothing to regress on, or a singular first stage
         rows.append(
             {"OLS": float(ordinary_least_squares(x, y)[0]),
              "2SLS": float(two_stage_least_squares(z, x, y)[0]),
