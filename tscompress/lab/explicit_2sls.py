@@ -204,7 +204,7 @@ class Explicit2SLS(nn.Module):
     def theta(self, tokens: Tensor) -> Array:
         """The first stage ``[B, q, p]`` that the tokens hold."""
         block = tokens[:, -1, self._theta : self._theta + self.q_ * self.p]
-        return np.asarray(block.unflatten(-1, (self.p, self.q_)).mT.numpy())
+        return np.asarray(block.reshape(-1, self.p, self.q_).mT.numpy())
 
     def forecast(self, tokens: Tensor) -> Array:
         """Forecasts ``[B]``: the read-out layer, and the outcome of the query in what it gives."""

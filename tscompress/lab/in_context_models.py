@@ -149,7 +149,9 @@ class Lagged:
 
     def tokens(self, x: Tensor, y: Tensor, patch: int) -> Tensor:
         """``[B, T / patch, patch (d + 1)]``."""
-        x, y = x.unflatten(1, (-1, patch)).flatten(2), y.unflatten(1, (-1, patch))
+        batch, points = y.shape
+        x = x.reshape(batch, points // patch, -1)
+        y = y.reshape(batch, points // patch, patch)
         before = torch.cat([torch.zeros_like(y[:, :1]), y[:, :-1]], dim=1)
         return torch.cat([x, before], dim=-1)
 
@@ -264,12 +266,13 @@ class InContextRegressor(nn.Module):
         hidden = hidden + self.positions.weight[: hidden.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
-        return self.layout.read(self.read_out(self.norm(hidden)))
+        forecasts: Tensor = self.layout.read(self.read_out(self.norm(hidden)))
+        return forecasts
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean squared error of the forecasts of one pass, which is the training loss."""
-        forecasts = self(x, y)
-        return ((forecasts - y[:, -forecasts.shape[1] :]) ** 2).mean()
+        forecasts: Tensor = self(x, y)
+        return torch.mean((forecasts - y[:, -forecasts.shape[1] :]) ** 2)
 
     @torch.no_grad()
     def forecasts(self, prompts: RegressionPrompts, first: int = 0) -> Array:

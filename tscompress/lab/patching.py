@@ -107,7 +107,7 @@ class PatchedRegression:
 
     def _parts(self, U: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ux ``[d, p, d]``, uy ``[d, p]``, vx ``[p, d]``, vy ``[p]``."""
-        by_point, of_v = U.unflatten(1, (self.p, -1)), v.unflatten(0, (self.p, -1))
+        by_point, of_v = U.reshape(self.d, self.p, -1), v.reshape(self.p, -1)
         return by_point[..., :-1], by_point[..., -1], of_v[:, :-1], of_v[:, -1]
 
     def draw(self, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ class PatchedRegression:
         x = torch.randn(batch, self.n, self.d, dtype=torch.float64, generator=generator)
         noise = torch.randn(batch, self.n, 1, dtype=torch.float64, generator=generator)
         rows = torch.cat([x, x @ w + self.sigma * noise], dim=-1)
-        return rows.unflatten(1, (-1, self.p)).flatten(2), w[..., 0]
+        return rows.reshape(batch, self.n // self.p, -1), w[..., 0]
 
     def trained_head(
         self, steps: int, generator: torch.Generator, *, batch: int = 64, rate: float = 0.02
@@ -146,5 +146,6 @@ def estimates(U: Tensor, v: Tensor, patches: Tensor) -> Tensor:
 
 def least_squares(patches: Tensor, patch: int) -> Tensor:
     """Least squares ``[batch, d]`` on the same examples."""
-    rows = patches.unflatten(2, (patch, -1)).flatten(1, 2)
-    return torch.linalg.lstsq(rows[..., :-1], rows[..., -1:]).solution[..., 0]
+    rows = patches.reshape(len(patches), patches.shape[1] * patch, -1)
+    w: Tensor = torch.linalg.lstsq(rows[..., :-1], rows[..., -1:]).solution[..., 0]
+    return w
