@@ -97,8 +97,9 @@ TABLES = (
     ),
     Table(
         "fold-front-chronos2",
-        "fold.py sizes --model reference/chronos2 --size 64,0.5 --size 64,0.5,160 "
-        "--size 64,0.5,128 --size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
+        "fold.py sizes --model reference/chronos2 --size 64,0.5 --size 64,0.75,208 "
+        "--size 64,0.5,160 --size 32,0.5,224 --size 64,0.5,128 --size 64,0.25,128 "
+        "--size 64,0.25,96 --size 32,0.25,160 --size 64,0.25,64 --output DIR/fold-front",
         25,
     ),
     Table(
@@ -159,9 +160,9 @@ TABLES = (
     ),
     Table(
         "recover-chronos2",
-        "recover.py --model reference/chronos2 --trial 32,0.25,8,d_model=208 "
-        "--trial 32,0.25,10,d_model=96 --output DIR/recover",
-        80,
+        "recover.py --model reference/chronos2 --trial 64,0.25,10,d_model=128 "
+        "--trial 64,0.25,10,d_model=64 --seed 0 --output DIR/recover",
+        30,
     ),
     Table(
         "recover-t5",

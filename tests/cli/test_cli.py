@@ -657,25 +657,31 @@ def test_compare_scores_models(
     assert command("evaluate", models[0], *DATA, "--output", file).code == 0
     shown = command("compare", *models, "seasonal-naive", *DATA, "--output", out, "--json")
     assert shown.code == 0, shown.err
-    found = tscompress.compare(
-        [*models, "seasonal-naive"],
-        datasets=["monash_m1_yearly", "monash_m3_yearly"],
-        max_series=6,
-    )
+    series = {"datasets": ["monash_m1_yearly", "monash_m3_yearly"], "max_series": 6}
+    found = tscompress.compare([*models, "seasonal-naive"], **series)
     assert shown.json == found.to_dict()
     assert set(pd.read_csv(out / "series.csv")["model"]) == {
         "chronos-bolt",
         "chronos-2",
         "seasonal-naive",
     }
+    sampling = "--batch-size", 4, "--seeds", "0,1"
+    sampled = command("compare", *models, *DATA, *sampling, "--json")
+    same = tscompress.compare(models, batch_size=4, seeds=(0, 1), **series)
+    assert sampled.json == same.to_dict()
     mixed = command("compare", file, *models[1:], *DATA, "--json")  # a file, and a model
     assert mixed.json["models"] == shown.json["models"][:1]
 
+    paths = command("compare", *models, *DATA, "--num-samples", 3)
+    assert_refused(paths, 2, "forecasts quantiles, not samples")
     forbid("tscompress.checkpoints.load.find")
     assert_refused(command("compare", *models, *DATA, "--margin", 2), 2, "margin is 2.0")
     assert_refused(command("compare", models[0], *DATA), 2, "1 result given")
     assert_refused(command("compare", file, models[1], "--dataset", "none"), 2, "none")
     assert_refused(command("compare", *models, "--horizon", 3), 2, "horizon")
+    assert_refused(command("compare", *models, *DATA, "--batch-size", "big"), 2, "batch_size")
+    assert_refused(command("compare", *models, *DATA, "--seeds", "0;1"), 2, "--seeds")
+    assert_refused(command("compare", file, file, "--seeds", "0,1"), 2, "--seeds cannot go with it")
     refused = command("compare", file, file, "--max-series", 6)
     assert_refused(refused, 2, "--max-series cannot go with it")
 

@@ -98,7 +98,8 @@ def small_bolt() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("precision", "share", "difference"), [("int8", 0.8, 2e-2), ("float16", 0.65, 5e-3)]
+    ("precision", "share", "difference"),
+    [("int8", 0.8, 2e-2), ("int8-weights", 0.8, 2e-2), ("float16", 0.65, 5e-3)],
 )
 def test_smaller_precisions(precision: Any, share: float, difference: float) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
@@ -111,8 +112,11 @@ def test_smaller_precisions(precision: Any, share: float, difference: float) -> 
     assert sum(len(one.raw_data) for one in graph.initializer) < share * weights
     head = stored[(64, 9 * 16)]  # hidden units to quantiles and steps
     types = onnx.TensorProto
-    assert head == (types.FLOAT if precision == "int8" else types.FLOAT16)
-    assert stored[(32, 64)] == (types.INT8 if precision == "int8" else types.FLOAT16)
+    assert head == (types.FLOAT16 if precision == "float16" else types.FLOAT)
+    layers = {one.data_type for one in graph.initializer if tuple(one.dims) == (32, 64)}
+    assert (types.FLOAT16 if precision == "float16" else types.INT8) in layers
+    kinds = {node.op_type for node in graph.node}
+    assert ("MatMulInteger" in kinds) == (precision == "int8")
     context = torch.sin(torch.arange(48.0) / 3)[None] * 1e6  # beyond what half precision holds
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     feed = {"context": context.numpy(), "observed": np.ones((1, 48), np.float32)}
@@ -123,7 +127,9 @@ def test_smaller_precisions(precision: Any, share: float, difference: float) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "difference"), [("int8", 5e-2), ("float16", 5e-3)])
+@pytest.mark.parametrize(
+    ("precision", "difference"), [("int8", 5e-2), ("int8-weights", 5e-2), ("float16", 5e-3)]
+)
 def test_smaller_precisions_of_a_sampling_model(
     precision: Any, difference: float, checkpoints: dict[str, Path], tmp_path: Path,
     exported: dict[str, Path],
@@ -136,9 +142,12 @@ def test_smaller_precisions_of_a_sampling_model(
     types = onnx.TensorProto
     graph = onnx.load(str(tmp_path / "out" / "decoder.onnx")).graph
     stored = {tuple(one.dims): one.data_type for one in graph.initializer}
-    vocabulary = types.FLOAT if precision == "int8" else types.FLOAT16
-    assert {stored[dims] for dims in ((64, 24), (24, 64)) if dims in stored} == {vocabulary}
-    assert stored[(24, 40)] == (types.INT8 if precision == "int8" else types.FLOAT16)
+    looked_up, product = stored[(64, 24)], stored[(24, 64)]
+    half = precision == "float16"
+    assert product == (types.FLOAT16 if half else types.FLOAT)
+    eighth = types.INT8 if precision == "int8-weights" else types.FLOAT
+    assert looked_up == (types.FLOAT16 if half else eighth)
+    assert stored[(24, 40)] == (types.FLOAT16 if half else types.INT8)
     forecaster: Any = runtime.load(tmp_path / "out")
     paths = forecaster.predict([np.sin(np.arange(48.0)) * 1e6], 16, seed=0)
     assert np.isfinite(paths).all()

@@ -324,6 +324,34 @@ def test_pretrained_model_is_uploaded_with_its_recipe(
     assert "pretrain.yaml in" in command("push", directory, repo_id).line
 
 
+def test_exported_files_go_up_beside_the_weights_they_were_made_of(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], tmp_path: Path, repo_id: str
+) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx = tmp_path / "onnx"
+    assert command("export", bolt, "--output", onnx).code == 0
+    outcome = command("push", bolt, repo_id, "--onnx", onnx)
+    assert outcome.code == 0, outcome.err
+    assert f"onnx/tscompress-export.json names {bolt}" in outcome.err
+    stored = hub.repositories[repo_id].files()
+    assert {name[5:]: found for name, found in stored.items() if name[:5] == "onnx/"} == contents(
+        onnx
+    )
+    card = stored["README.md"].decode()
+    assert card_problems(card) == ([], [])
+    assert f'snapshot_download("{repo_id}", allow_patterns="onnx/*")' in card
+    assert command("push", bolt, repo_id).code == 0  # the card without them
+    assert "allow_patterns" not in hub.repositories[repo_id].files()["README.md"].decode()
+
+    requests = len(hub.log)
+    other = command("push", made["chronos-t5-fold"], repo_id, "--onnx", onnx)
+    assert "was exported of other weights than those to push" in other.line
+    assert "is no exported model" in command("push", bolt, repo_id, "--onnx", tmp_path).line
+    (onnx / "model.onnx").write_bytes((onnx / "model.onnx").read_bytes() + b"x")
+    assert "sha256" in command("push", bolt, repo_id, "--onnx", onnx).line
+    assert len(hub.log) == requests
+
+
 # --------------------------------------------------------------------------------------------------
 # What does not go up
 # --------------------------------------------------------------------------------------------------

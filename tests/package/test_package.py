@@ -33,8 +33,8 @@ def test_caches_are_keyed_by_code_that_is_there() -> None:
         for part in module.CODE:
             assert (PACKAGE / part).is_dir() or (PACKAGE / f"{part}.py").is_file(), part
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    # What these do is read, refuse, record or draw, or is of graphs or of the papers' statements, which no
-    # sweep writes.
+    # What these do is read, refuse, record or draw, or is of graphs or of what the papers state,
+    # which no sweep writes.
     without = {"cli", "exporting", "hub", "io", "lab", "probing", "reports", "runtime"}
     assert set(sweep_points.CODE) == {*(folders - without), "linalg"}
 

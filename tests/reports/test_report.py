@@ -594,7 +594,7 @@ def test_a_table_that_is_none(tmp_path: Path, text: str, error: type[Exception],
     with pytest.raises(error, match=says) as caught:
         table_points(path, "ours")
     assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="no table of models"):
+    with pytest.raises(UsageError, match="no table"):
         table_points(tmp_path / "none.csv", "ours")
 
 

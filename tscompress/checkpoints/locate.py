@@ -47,13 +47,20 @@ def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
     if source.startswith(REFERENCE_PREFIX):
         if revision is not None:
             raise UsageError(f"{source!r} has no revisions; a revision goes with a Hub id only.")
-        return _reference_directory(source), None
+        return reference_directory(source), None
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ModelNotFoundError(f"there is no directory {source!r}.")
     return _download(source, revision)
 
 
-def _reference_directory(source: str) -> Path:
+def reference_directory(source: str) -> Path:
+    """The directory of the shipped checkpoint ``reference/NAME``.
+
+    Raises
+    ------
+    ModelNotFoundError
+        None of that name is shipped.
+    """
     root = Path(str(files("tscompress.checkpoints").joinpath("reference")))
     available = sorted(p.parent.name for p in root.glob("*/config.json"))
     name = source.removeprefix(REFERENCE_PREFIX)
@@ -61,6 +68,14 @@ def _reference_directory(source: str) -> Path:
         shipped = ", ".join(REFERENCE_PREFIX + item for item in available)
         raise ModelNotFoundError(f"there is no {source!r}; shipped: {shipped}.")
     return root / name
+
+
+def is_reference(source: str) -> bool:
+    """Whether it is the name of a checkpoint that tscompress ships."""
+    try:
+        return source.startswith(REFERENCE_PREFIX) and reference_directory(source).is_dir()
+    except ModelNotFoundError:
+        return False
 
 
 def _download(source: str, revision: str | None) -> tuple[Path, str | None]:

@@ -60,12 +60,18 @@ AsUnivariate = Annotated[
     typer.Option("--as-univariate", help="No series sees another; covariates are not read."),
 ]
 SortQuantiles = Annotated[bool, typer.Option("--sort-quantiles", help="Before they are scored.")]
+Root = Annotated[
+    Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.", parser=path)
+]
+Seeds = Annotated[
+    str | None, typer.Option(help="0,1,2: average over several seeds, for less noise.")
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not reuse scores of earlier runs.")]
 
 _SETTINGS = ("cross_learning", "as_univariate", "sort_quantiles")
 _FOR_MODELS = (
-    "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", *_SETTINGS, "no_cache",
-    "device", "dtype",
+    "suite", "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "batch_size",
+    "seeds", "num_samples", *_SETTINGS, "no_cache", "device", "dtype",
 )  # fmt: skip
 _NOT_FOR_FEV = (
     "horizon", *_LONG_FORMAT_OPTIONS, "dataset", "max_series", "root", "seeds", "margin",
@@ -93,14 +99,10 @@ def evaluate(
     files: SeriesOptions = NOTHING_SAID,
     dataset: Datasets = None,
     max_series: FirstSeries = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Local copy: ROOT/<dataset>/*.parquet.", parser=path)
-    ] = None,
+    root: Root = None,
     batch_size: BatchSize = "32",
     seed: Annotated[int, typer.Option(help="Of the sample paths of Chronos-T5.")] = 0,
-    seeds: Annotated[
-        str | None, typer.Option(help="0,1,2: average over several seeds, for less noise.")
-    ] = None,
+    seeds: Seeds = None,
     num_samples: Samples = None,
     cross_learning: CrossLearning = False,
     as_univariate: AsUnivariate = False,
@@ -309,6 +311,10 @@ def compare(
     files: SeriesOptions = NOTHING_SAID,
     dataset: Datasets = None,
     max_series: FirstSeries = None,
+    root: Root = None,
+    batch_size: BatchSize = "32",
+    seeds: Seeds = None,
+    num_samples: Samples = None,
     cross_learning: CrossLearning = False,
     as_univariate: AsUnivariate = False,
     sort_quantiles: SortQuantiles = False,
@@ -338,6 +344,7 @@ def compare(
 
     places = [path(given) for given in results]
     inputs = [file if (file := given / SCORES_FILE).is_file() else given for given in places]
+    inputs += [] if root is None else [root]
     names = "ratios.csv", "series.csv"
     if output is not None:
         check_output(output, force=force, inputs=inputs, writes=names)
@@ -375,14 +382,20 @@ def compare(
 
 def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[str, Any]:
     """What ``compare`` says of the models among its arguments."""
+    from tscompress.evaluation.batching import parse_batch_size
     from tscompress.evaluation.score_cache import ScoreCache
 
     given = context.params
-    config = _evaluation_config(context, files)
+    config = _evaluation_config(context, files, batch_size=parse_batch_size(given["batch_size"]))
+    seeds = {} if given["seeds"] is None else {"seeds": integers(given["seeds"], "--seeds")}
     return {
         "suite": _read_suite(config, says=True),
         "datasets": config.datasets,
         "max_series": config.max_series,
+        "root": config.root,
+        "batch_size": config.batch_size,
+        **seeds,
+        "num_samples": given["num_samples"],
         **{name: getattr(config, name) for name in _SETTINGS},
         "cache": None if given["no_cache"] else ScoreCache(),
         "device": given["device"],

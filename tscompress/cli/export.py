@@ -15,7 +15,11 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="Directory of the graph or page.", parser=path)],
     precision: Annotated[
-        str, typer.Option(help="float32, float16 (half of the bytes) or int8 (matrices in 8 bits).")
+        str,
+        typer.Option(
+            help="float32, float16 (half of the bytes), int8 (matrices in 8 bits), or int8-weights "
+            "(stored in 8 bits, multiplied in float32)."
+        ),
     ] = "float32",
     page: Annotated[
         bool,

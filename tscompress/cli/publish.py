@@ -30,6 +30,9 @@ def push(
     bench: Annotated[
         Path | None, typer.Option(help="For the card: output of bench --json.", parser=path)
     ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="Output of export, to push as onnx/.", parser=path)
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the Hub.")] = 60.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be uploaded; use no network.")
@@ -56,6 +59,7 @@ def push(
         message=message,
         scores=None if scores is None else read_scores(scores),
         bench=None if bench is None else read_bench(bench),
+        onnx=onnx,
         force=force,
         timeout_seconds=timeout,
     )

@@ -40,8 +40,8 @@ class FoldConfig(BaseModel):
         the shorter half of the contexts, a continuation sampled from the original.
     frequencies
         Kept rotary pairs: ``stock``, those in the plan, by default those of a stock config;
-        ``free``, as many of those whose scores vary most, for a factored checkpoint. Experimental:
-        only Chronos-2 has such pairs, and it was never measured on trained weights.
+        ``free``, as many of those whose scores vary most, for a factored checkpoint, which keeps
+        more of the skill (eval/RESULTS.md). Only Chronos-2 has such pairs.
     precision
         Of feed-forwards in forward passes; null: bfloat16 where the hardware multiplies in it.
         Attention, residual streams, moments and fits are float32 or float64.

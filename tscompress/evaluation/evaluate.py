@@ -26,7 +26,12 @@ from tscompress.evaluation.batching import (
     Processes,
 )
 from tscompress.evaluation.calibration import BAND, calibration
-from tscompress.evaluation.forecasting import SeasonalNaive, draws_samples, predict
+from tscompress.evaluation.forecasting import (
+    SeasonalNaive,
+    check_sampling,
+    draws_samples,
+    predict,
+)
 from tscompress.evaluation.joint import are_joint, check_settings, notes_of, predict_joint
 from tscompress.evaluation.metrics import (
     Quantiles,
@@ -96,6 +101,7 @@ def evaluate_pipeline(
     used = _distinct_seeds((seed,) if seeds is None else seeds)[: None if draws else 1]
     if not isinstance(model, str):
         check_settings(model, settings, batch_size)
+        check_sampling(model, batch_size, num_samples)
     protocol = _Protocol(model, name, used, batch_size, num_samples, settings)
     digest = "" if cache is None else model_digest(model)
     rows = []

@@ -147,7 +147,7 @@ def predict(
     UsageError
         As for :func:`forecast`; or covariates for a model that reads none.
     """
-    _check_forecast_options(pipeline, batch_size, num_samples)
+    check_sampling(pipeline, batch_size, num_samples)
     tensors = [torch.as_tensor(np.asarray(values, dtype=np.float32)) for values in contexts]
     lengths = [len(values) for values in tensors]
     processes = Processes()
@@ -171,9 +171,16 @@ def predict(
     return np.stack([found[index] for index in range(len(tensors))])
 
 
-def _check_forecast_options(
+def check_sampling(
     pipeline: BaseChronosPipeline, batch_size: BatchSize, num_samples: int | None
 ) -> None:
+    """Refuse what :func:`forecast` does not take.
+
+    Raises
+    ------
+    UsageError
+        ``batch_size`` or ``num_samples`` is out of range, or the model draws no samples.
+    """
     check_batch_size(batch_size)
     if num_samples is None:
         return

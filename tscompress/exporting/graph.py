@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.families.graphs import GraphSource
 from tscompress.io.untrusted import single_line
 
-Precision = Literal["float32", "float16", "int8"]
+Precision = Literal["float32", "float16", "int8", "int8-weights"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 #: An ONNX file is one protocol buffer, which holds at most 2 GiB.
@@ -33,7 +34,8 @@ def onnx_graph(source: GraphSource, precision: Precision) -> bytes:
     ``float16`` stores and multiplies in half precision, but scales series in float32; a source of
     ``weights_only`` is stored so, and multiplied in float32. ``int8`` stores the matrices of the
     layers in 8 bits with a scale for each output, and quantizes their inputs as they come
-    (dynamic); the part that writes the outputs stays in float32.
+    (dynamic); the part that writes the outputs stays in float32. ``int8-weights`` stores matrices
+    alike, and token embeddings with a scale for each token, and multiplies in float32.
 
     Parameters
     ----------
@@ -60,6 +62,8 @@ def onnx_graph(source: GraphSource, precision: Precision) -> bytes:
     if precision == "int8":
         model = _quantized(model, in_head)
         _strip(model)
+    if precision == "int8-weights":
+        _quantize_weights(model, in_head)
     content: bytes = model.SerializeToString()
     return content
 
@@ -73,7 +77,7 @@ def opset_of(graph: bytes) -> int:
 
 
 def _check_size(source: GraphSource, precision: Precision) -> None:
-    each = 2 if precision == "float16" else 4  # int8 is made of float32
+    each = 2 if precision == "float16" else 4  # 8 bits are made of float32
     needed = each * sum(parameter.numel() for parameter in source.module.parameters())
     if needed > _LARGEST_BYTES:
         raise UsageError(
@@ -171,6 +175,59 @@ def _halve_weights(model: Any) -> None:
     nodes = [*casts, *graph.node]  # a node comes after what it reads
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _quantize_weights(model: Any, excluded: list[str]) -> None:
+    """Store what matrix products and look-ups read in 8 bits; a product with the scales, which
+    runtimes fold, makes it float32 again.
+    """
+    import onnx
+
+    graph, scaled = model.graph, []
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    for tensor in list(graph.initializer):
+        if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) != 2:
+            continue
+        axis = _scaled_axis(tensor.name, readers.get(tensor.name, []), excluded)
+        if axis is None:
+            continue
+        name = tensor.name
+        levels, scales = _in_8_bits(onnx.numpy_helper.to_array(tensor), axis)
+        parts = f"{name}_int8", f"{name}_scales"
+        tensor.CopyFrom(onnx.numpy_helper.from_array(levels, parts[0]))
+        graph.initializer.append(onnx.numpy_helper.from_array(scales, parts[1]))
+        scaled.append(onnx.helper.make_node("DequantizeLinear", parts, [name], axis=axis))
+    nodes = [*scaled, *graph.node]  # a node comes after what it reads
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _scaled_axis(name: str, readers: list[Any], excluded: list[str]) -> int | None:
+    """Which axis of a matrix has a scale each: rows that are looked up, or columns of a product;
+    None: it stays as it is.
+    """
+    if any(node.name in excluded for node in readers):
+        return None
+    axes = {_output_axis(node, list(node.input).index(name)) for node in readers}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _output_axis(node: Any, place: int) -> int | None:
+    """The axis of outputs of a matrix, which is the input ``place`` of ``node``."""
+    if node.op_type == "Gemm" and place == 1:
+        return 0 if any(one.name == "transB" and one.i for one in node.attribute) else 1
+    return {("Gather", 0): 0, ("MatMul", 1): 1}.get((node.op_type, place))
+
+
+def _in_8_bits(matrix: npt.NDArray[np.float32], axis: int) -> tuple[npt.NDArray[Any], ...]:
+    """The nearest of 255 levels, and scales: ``levels * scales`` along ``axis``."""
+    largest = np.abs(matrix).max(axis=1 - axis, keepdims=True)
+    scales = np.where(largest > 0, largest, 1) / 127
+    levels = np.clip(np.rint(matrix / scales), -127, 127).astype(np.int8)
+    return levels, scales.ravel().astype(np.float32)
 
 
 def _quantized(model: Any, excluded: list[str]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from huggingface_hub import (
 )
 
 from tscompress.checkpoints.integrity import weight_files
-from tscompress.checkpoints.names import REFERENCE_PREFIX
+from tscompress.checkpoints.locate import is_reference, reference_directory
 from tscompress.errors import (
     CorruptCheckpointError,
     HubError,
     OutputExistsError,
 )
 from tscompress.evaluation.results import METRICS
+from tscompress.families.registry import adapter_of
 from tscompress.hub.card_scores import (
     Bench,
     CardScores,
@@ -53,9 +55,31 @@ from tscompress.io.own_outputs import is_marked, mark_of
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
 
 CARD_FILE = "README.md"
+#: Where exported files are in a repository.
+ONNX_FOLDER = "onnx"
 TASK = "time-series-forecasting"
 _LICENCE_KEYS = ("license", "license_name", "license_link")
 _MAX_CARD_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """What a card says of an exported model beside the checkpoint.
+
+    Attributes
+    ----------
+    precision
+        Such as ``float32``.
+    graph_bytes
+        Size of the graphs.
+    difference
+        Largest difference of a forecast from the checkpoint's, as ``tscompress export`` recorded
+        it; None: unknown.
+    """
+
+    precision: str
+    graph_bytes: int
+    difference: float | None
 
 
 def make_card(
@@ -109,8 +133,9 @@ def card_of(
     scores: CardScores | None = None,
     bench: Mapping[str, Any] | None = None,
     licence: Mapping[str, str] | None = None,
+    onnx: OnnxFacts | None = None,
 ) -> ModelCard:
-    """:func:`make_card` of a checkpoint whose records were read."""
+    """:func:`make_card` of a checkpoint whose records were read, and of its exported files."""
     scores, bench = measured_of(checkpoint, scores, bench)
     licence = licence if licence is not None else licence_of(checkpoint)
     name = repo_id or checkpoint.directory.resolve().name
@@ -137,6 +162,9 @@ def card_of(
         "scores": scores,
         "bench": costs,
         "costs": [] if costs is None else _cost_rows(costs),
+        "onnx": onnx,
+        "compared": "" if onnx is None else adapter_of(checkpoint.family).compared_values,
+        "onnx_folder": ONNX_FOLDER,
         "licence": licence.get("license_name") or licence.get("license"),
         "recipe": _shown_recipe(checkpoint),
         "bare": lambda source: bare_name(source) if is_local_path(source) else source,
@@ -308,8 +336,8 @@ def licence_of(checkpoint: CheckpointRecord, *, fetch: bool = False) -> dict[str
         return {}
     if base.hub_id is not None:
         path = _hub_card(base.hub_id, base.revision, fetch=fetch)
-    elif base.source.startswith(REFERENCE_PREFIX):
-        path = Path(str(files("tscompress").joinpath(base.source))) / CARD_FILE
+    elif is_reference(base.source):
+        path = reference_directory(base.source) / CARD_FILE
     elif Path(base.source).is_dir():
         recorded = checkpoint.provenance["source"].get("sha256") or {}
         present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}

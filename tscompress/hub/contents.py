@@ -53,13 +53,17 @@ class Contents:
     """
 
     records: Mapping[str, bytes]
-    weights: Mapping[str, _Weights]
+    weights: Mapping[str, WeightFile]
 
     @property
     def sizes(self) -> dict[str, int]:
         """In bytes."""
         small = {name: len(content) for name, content in self.records.items()}
         return small | {name: found.state[0] for name, found in self.weights.items()}
+
+    def beside(self, other: Contents) -> Contents:
+        """These files and those of ``other``."""
+        return Contents({**self.records, **other.records}, {**self.weights, **other.weights})
 
     def check_state(self) -> None:
         """Raises VerificationError if weights were replaced or written to since."""
@@ -74,15 +78,16 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """One weight file: its hash, and its size, inode and time, which are quick to compare."""
+class WeightFile:
+    """One large file: its hash, and its size, inode and time, which are quick to compare."""
 
     path: Path
     state: tuple[int, int, int]
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> _Weights:
+    def of(cls, path: Path) -> WeightFile:
+        """Of a file as it is now."""
         state = _state(path)  # before the hash, so that a change while hashing is found
         return cls(path, state, sha256_of(path))
 
@@ -113,7 +118,7 @@ def read_records(directory: Path) -> dict[str, bytes]:
     for path in (directory / name for name in RECORDS):
         if not path.exists() and not path.is_symlink():
             continue
-        _check_is_file(path)
+        check_is_file(path)
         try:
             regular_file(path, _MAX_RECORD_BYTES)
             found[path.name] = path.read_bytes()
@@ -122,8 +127,13 @@ def read_records(directory: Path) -> dict[str, bytes]:
     return found
 
 
-def _check_is_file(path: Path) -> None:
-    """Refuse links, whose target may be any file of this machine."""
+def check_is_file(path: Path) -> None:
+    """Refuse links, whose target may be any file of this machine.
+
+    Raises
+    ------
+    UsageError
+    """
     if path.is_symlink() or not path.is_file():
         raise UsageError(f"{str(path)!r} is a link or no file; put the file itself there.")
 
@@ -151,8 +161,8 @@ def verified(
             "shows that these are the weights that were verified; compress again."
         )
     for path in paths:
-        _check_is_file(path)
-    weights = {path.name: _Weights.of(path) for path in paths}
+        check_is_file(path)
+    weights = {path.name: WeightFile.of(path) for path in paths}
     found = {name: hashlib.sha256(content).hexdigest() for name, content in records.items()}
     found |= {name: one.sha256 for name, one in weights.items()}
     for name, expected in recorded.items():

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from safetensors import safe_open
 
 from tscompress.checkpoints.format import is_factored_config
 from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
-from tscompress.checkpoints.names import CONFIG_FILE, PLAN_FILE, PROVENANCE_FILE, REFERENCE_PREFIX
+from tscompress.checkpoints.locate import is_reference
+from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.data.reading.tables import kind_of
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path
@@ -55,7 +55,7 @@ class Original:
     @property
     def is_local(self) -> bool:
         """Whether it is only on this machine: neither on the Hub nor shipped with tscompress."""
-        return self.hub_id is None and not _is_shipped(self.source)
+        return self.hub_id is None and not is_reference(self.source)
 
     @property
     def shown(self) -> str:
@@ -172,7 +172,7 @@ def _check_is_written(directory: Path) -> None:
     if directory.is_file():
         raise UsageError(f"{shown} is a file; give the directory that it is in.")
     if not directory.is_dir():
-        if _is_shipped(str(directory)):
+        if is_reference(str(directory)):
             raise UsageError(
                 f"{shown} comes with tscompress; give a directory that compress, recover or run "
                 "wrote, or the model of pretrain."
@@ -210,14 +210,6 @@ def _check_same_original(recipe: Recipe, provenance: Mapping[str, Any], director
         )
 
 
-def _is_shipped(source: str) -> bool:
-    """Whether it is one of the references of tscompress."""
-    name = source.removeprefix(REFERENCE_PREFIX)
-    if source == name or Path(name).name != name:
-        return False
-    return files("tscompress").joinpath(source).joinpath(CONFIG_FILE).is_file()
-
-
 def bare_name(path: str) -> str:
     """The last part of a path."""
     return Path(path).name or path
@@ -229,7 +221,7 @@ def is_local_path(text: str) -> bool:
     ``owner/name`` is on the Hub unless there is such a directory.
     """
     path = Path(text)
-    if path.name == text or _is_shipped(text):
+    if path.name == text or is_reference(text):
         return False
     return (
         text.startswith((".", "~"))

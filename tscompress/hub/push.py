@@ -24,6 +24,7 @@ from tscompress.hub.contents import (
     refuse_secrets,
     verified,
 )
+from tscompress.hub.onnx_files import onnx_files
 from tscompress.hub.origin import read_checkpoint_record
 from tscompress.hub.upload import Upload
 from tscompress.io.arguments import check_type
@@ -87,6 +88,7 @@ def push(
     message: str | None = None,
     scores: CardScores | None = None,
     bench: Mapping[str, Any] | None = None,
+    onnx: str | Path | None = None,
     force: bool = False,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> PushResult:
@@ -115,6 +117,8 @@ def push(
         Of the commit.
     scores, bench
         For the card; by default those that ``tscompress run`` wrote above the directory.
+    onnx
+        A directory that :func:`tscompress.export` made of this checkpoint, to go up as ``onnx/``.
     force
         Also replace a card that was written by hand.
     timeout_seconds
@@ -123,8 +127,8 @@ def push(
     Raises
     ------
     UsageError
-        No such directory, not written by tscompress, not a repository id, measurements of another
-        model, a token in a file or message to publish, or contradictory options.
+        No such directory, not written by tscompress, not a repository id, measurements or ``onnx``
+        of another model, a token in a file or message to publish, or contradictory options.
     CorruptCheckpointError, VerificationError
         The checkpoint does not load, its forecast is not finite, a file differs from its record, or
         a file changed during the push.
@@ -133,14 +137,20 @@ def push(
     """
     check_type("directory", directory, (str, Path), "the directory that tscompress.save wrote")
     check_type("repo_id", repo_id, (str,), "owner/name")
+    check_type("onnx", onnx, (str, Path, type(None)), "the directory of an exported model")
     directory = user_path(directory)
     message = message or f"Push {directory.resolve().name}, made by tscompress"
     refuse_secrets({"the commit message": message, "the branch": branch or "", "the id": repo_id})
     _check_request(repo_id, branch, create_pr, timeout_seconds)
     records = read_records(directory)
     checkpoint = read_checkpoint_record(directory)
-    refuse_secrets({name: content.decode(errors="replace") for name, content in records.items()})
+    refuse_secrets(_texts(records))
     contents, notes = verified(checkpoint, records)
+    exported = None if onnx is None else onnx_files(onnx, contents)
+    if exported is not None:
+        contents = contents.beside(exported.contents)
+        refuse_secrets(_texts(exported.contents.records))
+        notes += exported.notes
     notes += about_local_paths(checkpoint)
     check_forecast(directory)
     licence = licence_of(checkpoint, fetch=not dry_run)
@@ -154,7 +164,16 @@ def push(
     by_hand = card is not None
     if card is None:
         scores, bench = measured_of(checkpoint, scores, bench)
-        card = str(card_of(checkpoint, repo_id, scores=scores, bench=bench, licence=licence))
+        card = str(
+            card_of(
+                checkpoint,
+                repo_id,
+                scores=scores,
+                bench=bench,
+                licence=licence,
+                onnx=None if exported is None else exported.facts,
+            )
+        )
         notes += about_measurements(checkpoint, repo_id, scores, bench)
     else:
         check_is_card(card, directory)
@@ -163,7 +182,8 @@ def push(
         )
     refuse_secrets({CARD_FILE: card})
     sizes = {CARD_FILE: len(card.encode())} | contents.sizes
-    left = tuple(sorted(p.name for p in directory.iterdir() if p.name not in sizes))
+    inside = {name.partition("/")[0] for name in sizes}
+    left = tuple(sorted(p.name for p in directory.iterdir() if p.name not in inside))
     planned = PushResult(repo_id, sizes, left, tuple(notes), card)
     if dry_run:
         return planned
@@ -175,6 +195,10 @@ def push(
     return PushResult(
         repo_id, sizes, left, tuple(notes), card, done.oid, done.commit_url, done.pr_url
     )
+
+
+def _texts(records: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: content.decode(errors="replace") for name, content in records.items()}
 
 
 def _check_request(

@@ -52,10 +52,12 @@ def table_points(path: Path, model: str) -> list[Point]:
     Raises
     ------
     UsageError
-        The table is of another model.
+        There is no such file, or the table is of another model.
     DataError
         The file cannot be read, lacks a column or the original's row, or has a number that is none.
     """
+    if not path.is_file():
+        raise UsageError(f"there is no table {str(path)!r}; give a CSV file of `tscompress sweep`.")
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:

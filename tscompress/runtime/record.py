@@ -34,7 +34,7 @@ class Record:
     graphs
         File to SHA-256, hexadecimal, of each graph.
     precision
-        ``float32``, ``float16`` or ``int8``.
+        ``float32``, ``float16``, ``int8`` or ``int8-weights``.
     source
         Name of the model that was exported, ``""`` if it had none.
     parameters

@@ -98,7 +98,8 @@ def export(
         Directory to write.
     precision
         ``float32``; ``float16``: half of the bytes; ``int8``: the matrices of the layers in 8
-        bits, what writes the quantiles or logits in float32.
+        bits, what writes the quantiles or logits in float32; ``int8-weights``: stored so, and
+        multiplied in float32, so that only the file is smaller.
     page
         Write, instead of that directory, a folder with ``index.html``, which forecasts in a browser
         from a disk or any static host: the graph, and onnxruntime-web of the npm registry.

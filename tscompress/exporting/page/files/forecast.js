@@ -162,7 +162,10 @@ async function opened(model, engine) {
     wasmPaths: {mjs: URL.createObjectURL(module)},
   });
   const graph = interleaved(await unzipped(model.graph), model.planes);
-  const session = await ort.InferenceSession.create(graph, {logSeverityLevel: 3});
+  const session = await ort.InferenceSession.create(graph, {
+    logSeverityLevel: 3,
+    extra: {session: {disable_quant_qdq: "1"}},
+  });
   const run = async (inputs) => {
     const tensors = Object.entries(inputs).map(([name, {data, dims}]) =>
       [name, new ort.Tensor(data instanceof BigInt64Array ? "int64" : "float32", data, dims)]);
