@@ -14,6 +14,7 @@ from learners import (
     RegressorRun,
     held_out_prompts,
     logged_lines,
+    plain_log_axis,
     regressor_runs,
     train_regressor,
 )
@@ -289,7 +290,7 @@ def draw_curves(frame: pd.DataFrame, runs: Sequence[RegressorRun]) -> Figure:
                     axes.axhline(
                         losses[measure], color=GREY, linewidth=0.9, linestyle=line, label=label
                     )
-            axes.set_yscale("log")
+            plain_log_axis(axes)
     _legend_of_all(figure, list(grid.flat))
     return figure
 

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ from tscompress.lab.in_context_models import (
     LoopedTransformer,
     instrument_tokens,
 )
-from tscompress.lab.instruments import InstrumentTask, coefficients
+from tscompress.lab.instruments import InstrumentPrompts, InstrumentTask, coefficients
 from tscompress.training.checkpoint import load_training_state
 from tscompress.training.in_context import InContextTraining, train_in_context
 
@@ -254,6 +256,12 @@ class InstrumentsRecipe(BaseModel):
         )  # fmt: skip
 
 
+def held_out_examples(recipe: InstrumentsRecipe) -> InstrumentPrompts:
+    """500 prompts of the most examples, on which trainings are measured."""
+    most = recipe.examples[1]
+    return recipe.distribution().draw(500, most, np.random.default_rng(TEST_SEED))
+
+
 def train_looped(
     recipe: InstrumentsRecipe, seed: int, directory: Path, logged: Callable[[], None]
 ) -> tuple[LoopedTransformer, list[dict[str, Any]]]:
@@ -261,7 +269,7 @@ def train_looped(
     model, task = recipe.model(seed), recipe.distribution()
     training = recipe.training.model_copy(update={"seed": seed})
     fewest, most = recipe.examples
-    held_out = task.draw(500, most, np.random.default_rng(TEST_SEED))
+    held_out = held_out_examples(recipe)
 
     def loss(rng: np.random.Generator) -> Tensor:
         prompts = task.draw(training.batch, int(rng.integers(fewest, most + 1)), rng)
@@ -309,3 +317,11 @@ def load_model(model: Model, directory: Path) -> Model:
     """Weights of the last state of a training, finished or not."""
     load_training_state(directory / TRAINING_DIRECTORY, model, torch.optim.Adam(model.parameters()))
     return model
+
+
+def plain_log_axis(axes: Axes) -> None:
+    """A logarithmic y axis with ticks at 1, 2 and 5, written as they are."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from rich.console import Console
 
 from tscompress.errors import UsageError
@@ -18,9 +20,12 @@ from tscompress.io.files import write_text_atomically
 from tscompress.plotting import save_figure
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from output import parser_of, rows_of, write_tables  # noqa: E402
+from output import parser_of, rows_of, write_tables
 
-__all__ = ["Found", "Section", "Verdict", "chosen", "listed", "measure", "parser_of", "slope"]
+__all__ = [
+    "Found", "Section", "Verdict", "chosen", "listed", "measure", "parser_of",
+    "plain_ticks", "slope",
+]  # fmt: skip
 
 COLUMNS = ("section", "statement", "claim", "measured", "expected", "holds", "as_expected")
 
@@ -131,6 +136,13 @@ def markdown(frame: pd.DataFrame) -> str:
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Of the least-squares line of log y on log x."""
     return float(np.polyfit(np.log(np.asarray(x)), np.log(np.asarray(y)), 1)[0])
+
+
+def plain_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """Ticks at these values alone, written as they are, of a logarithmic axis."""
+    axis.set_major_locator(FixedLocator(list(values)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def listed(values: Sequence[float], digits: int = 2) -> str:
