@@ -372,17 +372,18 @@ def _layout_verdicts(panel: str, frame: pd.DataFrame) -> list[Verdict]:
     where = f"Figure 2, {panel}, {frame['seed'].nunique()} seed(s)"
     one_layer = panel.startswith("1 layer")
     alike = abs(np.log(last["shifted"] / last["aligned"])) < np.log(1.25)
+    same_end = Verdict(
+        where, "(1) both end alike, but for one layer on linear functions",
+        f"last index {last['shifted']:.2f}, aligned {last['aligned']:.2f}",
+        "within 25%; not at this size, where aligned overtakes", bool(alike), should=False,
+    )  # fmt: skip
     return [
         Verdict(
             where, "(1) shifted falls sooner than aligned",
             f"half the null loss after {fallen['shifted']:.0f} and {fallen['aligned']:.0f} steps",
             "not later", fallen["shifted"] <= fallen["aligned"],
         ),
-        Verdict(
-            where, "(1) both end alike, but for one layer on linear functions",
-            f"last index {last['shifted']:.2f}, aligned {last['aligned']:.2f}",
-            "within 25%; not at this size, where aligned overtakes", bool(alike), should=False,
-        ),
+        *([] if one_layer and panel.endswith("linear") else [same_end]),
         Verdict(
             where, "(2) aligned is much worse over many positions",
             f"validation loss {validation['aligned']:.2f} against {validation['shifted']:.2f}",

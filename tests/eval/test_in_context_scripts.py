@@ -95,7 +95,7 @@ def test_trainings_of_layouts_are_kept_drawn_and_judged(scripts: Any, tmp_path: 
     assert (tmp_path / "c-layouts.png").exists()  # while it trained
     assert set(found.numbers["label"]) == {"interleaved", "aligned", "lagged", "shifted"}
     assert set(found.numbers["step"]) == {2, 4}
-    assert len(found.verdicts) == 4
+    assert len(found.verdicts) == 3
     weights = load_file(tmp_path / "models/1-layer-linear/shifted/seed-1/model.safetensors")
     assert weights["blocks.0.attention.q.weight"].shape == (8, 8)
     kept = sections.Trainings(asked.recipe, asked.models, asked.output, trained_only=True)
