@@ -68,7 +68,6 @@ TABLES = (
         "--size 32,0.25,160 --size 32,0.25,112 --output DIR/fold-front",
         8,
     ),
-    Table("fold-sizes-bolt", "fold.py sizes --model reference/bolt --output DIR/fold-sizes", 12),
     Table(
         "fold-sizes-t5",
         "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
@@ -208,6 +207,21 @@ TABLES = (
         "finetune-chronos2",
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
+    ),
+    Table(
+        "exported-bolt",
+        "exported.py --model reference/bolt --max-series 50 --output DIR/exported",
+        20,
+    ),
+    Table(
+        "exported-chronos2",
+        "exported.py --model reference/chronos2 --max-series 50 --output DIR/exported",
+        20,
+    ),
+    Table(
+        "exported-t5",
+        "exported.py --model reference/t5 --max-series 20 --output DIR/exported",
+        40,
     ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table(
