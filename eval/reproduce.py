@@ -208,6 +208,7 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
+    Table("lab-theory", "lab/theory.py --output DIR/lab-theory", 5),
     Table(
         "exported-bolt",
         "exported.py --model reference/bolt --max-series 50 --output DIR/exported",

@@ -1,4 +1,4 @@
-"""Fill the tables of RESULTS.md and recipes/fine-tuning.md from the files that the scripts wrote.
+"""Fill the tables of RESULTS.md and other pages of results from files that scripts wrote.
 
     python eval/results_page.py            # after a table in eval/results was measured again
     python eval/results_page.py --check    # exit status 1 if a page is stale
@@ -20,7 +20,11 @@ from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE / "RESULTS.md", HERE.parent / "recipes" / "fine-tuning.md")
+PAGES = (
+    HERE / "RESULTS.md",
+    HERE / "lab" / "README.md",
+    HERE.parent / "recipes" / "fine-tuning.md",
+)
 RESULTS = HERE / "results"
 
 _OPENING = re.compile(r"<!-- table: (\S+) -->")

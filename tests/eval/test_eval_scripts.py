@@ -38,6 +38,7 @@ def scripts() -> Any:
              "fold_growth", "table2", "calibration", "compressibility", "front",
              "series_files", "finetune", "testbed", "output", "univariate")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EVAL / "lab"))  # their scripts are imported by name
         patch.syspath_prepend(str(EVAL))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
         for name in (*names, "peer_methods", "fracast_pipeline"):
@@ -402,7 +403,8 @@ def test_every_table_has_a_command_that_its_script_takes(scripts: Any, tmp_path:
     page = (EVAL / "README.md").read_text(encoding="utf-8")
     for table in scripts.reproduce.TABLES:
         _, path, *arguments = table.command(tmp_path)
-        parsed = vars(parser_of(getattr(scripts, Path(path).stem)).parse_args(arguments))
+        script = importlib.import_module(Path(path).stem)
+        parsed = vars(parser_of(script).parse_args(arguments))
         assert parsed["output"].parent == tmp_path
         assert table.name.startswith(parsed["output"].name)
         assert f"`{table.name}`" in page

@@ -34,6 +34,7 @@ PAGES = [
     ROOT / "eval" / "README.md",
     ROOT / "tests" / "README.md",
     ROOT / "eval" / "RESULTS.md",
+    ROOT / "eval" / "lab" / "README.md",
     *sorted((ROOT / "eval" / "notes").glob("*.md")),
 ]
 
@@ -85,7 +86,11 @@ def script_of(path: Path) -> Path | None:
 
 def test_pages_and_recipes_have_commands() -> None:
     without = {path for path in documents() if not commands(path)}
-    of_scripts = {ROOT / "eval" / "RESULTS.md", *(ROOT / "eval" / "notes").glob("*.md")}
+    of_scripts = {
+        ROOT / "eval" / "RESULTS.md",
+        ROOT / "eval" / "lab" / "README.md",
+        *(ROOT / "eval" / "notes").glob("*.md"),
+    }
     of_scripts |= {path for path in without if script_of(path)}
     assert without <= {ROOT / "tests" / "README.md"} | of_scripts
 

@@ -69,7 +69,7 @@ def onnx_files(directory: str | Path, of: Contents) -> OnnxFiles:
         graph_bytes=sum(one.state[0] for one in graphs.values()),
         difference=float(difference) if isinstance(difference, int | float) else None,
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if is_local_path(record.source):
         notes = (f"{ONNX_FOLDER}/{RECORD_FILE} names {single_line(record.source)}",)
     return OnnxFiles(Contents(small, graphs), facts, notes)

@@ -1,0 +1,107 @@
+"""Verdicts on the theorems: how they are kept, and that a quick run finds what is expected."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import ROOT
+
+from tscompress.errors import UsageError
+from tscompress.plotting import new_figure
+
+LAB = ROOT / "eval" / "lab"
+MODULES = ("verdicts", "theory", "theory_attention", "theory_embeddings", "theory_flow",
+           "theory_heads", "theory_models")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(LAB))
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+def section(lab: Any, *verdicts: Any) -> Any:
+    """One that finds these, whatever its size."""
+    return lambda quick: lab.verdicts.Found(
+        verdicts, pd.DataFrame({"quick": [quick]}), new_figure(1, 1)
+    )
+
+
+def test_verdicts_of_sections_that_are_left_out_stay(lab: Any, tmp_path: Path) -> None:
+    verdict, measure = lab.verdicts.Verdict, lab.verdicts.measure
+    good = verdict("A", "one", "1", "1", True)
+    false = verdict("B, printed", "a | b", "2", "fails", False, False)
+    sections = {"first": section(lab, good), "second": section(lab, false)}
+    output = tmp_path / "lab"
+    assert measure(sections, output, quick=True)
+    again = {**sections, "first": section(lab, good._replace(measured="3"), good)}
+    assert measure(again, output, quick=False, only=["first"])
+    frame = pd.read_csv(f"{output}.csv")
+    assert frame["section"].tolist() == ["first", "first", "second"]
+    assert frame["measured"].tolist() == [3, 1, 2]
+    assert frame["holds"].tolist() == [True, True, False]
+    assert frame["as_expected"].all()
+    assert pd.read_csv(f"{output}-first.csv")["quick"].tolist() == [False]
+    assert (tmp_path / "lab-second.png").is_file()
+    table = Path(f"{output}.md").read_text()
+    assert len(table.splitlines()) == 5
+    assert "a \\| b" in table
+
+
+@pytest.mark.parametrize(("holds", "should"), [(True, False), (False, True)])
+def test_a_verdict_that_is_not_as_expected_is_told(
+    lab: Any, tmp_path: Path, holds: bool, should: bool
+) -> None:
+    verdict = lab.verdicts.Verdict("A", "one", "1", "1", holds, should)
+    assert not lab.verdicts.measure({"a": section(lab, verdict)}, tmp_path / "x", quick=True)
+    assert "not as expected" in (tmp_path / "x.md").read_text()
+
+
+def test_sections_are_chosen_by_name(lab: Any) -> None:
+    sections = lab.theory.SECTIONS
+    assert list(lab.verdicts.chosen(sections, None)) == list(sections)
+    assert list(lab.verdicts.chosen(sections, ["theorem-4", "theorem-1"])) == [
+        "theorem-1", "theorem-4",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="theorem-9"):
+        lab.verdicts.chosen(sections, ["theorem-9"])
+
+
+def test_a_slope_is_that_of_logarithms(lab: Any) -> None:
+    assert lab.verdicts.slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("name", ["theorem-1", "theorem-4", "theorem-6", "sketches", "figure-15"])
+def test_a_quick_run_finds_what_is_expected(lab: Any, name: str) -> None:
+    found = lab.theory.SECTIONS[name](True)
+    assert found.verdicts
+    assert [v.claim for v in found.verdicts if bool(v.holds) != v.should] == []
+    assert len(found.numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["theorem-2", "theorem-3", "real-layers"])
+def test_a_quick_run_of_large_matrices_and_models_finds_what_is_expected(
+    lab: Any, name: str
+) -> None:
+    found = lab.theory.SECTIONS[name](True)
+    assert [v.claim for v in found.verdicts if bool(v.holds) != v.should] == []
+    assert len(found.numbers)
+
+
+def test_the_committed_verdicts_are_as_expected() -> None:
+    frame = pd.read_csv(ROOT / "eval" / "results" / "lab-theory.csv")
+    assert frame["as_expected"].all()
+    printed = frame[frame["statement"].str.contains("printed")]
+    assert len(printed) >= 6
+    assert not printed["holds"].any()
