@@ -232,6 +232,16 @@ TABLES = (
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table("lab-modalities", "lab/modalities.py --output DIR/lab-modalities", 8),
     Table(
+        "lab-covariates",
+        "lab/covariates.py --output DIR/lab-covariates --models DIR/lab-covariates-models",
+        60,
+    ),
+    Table(
+        "lab-instruments",
+        "lab/instruments.py --output DIR/lab-instruments --models DIR/lab-instruments-models",
+        15,
+    ),
+    Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",
         1,

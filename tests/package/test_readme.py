@@ -76,6 +76,14 @@ def test_every_command_is_shown_somewhere() -> None:
     assert shown == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
+def script_of(path: Path) -> Path | None:
+    """The script of eval/ that the first line of a recipe runs with it; None: there is none."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    found = re.match(rf"# python (eval/\S+\.py) .*{re.escape(str(path.relative_to(ROOT)))}", first)
+    script = ROOT / found[1] if found else None
+    return script if script is not None and script.is_file() else None
+
+
 def test_pages_and_recipes_have_commands() -> None:
     without = {path for path in documents() if not commands(path)}
     of_scripts = {
@@ -83,6 +91,7 @@ def test_pages_and_recipes_have_commands() -> None:
         ROOT / "eval" / "lab" / "README.md",
         *(ROOT / "eval" / "notes").glob("*.md"),
     }
+    of_scripts |= {path for path in without if script_of(path)}
     assert without <= {ROOT / "tests" / "README.md"} | of_scripts
 
 
