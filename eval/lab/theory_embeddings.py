@@ -36,7 +36,7 @@ from tscompress.plotting import (
     new_figure,
     style_axes,
 )
-from tscompress.training.pretrain_model import fourier_token_embedding
+from tscompress.training.token_tables import fourier_token_embedding
 
 #: Below this share of sigma_1 a singular value is rounding.
 FLOOR = 1e-13

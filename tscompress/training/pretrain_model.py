@@ -95,7 +95,8 @@ def install_table_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
     config = ChronosConfig(**model.config.chronos_config)
     centers = config.create_tokenizer().centers
     if recipe.token_embedding == "fourier":
-        table, first = fourier_token_embedding(centers, model.config.d_model), 2
+        table = fourier_token_embedding(centers, model.config.d_model)
+        first = config.n_special_tokens  # a token early, as the references have it
     else:
         assert recipe.embedding_rank is not None
         table = chebyshev_token_embedding(

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tscompress.lab.embeddings import chebyshev_table
+
 
 def fourier_token_embedding(
     centers: torch.Tensor, d_model: int, longest: float = 12.0, shortest: float = 0.06
@@ -32,9 +34,8 @@ def fourier_token_embedding(
 def chebyshev_token_embedding(centers: Tensor, d_model: int, rank: int, *, seed: int = 0) -> Tensor:
     """A smooth token table of an exact rank (Yu et al., 2025, App. H).
 
-    Row j is sum_{i=1}^rank T_i(x_j / x_max) u_i, with Chebyshev polynomials T_i, the bin centre x_j
-    and x_max the largest of their absolute values. Random orthonormal u_i depend on ``seed``.
-    Entries have a mean square of 1.
+    :func:`.chebyshev_table` of the bin centres, x_max the largest of their absolute values, scaled
+    to entries with a mean square of 1. Its directions depend on ``seed``.
 
     Parameters
     ----------
@@ -48,13 +49,8 @@ def chebyshev_token_embedding(centers: Tensor, d_model: int, rank: int, *, seed:
     Tensor
         ``[n_bins, d_model]``, float32.
     """
-    x = centers.double() / centers.abs().max()
-    angle = torch.arccos(x.clamp(-1, 1))[:, None]  # T_i(x) = cos(i arccos x)
-    polynomials = torch.cos(angle * torch.arange(1, rank + 1, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
-    directions, _ = torch.linalg.qr(
-        torch.randn(d_model, rank, generator=generator, dtype=torch.float64)
-    )
-    table = polynomials @ directions.T  # [n_bins, d_model]
+    largest = float(centers.abs().max())
+    table = chebyshev_table(centers, rank, d_model, generator, x_max=largest)
     scaled: Tensor = (table / table.square().mean().sqrt()).float()
     return scaled
