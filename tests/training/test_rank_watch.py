@@ -80,6 +80,18 @@ def test_a_stopped_and_resumed_run_has_the_same_rows(tmp_path: Path) -> None:
     assert list(dict.fromkeys(row["step"] for row in read_ranks(ranks))) == [0, 1, 2, 3, 4]
 
 
+def test_rows_of_an_earlier_run_go(tmp_path: Path) -> None:
+    watched = tiny_recipe("chronos-bolt", watch_ranks=True)
+    pretrain(watched, tmp_path)
+    ranks = tmp_path / "ranks.jsonl"
+    rows = read_ranks(ranks)
+    RankWatch(adapter_of("chronos-bolt").describe(build_model(watched)), tmp_path).start(2)
+    assert {row["step"] for row in read_ranks(ranks)} == {0, 1, 2}
+    assert read_ranks(ranks) == [row for row in rows if row["step"] <= 2]
+    pretrain(tiny_recipe("chronos-bolt"), tmp_path)
+    assert not ranks.exists()
+
+
 def test_watching_changes_no_weight_and_may_begin_on_resume(tmp_path: Path) -> None:
     plain, watched = (
         pretrain(tiny_recipe("chronos-bolt", watch_ranks=watch), tmp_path / str(watch))

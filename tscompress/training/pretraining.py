@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
+from tscompress.io.own_outputs import RANKS_LOG
 from tscompress.training.checkpoint import (
     STATE_FILE,
     TrainingState,
@@ -150,8 +151,9 @@ class _Run:
         """Run the remaining steps, or until a stop is requested, and save everything."""
         recipe = self.recipe
         self.output.mkdir(parents=True, exist_ok=True)
-        if not self.resumed:  # an earlier run's checkpoint must not be resumed
+        if not self.resumed:  # an earlier run's checkpoint must not be resumed, nor its ranks kept
             (self.checkpoint / STATE_FILE).unlink(missing_ok=True)
+            (self.output / RANKS_LOG).unlink(missing_ok=True)
         if self.watch is not None:
             self.watch.start(self.step)
         self._look()

@@ -82,11 +82,14 @@ class RankWatch:
         OutputExistsError
             The file is not one of a rank watch.
         """
-        if self._path is not None:
-            check_file(self._path, force=True)
-            self.rows = [row for row in read_ranks(self._path) if row["step"] <= step]
-        if step == 0:
+        if self._path is None:
             self.rows = []
+            return
+        check_file(self._path, force=True)
+        written = read_ranks(self._path) if step else []
+        self.rows = [row for row in written if row["step"] <= step]
+        if self._path.exists() and len(self.rows) < len(written):
+            write_text_atomically(self._path, ranks_text(self.rows))
 
     def look(self, model: nn.Module, step: int, *, last: bool = False) -> None:
         """Write the rows of ``step`` if it is a watched one or the ``last``, and not there yet."""
