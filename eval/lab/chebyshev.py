@@ -25,7 +25,7 @@ from micro import (
     trained,
     variant,
 )
-from verdicts import Found, Verdict, listed, measure, plain_ticks
+from verdicts import Found, Verdict, listed, measure, one_line_errors, plain_ticks
 
 from tscompress.plotting import MARKERS, PALETTE, new_figure, style_axes
 
@@ -112,7 +112,8 @@ def _figure(frame: pd.DataFrame) -> Figure:
 def main() -> None:
     given = options_of(__doc__, SEEDS)
     sections = {"figure-4c": partial(figure_4c, given.runs, given.seeds)}
-    sys.exit(not measure(sections, given.output, quick=given.quick))
+    with one_line_errors():
+        sys.exit(not measure(sections, given.output, quick=given.quick))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from micro import (
     trained,
     variant,
 )
-from verdicts import Found, Verdict, listed, measure, plain_ticks
+from verdicts import Found, Verdict, listed, measure, one_line_errors, plain_ticks
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.linalg import angle_matrix
@@ -181,7 +181,8 @@ def main() -> None:
         "figure-16": partial(figure_16, given.runs, given.seeds),
         "figure-14": partial(figure_14, given.runs, given.seeds),
     }
-    sys.exit(not measure(sections, given.output, quick=given.quick))
+    with one_line_errors():
+        sys.exit(not measure(sections, given.output, quick=given.quick))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -15,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from verdicts import parser_of_sections
 
 from tscompress.errors import RecipeError
 from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
@@ -36,10 +38,35 @@ from tscompress.lab.instruments import InstrumentPrompts, InstrumentTask, coeffi
 from tscompress.training.checkpoint import load_training_state
 from tscompress.training.in_context import InContextTraining, train_in_context
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL_FILE = "model.safetensors"
 TEST_SEED = 10_000
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 Recipe = TypeVar("Recipe", bound=BaseModel)
+
+
+def options_of(description: str | None, recipe: str, sections: Sequence[str]) -> argparse.Namespace:
+    """Options as they were given; ``recipe`` is the default's name in recipes/lab."""
+    parser = parser_of_sections(description, sections, "a few steps, to see that it runs")
+    default = ROOT / "recipes" / "lab" / f"{recipe}.yaml"
+    parser.add_argument("--recipe", type=Path, default=default)
+    parser.add_argument("--models", type=Path, help="directory of trainings")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", action="extend", help="default: the recipe's"
+    )
+    parser.add_argument("--trained-only", action="store_true", help="train nothing")
+    return parser.parse_args()
+
+
+def asked_for(given: argparse.Namespace, kind: type[Recipe]) -> tuple[Recipe, Path]:
+    """The recipe that the options ask for, and the directory of its trainings."""
+    recipe = read_recipe(kind, given.recipe)
+    if given.seeds:
+        recipe = recipe.model_copy(update={"seeds": tuple(given.seeds)})
+    models = given.models or ROOT / "results" / given.output.name
+    if given.quick:
+        return shortened_recipe(recipe), models.with_name(f"{models.name}-quick")
+    return recipe, models
 
 
 def read_recipe(kind: type[Recipe], path: Path) -> Recipe:
@@ -203,7 +230,12 @@ def train_regressor(
         }
 
     place = directory / run.name
-    lines = train_in_context(model, loss, measure, run.training, place, lambda _: logged())
+    setup = repr(
+        (run.task, run.layout, run.layers, run.patch, run.linear, recipe.width, recipe.heads)
+    )
+    lines = train_in_context(
+        model, loss, measure, run.training, place, lambda _: logged(), setup=setup
+    )
     save_model(model, place)
     return model, lines
 
@@ -284,7 +316,8 @@ def train_looped(
         }
 
     place = directory / f"seed-{seed}"
-    lines = train_in_context(model, loss, measure, training, place, lambda _: logged())
+    setup = recipe.model_dump_json(exclude={"seeds", "training"})
+    lines = train_in_context(model, loss, measure, training, place, lambda _: logged(), setup=setup)
     save_model(model, place)
     return model, lines
 

@@ -18,9 +18,7 @@ import torch
 from modality_embeddings import angles, projections, spectra
 from modality_text import text_cut
 from modality_weights import flow, histograms, layers, widths
-from verdicts import Section, measure, parser_of
-
-from tscompress.errors import TscompressError, UsageError
+from verdicts import Section, measure, one_line_errors, parser_of_sections
 
 SECTIONS: dict[str, Section] = {
     "spectra": spectra,
@@ -35,18 +33,12 @@ SECTIONS: dict[str, Section] = {
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv, .md, and -SECTION.csv and .png")
-    parser.add_argument("--quick", action="store_true", help="an eighth of the inputs, for a look")
-    parser.add_argument("--only", nargs="+", metavar="SECTION", help=", ".join(SECTIONS))
-    given = parser.parse_args()
+    given = parser_of_sections(
+        __doc__, SECTIONS, "an eighth of the inputs, for a look"
+    ).parse_args()
     torch.set_num_threads(1)
-    try:
-        as_expected = measure(SECTIONS, given.output, quick=given.quick, only=given.only)
-    except UsageError as error:
-        parser.error(str(error))
-    except TscompressError as error:
-        parser.exit(1, f"error: {error}\n")
-    sys.exit(not as_expected)
+    with one_line_errors():
+        sys.exit(not measure(SECTIONS, given.output, quick=given.quick, only=given.only))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ from theory_embeddings import figure_15, theorem_1, theorem_2
 from theory_flow import theorem_4
 from theory_heads import sketches, theorem_6
 from theory_models import real_layers
-from verdicts import Section, measure, parser_of
-
-from tscompress.errors import UsageError
+from verdicts import Section, measure, one_line_errors, parser_of_sections
 
 SECTIONS: dict[str, Section] = {
     "theorem-1": theorem_1,
@@ -36,16 +34,10 @@ SECTIONS: dict[str, Section] = {
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv, .md, and -SECTION.csv and .png")
-    parser.add_argument("--quick", action="store_true", help="smaller matrices, half a minute")
-    parser.add_argument("--only", nargs="+", metavar="SECTION", help=", ".join(SECTIONS))
-    given = parser.parse_args()
+    given = parser_of_sections(__doc__, SECTIONS, "smaller matrices, half a minute").parse_args()
     torch.set_num_threads(1)
-    try:
-        as_expected = measure(SECTIONS, given.output, quick=given.quick, only=given.only)
-    except UsageError as error:
-        parser.error(str(error))
-    sys.exit(not as_expected)
+    with one_line_errors():
+        sys.exit(not measure(SECTIONS, given.output, quick=given.quick, only=given.only))
 
 
 if __name__ == "__main__":

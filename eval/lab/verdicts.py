@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from rich.console import Console
 
-from tscompress.errors import UsageError
+from tscompress.errors import TscompressError, UsageError
 from tscompress.io.files import write_text_atomically
 from tscompress.plotting import save_figure
 
@@ -23,8 +25,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from output import parser_of, rows_of, write_tables
 
 __all__ = [
-    "Found", "Section", "Verdict", "chosen", "listed", "measure", "parser_of",
-    "plain_ticks", "slope",
+    "Found", "Section", "Verdict", "chosen", "listed", "measure", "one_line_errors", "parser_of",
+    "parser_of_sections", "plain_ticks", "slope",
 ]  # fmt: skip
 
 COLUMNS = ("section", "statement", "claim", "measured", "expected", "holds", "as_expected")
@@ -63,6 +65,28 @@ class Found(NamedTuple):
 
 #: Measures a section, quickly or in full.
 Section = Callable[[bool], Found]
+
+
+def parser_of_sections(
+    description: str | None, names: Iterable[str], quick: str
+) -> argparse.ArgumentParser:
+    """A parser of ``--output``, ``--quick``, whose help is given, and ``--only``."""
+    parser = parser_of(description, ".csv, .md, and -SECTION.csv and .png")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument(
+        "--only", nargs="+", action="extend", metavar="SECTION", help=", ".join(names)
+    )
+    return parser
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """An error of tscompress ends the script with one line and its exit status."""
+    try:
+        yield
+    except TscompressError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def chosen(sections: Mapping[str, Section], only: Sequence[str] | None) -> dict[str, Section]:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from micro import options_of, trained, variant
-from verdicts import Found, Verdict, measure, plain_ticks
+from verdicts import Found, Verdict, measure, one_line_errors, plain_ticks
 
 from tscompress.checkpoints.load import load
 from tscompress.linalg import singular_values
@@ -170,7 +170,8 @@ def _histograms(part: Any, spectra_of: dict[int, np.ndarray[Any, Any]]) -> None:
 def main() -> None:
     given = options_of(__doc__)
     sections = {"figure-13": partial(figure_13, given.runs)}
-    sys.exit(not measure(sections, given.output, quick=given.quick))
+    with one_line_errors():
+        sys.exit(not measure(sections, given.output, quick=given.quick))
 
 
 if __name__ == "__main__":

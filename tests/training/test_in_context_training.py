@@ -29,6 +29,7 @@ def trained(
     model: InContextRegressor | None = None,
     task: RegressionTask = TASK,
     stop_at: int | None = None,
+    setup: str = "",
 ) -> tuple[InContextRegressor, list[dict[str, float]]]:
     model = model or regressor(task=task)
     held_out = task.draw(256, np.random.default_rng(9))
@@ -46,7 +47,7 @@ def trained(
         if len(measured) == stop_at:
             raise KeyboardInterrupt
 
-    return model, train_in_context(model, loss, measure, training, directory, logged)
+    return model, train_in_context(model, loss, measure, training, directory, logged, setup=setup)
 
 
 def test_a_stopped_training_resumes_to_the_same_weights_and_log(tmp_path: Path) -> None:
@@ -77,6 +78,8 @@ def test_another_recipe_does_not_resume(tmp_path: Path) -> None:
     trained(tmp_path, training)
     with pytest.raises(RecipeError, match="other settings"):
         trained(tmp_path, training.model_copy(update={"seed": 1}))
+    with pytest.raises(RecipeError, match="other settings"):
+        trained(tmp_path, training, setup="noisy prompts")
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from tscompress.errors import DivergenceError, RecipeError
+from tscompress.io.files import write_text_atomically
 from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.training.checkpoint import (
     STATE_FILE,
     TrainingState,
     load_training_state,
+    read_training_record,
     save_training_state,
 )
 
@@ -60,21 +62,28 @@ def train_in_context(
     training: InContextTraining,
     directory: Path,
     logged: Callable[[Mapping[str, Any]], None] = lambda line: None,
+    *,
+    setup: str = "",
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place, or resume; lines of the log, one a measurement.
 
     The directory holds ``log.jsonl`` and ``checkpoint``, from which a later call goes on. Lines
     have ``step``, ``loss`` (the mean since the line before) and what ``measure`` returns.
 
+    Parameters
+    ----------
+    setup
+        What else determines the weights: the prompts and the model, as text.
+
     Raises
     ------
     RecipeError
-        The directory holds a training of other settings.
+        The directory holds a training of other settings or another setup.
     DivergenceError
         The loss is not finite.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate)
-    step, lines = _resume(model, optimizer, training, directory)
+    step, lines = _resume(model, optimizer, training, directory, setup)
     losses: list[float] = []
     while step < training.steps:
         losses.append(_step(model, optimizer, loss, training, step))
@@ -83,7 +92,8 @@ def train_in_context(
             line = {"step": step, "loss": float(np.mean(losses)), **measure()}
             lines.append(line)
             losses = []
-            _save(model, optimizer, training, directory, step, lines)
+            record = _record(training, setup, lines)
+            _save(model, optimizer, TrainingState(step, record), directory, lines)
             logged(line)
     return lines
 
@@ -110,20 +120,26 @@ def _step(
     return float(value.detach())
 
 
+def _record(training: InContextTraining, setup: str, lines: list[dict[str, Any]]) -> dict[str, str]:
+    """What a state holds besides weights; the log too, so that a kill loses no line of it."""
+    return {
+        "recipe": training.model_dump_json(),
+        "parts": "[]",
+        "setup": setup,
+        "log": json.dumps(lines),
+    }
+
+
 def _save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    training: InContextTraining,
+    state: TrainingState,
     directory: Path,
-    step: int,
     lines: list[dict[str, Any]],
 ) -> None:
-    """State and log; the state holds the log too, so that a kill between both loses no line."""
-    record = {"recipe": training.model_dump_json(), "parts": "[]", "log": json.dumps(lines)}
-    state = TrainingState(step, record)
     save_training_state(directory / TRAINING_DIRECTORY, model, optimizer, state)
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (directory / TRAINING_LOG).write_text(text)
+    write_text_atomically(directory / TRAINING_LOG, text)
 
 
 def _resume(
@@ -131,14 +147,17 @@ def _resume(
     optimizer: torch.optim.Optimizer,
     training: InContextTraining,
     directory: Path,
+    setup: str,
 ) -> tuple[int, list[dict[str, Any]]]:
-    if not (directory / TRAINING_DIRECTORY / STATE_FILE).exists():
+    place = directory / TRAINING_DIRECTORY
+    if not (place / STATE_FILE).exists():
         return 0, []
-    state = load_training_state(directory / TRAINING_DIRECTORY, model, optimizer)
-    if state.record["recipe"] != training.model_dump_json():
+    record, ours = read_training_record(place), _record(training, setup, [])
+    # A state of before there was a setup has none.
+    if any(record.get(name, ours[name]) != ours[name] for name in ("recipe", "setup")):
         raise RecipeError(
             f"{str(directory)!r} holds a training of other settings; resume with those, or choose "
             "another directory."
         )
-    lines: list[dict[str, Any]] = json.loads(state.record["log"])
-    return state.step, lines
+    lines: list[dict[str, Any]] = json.loads(record["log"])
+    return load_training_state(place, model, optimizer).step, lines
