@@ -1164,7 +1164,7 @@ def test_profiles_are_compared(command: Command, bolt: Path, tmp_path: Path) -> 
         output = ("--output", tmp_path / name)
         assert command("profile", bolt, "--weights-only", "-e", epsilon, *output).code == 0
     compare = ("compare-profiles", tmp_path / "a", tmp_path / "b" / "profile.json")
-    outcome = command(*compare, "--names", "one,two", "--output", tmp_path / "compared")
+    outcome = command(*compare, "--names", "one, two", "--output", tmp_path / "compared")
     assert outcome.code == 0, outcome.err
     assert "one" in outcome.out
     assert (tmp_path / "compared" / "compared_ranks.csv").exists()

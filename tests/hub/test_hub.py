@@ -347,6 +347,14 @@ def test_exported_files_go_up_beside_the_weights_they_were_made_of(
     other = command("push", made["chronos-t5-fold"], repo_id, "--onnx", onnx)
     assert "was exported of other weights than those to push" in other.line
     assert "is no exported model" in command("push", bolt, repo_id, "--onnx", tmp_path).line
+    record = onnx / "tscompress-export.json"
+    written = record.read_text()
+    content = json.loads(written)
+    content["sha256"]["../model.onnx"] = content["sha256"]["model.onnx"]
+    shutil.copy(onnx / "model.onnx", tmp_path)
+    record.write_text(json.dumps(content))
+    assert "no file beside it" in command("push", bolt, repo_id, "--onnx", onnx).line
+    record.write_text(written)
     (onnx / "model.onnx").write_bytes((onnx / "model.onnx").read_bytes() + b"x")
     assert "sha256" in command("push", bolt, repo_id, "--onnx", onnx).line
     assert len(hub.log) == requests

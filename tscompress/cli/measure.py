@@ -105,7 +105,8 @@ def compare_profiles(
 
     if output is not None:
         check_output(output, force=force, inputs=profiles, writes=COMPARED_FILES)
-    found = compare(profiles, names=None if names is None else names.split(","))
+    named = None if names is None else [name.strip() for name in names.split(",")]
+    found = compare(profiles, names=named)
     if output is not None:
         found.save(output, force=force)
     show(as_json, found.to_dict(), found.table())

@@ -142,13 +142,14 @@ def recover(
         )
     if main and result.finished:
         say_note(result.note)
+        found = watch_findings(result.ranks)
         show(
             as_json,
-            {"output": str(output), **result.record()},
+            {"output": str(output), **result.record(), **({"ranks": found} if found else {})},
             f"loss on held-out series: {result.before:.4f} -> {result.after:.4f} "
             f"(weights of step {result.best_step} of {result.steps})",
             f"saved and loaded back bit-equal: {output}",
-            *watch_findings(result.ranks),
+            *found,
         )
     elif main:
         show(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tscompress.errors import UsageError
+from tscompress.errors import CorruptCheckpointError, UsageError
 from tscompress.hub.card import CARD_FILE, ONNX_FOLDER, OnnxFacts
 from tscompress.hub.contents import Contents, WeightFile, check_is_file
 from tscompress.hub.origin import is_local_path
@@ -53,8 +53,12 @@ def onnx_files(directory: str | Path, of: Contents) -> OnnxFiles:
             f"{str(place)!r} is no exported model; give the output of `tscompress export`."
         )
     record = read_record(place)
-    names = [RECORD_FILE, CARD_FILE]
-    for name in [*names, *record.graphs]:
+    for name in (RECORD_FILE, CARD_FILE, *record.graphs):
+        if Path(name).name != name:
+            raise CorruptCheckpointError(
+                f"{str(place / RECORD_FILE)!r} names {single_line(name)}, which is no file beside "
+                "it; export the model again."
+            )
         check_is_file(place / name)
     content = (place / RECORD_FILE).read_bytes()
     found = json.loads(content)

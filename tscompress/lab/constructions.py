@@ -112,6 +112,15 @@ def self_attending(
     return Example(U, Attention(W, W, W_V))
 
 
+def _of_heads(sigma: Tensor | Sequence[float], heads: int) -> tuple[Tensor, int]:
+    """The spectrum ``[d]``, checked, and d_h, at least 2."""
+    values = checked_spectrum(sigma, largest=1.0)
+    size = head_size(len(values), heads)
+    if size < 2:
+        raise UsageError(f"{heads} heads leave d_h = 1 of d = {len(values)}; heads need 2 rows.")
+    return values, size
+
+
 # --------------------------------------------------------------------------------------------------
 # Theorem 4: the flow of ranks
 # --------------------------------------------------------------------------------------------------
@@ -128,11 +137,8 @@ def copying_heads(sigma: Tensor | Sequence[float], heads: int, L: int) -> Exampl
     UsageError
         The spectrum is not one or longer than L, the heads do not divide d, or d_h is 1.
     """
-    values = checked_spectrum(sigma, largest=1.0)
+    values, size = _of_heads(sigma, heads)
     d = len(values)
-    size = head_size(d, heads)
-    if size < 2:
-        raise UsageError(f"{heads} heads leave d_h = 1 of d = {d}; heads need 2 rows.")
     U = padded_diagonal(values, L)
     W_Q = torch.zeros(size, d, dtype=torch.float64)
     W_Q[:, :size] = torch.diag(ONE_HOT * math.sqrt(size) / values[:size])
@@ -240,11 +246,8 @@ def interleaved_heads(
     UsageError
         The spectrum is not one or longer than L, the heads do not divide d, or d_h is 1.
     """
-    values = checked_spectrum(sigma, largest=1.0)
+    values, size = _of_heads(sigma, heads)
     d = len(values)
-    size = head_size(d, heads)
-    if size < 2:
-        raise UsageError(f"{heads} heads leave d_h = 1 of d = {d}; heads need 2 rows.")
     tau = values.reshape(size, heads).T.reshape(-1)  # head i owns sigma_i, sigma_{h + i}, …
     directions = gaussian(size, d, generator=generator)
     directions = directions / directions.norm(dim=0)
