@@ -9,7 +9,7 @@ taken from the tables that are committed. Models that a command is held against 
 by their recipes, into `results/NAME`, unless they are there. Names are tables, or parts of their
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
-`lab-modalities` `tscompress[lab]`.
+`lab-modalities` and `lab-instruments` `tscompress[lab]`.
 What is drawn from other tables takes those below `--output`, and comes last.
 """
 
