@@ -80,4 +80,4 @@ def test_a_long_list_of_untrained_matrices_is_cut_short() -> None:
     names = [f"encoder {i} q" for i in range(9)]
     assert "encoder 3 q, ..." in untrained_finding(names, 12)
     assert "encoder 4 q" not in untrained_finding(names, 12)
-    assert untrained_finding(names[:1], 12).startswith("1 of 12 attention matrix has")
+    assert untrained_finding(names[:1], 12).startswith("1 of 12 attention matrices has")

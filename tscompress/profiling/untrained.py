@@ -41,9 +41,10 @@ def looks_untrained(sigma: Tensor, shape: tuple[int, int]) -> bool:
 def untrained_finding(untrained: Sequence[str], total: int) -> str:
     """A sentence about the matrices that look untrained, of ``total``; there is at least one."""
     shown = ", ".join(untrained[:4]) + (", ..." if len(untrained) > 4 else "")
-    verb = "matrix has" if len(untrained) == 1 else "matrices have"
+    verb = "has" if len(untrained) == 1 else "have"
     return (
-        f"{len(untrained)} of {total} attention {verb} the ranks of a random one of the same shape "
-        f"(above {SHARE:g} of them: {shown}): not trained for long, or without effect on the "
-        "output. A cut of an untrained matrix looks worse than it is."
+        f"{len(untrained)} of {total} attention matrices {verb} the ranks of random ones of their "
+        f"shape (above {SHARE:g} of them: {shown}): not trained for long, without effect on the "
+        "output, or, as some values and outputs of well-trained models, of full rank. A cut of an "
+        "untrained matrix looks worse than it is."
     )
