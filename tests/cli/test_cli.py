@@ -796,7 +796,7 @@ def sizes_of(directory: Path) -> tuple[set[int], set[int], set[int]]:
         (["--rank", 4, "--ff-ratio", 0.5, "--exclude", "encoder.block.0.*"],
          ({4, 8}, {4, 8}, {20, 40})),
         (["--schedule", "2,0", "--ff-ratio", 0.5], ({2}, {2}, {20})),
-        (["--schedule", "7,0", "--powers-of-two"], ({4}, {4}, {40})),
+        (["--schedule", "5,0", "--powers-of-two"], ({4}, {4}, {40})),
     ],
     ids=str,
 )  # fmt: skip

@@ -25,7 +25,13 @@ OF_OWN_DATA = RECIPES / "own-data.yaml"
 COMPRESSION = sorted([RECIPES / "demo.yaml", *OF_ANY_MODEL])
 #: Of all published Chronos models.
 HEAD_SIZE = 64
-PRETRAINING = sorted((RECIPES / "pretrain").glob("*.yaml"))
+#: Those of in-context learners are tested with the scripts of eval/lab, which read them.
+OF_LEARNERS = sorted((RECIPES / "lab").glob("*-cpu.yaml")) + sorted(
+    (RECIPES / "lab").glob("*-paper.yaml")
+)
+PRETRAINING = sorted(
+    [*(RECIPES / "pretrain").glob("*.yaml"), *{*(RECIPES / "lab").glob("*.yaml")} - {*OF_LEARNERS}]
+)
 SWEEPS = sorted((RECIPES / "sweep").glob("*.yaml"))
 MODELS = ["amazon/chronos-t5-base", "amazon/chronos-bolt-tiny", "amazon/chronos-2"]
 
@@ -51,7 +57,7 @@ def test_compression_recipes_are_valid(path: Path) -> None:
 @pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
 def test_pretraining_recipes_are_valid(path: Path) -> None:
     recipe = load_pretrain_recipe(path)
-    command = f"# tscompress pretrain recipes/pretrain/{path.name} --output "
+    command = f"# tscompress pretrain recipes/{path.parent.name}/{path.name} --output "
     assert path.read_text().startswith(command)
     assert recipe.total_steps > 100
 
@@ -66,7 +72,7 @@ def test_recipes_of_sweeps_are_valid(path: Path) -> None:
 
 def test_no_recipe_lies_elsewhere() -> None:
     assert sorted(RECIPES.rglob("*.y*ml")) == sorted(
-        [*COMPRESSION, OF_OWN_DATA, *PRETRAINING, *SWEEPS]
+        [*COMPRESSION, OF_OWN_DATA, *PRETRAINING, *OF_LEARNERS, *SWEEPS]
     )
 
 
