@@ -44,7 +44,8 @@ SHAPES = {
     "chronos-t5": ((4, 256),),
 }
 _PATHS = 20
-_MEASURES = ("coverage", "crossing_rate")
+#: Of forecasts, without the original, by their heads in the table.
+_MEASURES = {"coverage": "80 % band covers", "crossing_rate": "quantiles cross"}
 
 
 def directories(bed: Testbed, sizes: list[Size], place: Path) -> dict[str, Path]:
@@ -103,7 +104,7 @@ def markdown(frame: pd.DataFrame, shapes: list[str]) -> str:
     """The table for people."""
     timed = [shape for shape in shapes if shape in frame]
     shown = [name for name in ("WQL", "MASE", "skill") if name in frame]
-    heads = ["model", "MB", *timed, *shown, *(_MEASURES if shown else ())]
+    heads = ["model", "MB", *timed, *shown, *(_MEASURES.values() if shown else ())]
     lines = [" | ".join(heads), " | ".join(["---"] + ["--:"] * (len(heads) - 1))]
     for row in frame.to_dict("records"):
         cells = [str(row["model"]), f"{row['bytes'] / 1e6:.2f}"]
