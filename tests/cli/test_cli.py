@@ -665,15 +665,18 @@ def test_compare_scores_models(
         "chronos-2",
         "seasonal-naive",
     }
-    sampling = "--batch-size", 4, "--seeds", "0,1"
-    sampled = command("compare", *models, *DATA, *sampling, "--json")
-    same = tscompress.compare(models, batch_size=4, seeds=(0, 1), **series)
+    drawing = "seasonal-naive", checkpoints["chronos-t5"]
+    sampling = "--batch-size", 4, "--seeds", "0,1", "--num-samples", 3
+    sampled = command("compare", *drawing, *DATA, *sampling, "--json")
+    same = tscompress.compare(drawing, batch_size=4, seeds=(0, 1), num_samples=3, **series)
     assert sampled.json == same.to_dict()
     mixed = command("compare", file, *models[1:], *DATA, "--json")  # a file, and a model
     assert mixed.json["models"] == shown.json["models"][:1]
 
     paths = command("compare", *models, *DATA, "--num-samples", 3)
     assert_refused(paths, 2, "forecasts quantiles, not samples")
+    nowhere = command("compare", *models, "--suite", "in-domain", "--root", tmp_path / "none")
+    assert_refused(nowhere, 1, f"in {tmp_path / 'none'}")
     forbid("tscompress.checkpoints.load.find")
     assert_refused(command("compare", *models, *DATA, "--margin", 2), 2, "margin is 2.0")
     assert_refused(command("compare", models[0], *DATA), 2, "1 result given")
