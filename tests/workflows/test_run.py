@@ -23,12 +23,13 @@ from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.leakage import guarded
 from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
-from tscompress.errors import LeakError, OutputExistsError, TscompressError
+from tscompress.errors import LeakError, OutputExistsError, TscompressError, UsageError
+from tscompress.exporting import packages
 from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
-from tscompress.reports.content import verdict_of
+from tscompress.reports.content import make_report, verdict_of
 from tscompress.reports.write import (
     report_files,
     report_tables,
@@ -42,6 +43,7 @@ from tscompress.workflows import run as running
 from tscompress.workflows.compress import compress_loaded_
 from tscompress.workflows.recipe import (
     EvaluationConfig,
+    ExportConfig,
     ProfileConfig,
     Recipe,
     labels_of,
@@ -368,3 +370,107 @@ def test_what_a_killed_run_left_makes_way(
 def contents(root: Path) -> dict[str, bytes]:
     files = (path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def exporting_recipe(checkpoints: dict[str, Path], output: Path, precision: Any) -> Recipe:
+    return small_recipe(
+        checkpoints["chronos-bolt"],
+        output,
+        profile=None,
+        export=ExportConfig(precision=precision),
+    )
+
+
+def test_an_exported_graph_is_scored_and_timed_beside_the_models(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    recipe = exporting_recipe(checkpoints, tmp_path / "out", "float32")
+    result = run(recipe)
+    page = write_report(result, recipe)
+
+    assert result.exported is not None
+    assert result.exported.precision == "float32"
+    graph = result.exported.directory
+    assert graph == result.checkpoint.with_name(f"{result.checkpoint.name}-onnx")
+    assert foreign_part(graph) is None
+    assert result.compressed is not None
+    assert result.exported_scores is not None
+    # The graph computes what the compressed model does.
+    for ours, theirs in zip(result.compressed.rows, result.exported_scores.rows, strict=True):
+        assert pytest.approx(ours.WQL, rel=1e-4) == theirs.WQL
+        assert pytest.approx(ours.MASE, rel=1e-4) == theirs.MASE
+    assert result.bench is not None
+    assert [model.name for model in result.bench.models][2] == graph.name
+    beside = [path for path in (tmp_path / "out").rglob("*") if graph not in path.parents]
+    beside = [path for path in beside if result.checkpoint not in path.parents]
+    assert [path for path in beside if path.is_file() and not is_own_file(path)] == []
+
+    rows = make_report(result, recipe).exported
+    assert {"WQL", "MASE", "latency, median", "size on disk"} <= {row.label for row in rows}
+    by_label = {row.label: row for row in rows}
+    assert by_label["WQL"].exported.ratio == pytest.approx(by_label["WQL"].compressed.ratio)
+    folded, exported = (model.bytes_on_disk for model in result.bench.models[1:])
+    assert folded is not None
+    assert exported == result.exported.graph_bytes
+    sizes = by_label["size on disk"]
+    assert sizes.exported.ratio / sizes.compressed.ratio == pytest.approx(exported / folded)
+    assert "exported, float32" in page.read_text()
+    html = page.with_suffix(".html").read_text()
+    assert 'id="exported"' in html
+    assert "geometric mean, exported" in html
+    assert any("exported (float32)" in str(shown) for shown in report_tables(result, recipe))
+
+
+def test_an_exported_run_is_read_again_where_it_was_moved_to(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    recipe = exporting_recipe(checkpoints, tmp_path / "out", "int8")
+    result = run(recipe)
+    write_report(result, recipe)
+    moved = tmp_path / "moved"
+    (tmp_path / "out").rename(moved)
+    again, theirs = load_run(moved)
+    assert theirs == recipe
+    assert result.exported is not None
+    assert again.exported == replace(
+        result.exported, directory=moved / result.exported.directory.name
+    )
+    assert again.exported_scores is not None
+    assert result.exported_scores is not None
+    assert again.exported_scores.frame().equals(result.exported_scores.frame())
+    first, second = (make_report(one, recipe) for one in (result, again))
+    assert first.exported == second.exported
+    assert first.exported_note == second.exported_note
+    assert [point.kind for point in second.points] == ["original", "compressed", "exported"]
+
+
+def test_a_graph_of_before_is_not_replaced_unasked(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    recipe = exporting_recipe(checkpoints, tmp_path / "out", "float32").model_copy(
+        update={"evaluation": None, "bench": None}
+    )
+    other = tmp_path / "out" / "chronos-bolt-fold-onnx"
+    other.mkdir(parents=True)
+    (other / "mine.txt").write_text("mine")
+    for force in (False, True):
+        with pytest.raises(OutputExistsError):
+            run(recipe, force=force)
+    assert [path.name for path in other.iterdir()] == ["mine.txt"]
+    assert not other.with_name("chronos-bolt-fold").exists()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_an_export_that_cannot_be_is_refused_before_the_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    recipe = Recipe(model="no/such", output=str(tmp_path / "out"), export=ExportConfig())
+    if missing:
+        monkeypatch.setattr(packages, "LIBRARIES", ("onnx", "no_such_library"))
+    with pytest.raises(UsageError) as refused:
+        run(recipe, device="cpu" if missing else "cuda")
+    assert ("no_such_library" if missing else "'cuda'") in str(refused.value)
+    assert list(tmp_path.iterdir()) == []

@@ -7,33 +7,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.ticker import EngFormatter
-
-from tscompress.benchmark.results import BenchResult
 from tscompress.errors import UsageError
-from tscompress.evaluation.comparison import Comparison, Ratio, compare_results
+from tscompress.evaluation.comparison import (
+    Comparison,
+    ModelComparison,
+    Ratio,
+    compare_results,
+)
 from tscompress.evaluation.results import MEASURES, METRICS, EvaluationResult, relative
-from tscompress.io.text import counted, percent
+from tscompress.io.text import percent
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeComparison
 from tscompress.profiling.rank_profile import RankProfile
+from tscompress.reports.costs import Cost, cost_note, cost_rows
+from tscompress.reports.exported import (
+    ExportedRow,
+    exported_comparison,
+    exported_note,
+    exported_point,
+    exported_rows,
+)
 from tscompress.reports.points import TABLE_SUFFIX, Point, table_points
 from tscompress.reports.terms import MEANINGS, spelled_out
 from tscompress.reports.verdict import Verdict, make_verdict
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
 from tscompress.workflows.run_files import load_run, read_provenance
-
-
-class Cost(NamedTuple):
-    """One measure of size or speed, of both models."""
-
-    key: str
-    label: str
-    original: str
-    compressed: str
-    ratio: float
-    interval: tuple[float, float] | None = None
 
 
 class QualityRow(NamedTuple):
@@ -108,6 +107,9 @@ class Report:
     findings: tuple[str, ...] = ()
     tiles: tuple[Tile, ...] = field(default=())
     probe: ProbeComparison | None = None
+    exported: tuple[ExportedRow, ...] = ()
+    exported_note: str = ""
+    exported_comparison: ModelComparison | None = None
 
 
 def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] = ()) -> Report:
@@ -131,7 +133,8 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
         comparison = compare_results([result.original, result.compressed])
     if result.compressed is not None and result.baseline is not None:
         naive = relative(result.compressed, result.baseline)
-    costs = tuple(_costs(result.bench))
+    costs = tuple(cost_rows(result.bench))
+    graph = exported_comparison(result)
     return Report(
         result=result,
         recipe=recipe,
@@ -144,10 +147,13 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
         quality=tuple(_quality_rows(result, comparison)),
         calibration=tuple(_calibration(result)),
         costs=costs,
-        cost_note=_cost_note(result.bench),
+        cost_note=cost_note(result.bench),
         findings=() if result.profile is None else tuple(result.profile.findings()),
         tiles=tuple(_tiles(result, comparison, naive, costs)),
         probe=_probe(result),
+        exported=tuple(exported_rows(result, comparison, graph)),
+        exported_note=exported_note(result),
+        exported_comparison=graph,
     )
 
 
@@ -270,53 +276,6 @@ def _calibration(result: RunResult) -> Iterable[str]:
         )
 
 
-#: Measure of a bench: its name for people, and its unit.
-_COSTS = {
-    "latency_ms": ("latency, median", "s"),
-    "parameters": ("parameters", ""),
-    "bytes_on_disk": ("size on disk", "B"),
-    "peak_memory_bytes": ("peak memory", "B"),
-    "kv_cache_bytes": ("KV cache", "B"),
-    "macs": ("multiply-accumulates", ""),
-}
-
-
-def cost_label(key: str) -> str:
-    """A measure's name for people."""
-    return _COSTS[key][0]
-
-
-def _costs(bench: BenchResult | None) -> Iterable[Cost]:
-    if bench is None:
-        return
-    original, compressed = bench.models
-    ratios = bench.ratios(compressed.name)
-    for key, (label, unit) in _COSTS.items():
-        values = (getattr(original, key), getattr(compressed, key))
-        if None in values or ratios.get(key) is None:
-            continue
-        shown = EngFormatter(unit=unit, places=2 if unit != "s" else 1)
-        scale = 1e-3 if key == "latency_ms" else 1
-        before, after = (shown(value * scale) for value in values)
-        interval = bench.latency_ratio_interval(compressed.name) if unit == "s" else None
-        yield Cost(key, label, before, after, ratios[key], interval)
-
-
-def _cost_note(bench: BenchResult | None) -> str:
-    if bench is None:
-        return ""
-    interval = bench.latency_ratio_interval(bench.models[-1].name)
-    spread = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
-    work = bench.workload
-    where = f"{bench.device_name}, {counted(bench.threads, 'thread')}, torch {bench.torch_version}"
-    return (
-        f"Both models took turns in one process on {work.device} ({where}), batch "
-        f"{work.batch_size}, context {work.context_length}, horizon {work.horizon}, "
-        f"{'cross-learning, ' * work.cross_learning}"
-        f"{counted(work.repeats, 'round')}; the latency ratio{spread} is of medians."
-    )
-
-
 def _tiles(
     result: RunResult,
     comparison: Comparison | None,
@@ -369,6 +328,8 @@ def _points(
     same = dict.fromkeys(METRICS, Ratio(ratio=1.0, low=1.0, high=1.0))
     yield Point("original", "original", dict.fromkeys(ours.costs, 1.0), same)
     yield ours
+    if (graph := exported_point(result)) is not None:
+        yield graph
     for path in map(Path, others):
         if path.suffix == TABLE_SUFFIX:
             yield from table_points(path, recipe.model)
@@ -380,7 +341,7 @@ def _point(name: str, kind: str, result: RunResult, comparison: Comparison | Non
     if comparison is None or result.bench is None:
         return None
     (model,) = comparison.models
-    costs = {cost.key: cost.ratio for cost in _costs(result.bench)}
+    costs = {cost.key: cost.ratio for cost in cost_rows(result.bench)}
     return Point(name, kind, costs, {metric: getattr(model, metric) for metric in METRICS})
 
 

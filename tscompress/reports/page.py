@@ -15,7 +15,8 @@ from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.text import counted, percent
 from tscompress.linalg import even_picks
 from tscompress.probing.tables import covers, kept_text
-from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows, texts
+from tscompress.reports.content import Report, rank_roles, rank_rows, texts
+from tscompress.reports.costs import cost_label
 from tscompress.reports.fidelity_charts import (
     calibration_chart,
     drift_chart,
@@ -43,6 +44,7 @@ _SECTIONS = {
     "missing": "Not in this report",
     "pareto": "Quality against cost",
     "quality": "Quality by dataset",
+    "exported": "Exported graph",
     "skill": "Skill",
     "forecasts": "Forecasts",
     "fidelity": "Fidelity",
@@ -70,7 +72,12 @@ def render_page(report: Report) -> str:
         "unbroken": _UNBROKEN.split,
     }
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
-    shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
+    shown = {
+        "missing": report.missing,
+        "quality": parts["forests"],
+        "exported": report.exported_note,
+        "forecasts": parts["examples"],
+    }
     sections = [
         (id_, title)
         for id_, title in _SECTIONS.items()
@@ -98,7 +105,8 @@ def _quality(report: Report) -> dict[str, Any]:
     forests = []
     if report.comparison is not None:
         (model,) = report.comparison.models
-        forests = [(metric, forest(model, metric)) for metric in METRICS[::-1]]
+        graph = report.exported_comparison
+        forests = [(metric, forest(model, metric, graph)) for metric in METRICS[::-1]]
     return {
         "pareto": charts,
         "costs": [(key, cost_label(key)) for key in costs],

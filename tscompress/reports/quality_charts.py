@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tscompress.evaluation.comparison import Ratio
-from tscompress.reports.content import cost_label
+from tscompress.reports.costs import cost_label
 from tscompress.reports.points import Point, front
 from tscompress.reports.svg import BOTTOM, Chart, Value, limits_of
 

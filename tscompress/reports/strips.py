@@ -20,22 +20,25 @@ class ForestRow(NamedTuple):
     at: float
     low: float | None
     high: float | None
+    is_mean: bool = False
 
 
 class Forest(NamedTuple):
-    """Ratios of all datasets on one logarithmic scale, the geometric mean last."""
+    """Ratios of all datasets on one logarithmic scale, geometric means last."""
 
     rows: tuple[ForestRow, ...]
     one: float
     ticks: tuple[tuple[float, str], ...]
 
 
-def forest(model: ModelComparison, metric: str) -> Forest:
-    """Where the ratios of one metric lie on a strip."""
+def forest(model: ModelComparison, metric: str, exported: ModelComparison | None = None) -> Forest:
+    """Where the ratios of one metric lie on a strip; of the exported model's, the mean."""
     named: list[tuple[str, int | None, Ratio]] = [
         (part.dataset, part.series_count, getattr(part, metric)) for part in model.datasets
     ]
     named.append(("geometric mean", None, getattr(model, metric)))
+    if exported is not None:
+        named.append(("geometric mean, exported", None, getattr(exported, metric)))
     values = [v for _, _, r in named for v in (r.ratio, r.low, r.high) if v is not None and v > 0]
     low, high = limits_of([math.log(value) for value in [*values, 0.995, 1.005]])
 
@@ -46,7 +49,13 @@ def forest(model: ModelComparison, metric: str) -> Forest:
 
     rows = tuple(
         ForestRow(
-            name, count, ratio, place(ratio.ratio) or 0.0, place(ratio.low), place(ratio.high)
+            name,
+            count,
+            ratio,
+            place(ratio.ratio) or 0.0,
+            place(ratio.low),
+            place(ratio.high),
+            is_mean=count is None,
         )
         for name, count, ratio in named
     )

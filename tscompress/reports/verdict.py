@@ -104,7 +104,7 @@ def make_verdict(
     own_series
         Whether the series are the user's, from a file.
     bench
-        Of the original and the compressed model, in this order.
+        Of the original, the compressed model and perhaps its graph, in this order.
     """
     level: Level = "unknown"
     quality = "forecasts were not scored"
@@ -299,7 +299,7 @@ def _quality_advice(level: Level, few: bool) -> Iterator[str]:
 
 
 def _speed(bench: BenchResult) -> str:
-    name = bench.models[-1].name
+    name = bench.models[1].name
     ratio = bench.ratios(name)["latency_ms"]
     interval = bench.latency_ratio_interval(name)
     unchanged = round(ratio, 2) == 1
@@ -318,7 +318,7 @@ def _times(factor: float) -> str:
 
 def _size(plan: Plan, bench: BenchResult | None) -> str:
     if bench is not None:
-        share = bench.ratios(bench.models[-1].name)["parameters"]
+        share = bench.ratios(bench.models[1].name)["parameters"]
         return f"{percent(share, 0)} of the parameters"
     shares = []
     for part, name in (("attention", "attention"), ("feed_forward", "feed-forward")):

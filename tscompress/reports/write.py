@@ -24,7 +24,14 @@ from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
 from tscompress.probing.tables import kept_text, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
-from tscompress.reports.content import Report, make_report, plan_label, texts, verdict_of
+from tscompress.reports.content import (
+    Report,
+    make_report,
+    plan_label,
+    texts,
+    verdict_of,
+)
+from tscompress.reports.exported import exported_line
 from tscompress.reports.page import render_page
 from tscompress.reports.strips import CovariateRow, covariate_rows, skill_strip
 from tscompress.reports.terms import spelled_out
@@ -192,6 +199,8 @@ def report_tables(result: RunResult, recipe: Recipe) -> list[Any]:
         shown += [*profile_table(result.profile), "\n".join(result.profile.findings())]
     if result.compressed is not None:
         shown.append(evaluation_table(result.compressed, result.original, result.baseline))
+    if line := exported_line(result):
+        shown.append(line)
     if result.probes is not None:
         original, compressed = result.probes
         shown += probe_tables(compressed, original)[:1]  # the tasks are on the page

@@ -28,6 +28,7 @@ from tscompress.data.suites import (
 )
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import RecipeError
+from tscompress.exporting.graph import Precision
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
 from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
@@ -83,6 +84,14 @@ class ProfileConfig(BaseModel):
     epsilons: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
         default=(0.3, 0.1, 0.03, 0.01), min_length=1, max_length=100
     )
+
+
+class ExportConfig(BaseModel):
+    """The ONNX graph of a compressed model."""
+
+    model_config = _STRICT
+
+    precision: Precision = Field(default="float32", description="as `tscompress export` has them")
 
 
 def with_columns(config: EvaluationConfig, form: GivenSeries) -> EvaluationConfig:
@@ -156,6 +165,10 @@ class Recipe(BaseModel):
         default=None, description="skill of both models at known processes; null: skip it"
     )
     bench: Workload | None = Field(default=Workload(), description="null: skip it")
+    export: ExportConfig | None = Field(
+        default=None,
+        description="the compressed model as an ONNX graph, scored and timed too; null: skip it",
+    )
 
     @model_validator(mode="after")
     def _options_belong_to_the_method(self) -> Recipe:

@@ -1,4 +1,4 @@
-"""Run a recipe: profile, compress, save, evaluate, bench."""
+"""Run a recipe: profile, compress, save, export, evaluate, bench."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload, check_fits
+from tscompress.checkpoints.given import loaded_of
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
@@ -20,10 +21,12 @@ from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.suites import find_suite, load_suite
 from tscompress.data.synthetic import FloatArray
+from tscompress.errors import UsageError
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import EXAMPLES, ForecastExample, typical_examples
+from tscompress.exporting.packages import check_packages
 from tscompress.io.files import check_file, check_output, user_path
 from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plan.plan import Plan
@@ -39,7 +42,8 @@ from tscompress.workflows.compress import (
     compress_loaded_,
     finish_recovery,
 )
-from tscompress.workflows.evaluate_models import evaluate_models
+from tscompress.workflows.evaluate_models import evaluate_models, score
+from tscompress.workflows.export import ExportResult, export
 from tscompress.workflows.recipe import (
     EvaluationConfig,
     Recipe,
@@ -66,6 +70,8 @@ class RunResult:
         Forecasts of both models, for one series of each dataset.
     probes
         Skill of the original and of the compressed model.
+    exported, exported_scores
+        The compressed model as an ONNX graph, and its scores; :attr:`bench` has it as third model.
     note
         A caveat on the calibration series, if any; not in the files.
     """
@@ -81,12 +87,14 @@ class RunResult:
     examples: tuple[ForecastExample, ...] = ()
     probes: tuple[ProbeResult, ProbeResult] | None = None
     bench: BenchResult | None = None
+    exported: ExportResult | None = None
+    exported_scores: EvaluationResult | None = None
     note: str | None = None
 
     def __repr__(self) -> str:
         names = (
             "profile", "original", "compressed", "baseline", "fidelity", "examples", "probes",
-            "bench",
+            "bench", "exported",
         )  # fmt: skip
         measured = ", ".join(name for name in names if getattr(self, name))
         return f"RunResult({str(self.checkpoint)!r}, {self.plan!r}, with {measured or 'no scores'})"
@@ -141,12 +149,17 @@ def finishing_run(
     inputs
         Besides those of the recipe: what the output must not replace.
     """
+    if recipe.export is not None:
+        _check_export(device)
     output = user_path(recipe.output)
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
     inputs = *inputs, *inputs_of(recipe)
-    replaced = [target, *beside]
+    graph = None if recipe.export is None else target.with_name(f"{target.name}-onnx")
+    outputs = [target] if graph is None else [target, graph]
+    replaced = [*outputs, *beside]
     undo_killed(replaced)
-    check_output(target, force=force, inputs=inputs)
+    for path in outputs:
+        check_output(path, force=force, inputs=inputs)
     for path in beside:
         check_file(path, force=True, inputs=inputs, through_links=False)
     if recipe.recover is not None:
@@ -167,14 +180,31 @@ def finishing_run(
         compressed = compress_loaded_(
             loaded, recipe, directory=work, force=force, on_progress=on_progress
         )
-        check_output(target, force=force, inputs=inputs)  # it may have come meanwhile
+        for path in outputs:
+            check_output(path, force=force, inputs=inputs)  # it may have come meanwhile
         with claim.making_way():
             save(compressed, target)
             assert compressed.plan is not None
             result = RunResult(output, target, compressed.plan, measured, note=compressed.note)
+            _export_(result, recipe, graph, on_progress)
             _measure_(result, recipe, loaded.revision, device, on_progress)
             yield result
         finish_recovery(compressed, work)
+
+
+def _check_export(device: str) -> None:
+    """Refuse a graph that cannot be written, or timed beside the models.
+
+    Raises
+    ------
+    UsageError
+    """
+    check_packages()
+    if torch.device(device).type != "cpu":
+        raise UsageError(
+            f"an exported graph runs on the CPU, and the device is {device!r}; leave the device "
+            "out, or the section export."
+        )
 
 
 def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
@@ -216,6 +246,17 @@ def _profile(
         )
 
 
+def _export_(
+    result: RunResult, recipe: Recipe, graph: Path | None, on_progress: OnProgress
+) -> None:
+    """Write the saved checkpoint as a graph, if the recipe asks for that."""
+    if recipe.export is None or graph is None:
+        return
+    on_progress("export", 0, 1)
+    result.exported = export(result.checkpoint, graph, precision=recipe.export.precision)
+    on_progress("export", 1, 1)
+
+
 def _on_device(workload: Workload, device: str) -> Workload:
     return workload.model_copy(update={"device": torch.device(device).type})
 
@@ -230,8 +271,11 @@ def _measure_(
     """Measure original and saved checkpoint as the recipe asks; results go into ``result``."""
     original = load(recipe.model, revision=revision, device=device, dtype=torch.float32)
     again = load(result.checkpoint, device=device, dtype=torch.float32)
+    graph = None if result.exported is None else loaded_of(result.exported.directory)
     if recipe.scored_on is not None:
         _evaluate_(result, original, again, recipe.scored_on, on_progress)
+        if graph is not None:
+            result.exported_scores = score(graph, graph.name, recipe.scored_on, on_progress)
     if recipe.probe is not None:
         result.probes = (
             _probe(original, recipe.probe, on_progress),
@@ -239,11 +283,12 @@ def _measure_(
         )
     if recipe.bench is not None:
         workload = _on_device(recipe.bench, device)
+        models = [one for one in (original, again, graph) if one is not None]
         result.bench = bench(
-            [(original.name, original.forecaster), (again.name, again.forecaster)],
+            [(one.name, one.forecaster) for one in models],
             workload,
             measure_memory=True,
-            directories={original.name: original.directory, again.name: again.directory},
+            directories={one.name: one.directory for one in models},
             on_run=lambda done: on_progress("bench", done.round + 1, workload.repeats),
         )
 

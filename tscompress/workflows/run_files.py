@@ -1,7 +1,8 @@
 """Files of :func:`tscompress.run` besides the checkpoint: writing and reading.
 
 ``report.json`` has the recipe, plan, sizes and latencies; ``scores.json`` (both models) and
-``scores-seasonal-naive.json`` the scores with each series' contributions; ``fidelity.json`` and
+``scores-seasonal-naive.json`` the scores with each series' contributions, ``scores-exported.json``
+those of the graph; ``fidelity.json`` and
 ``forecasts.json`` the changes of forecasts; ``probe.json`` skills; ``profile/`` ranks. All of it is
 plain data, so tables and pages need no model.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +32,30 @@ from tscompress.plan.plan import Plan
 from tscompress.probing.results import ProbeResult, load_probes, probe_content
 from tscompress.profiling.figures import FIGURE_FILES
 from tscompress.profiling.rank_profile import PROFILE_FILE, RANKS_FILE, RankProfile
+from tscompress.workflows.export import ExportResult
 from tscompress.workflows.recipe import Recipe, validate
 from tscompress.workflows.run import RunResult
 
 RUN_FILE = "report.json"
 BASELINE_FILE = "scores-seasonal-naive.json"
+EXPORTED_FILE = "scores-exported.json"
 FIDELITY_FILE = "fidelity.json"
 FORECASTS_FILE = "forecasts.json"
 PROBE_FILE = "probe.json"
 FIGURE_FILE = "comparison.png"
 PROFILE_DIRECTORY = "profile"
-_TABLES = ("scores.csv", "scores-original.csv", "scores-seasonal-naive.csv")
+_TABLES = (
+    "scores.csv", "scores-original.csv", "scores-seasonal-naive.csv", "scores-exported.csv",
+)  # fmt: skip
 _PROFILE_FILES = (PROFILE_FILE, RANKS_FILE, *FIGURE_FILES)
 #: All that a run may write beside its checkpoint and the pages of its report.
 FILES = (
-    RUN_FILE, SCORES_FILE, BASELINE_FILE, FIDELITY_FILE, FORECASTS_FILE, PROBE_FILE, FIGURE_FILE,
-    *_TABLES, *(f"{PROFILE_DIRECTORY}/{name}" for name in _PROFILE_FILES),
+    RUN_FILE, SCORES_FILE, BASELINE_FILE, EXPORTED_FILE, FIDELITY_FILE, FORECASTS_FILE, PROBE_FILE,
+    FIGURE_FILE, *_TABLES, *(f"{PROFILE_DIRECTORY}/{name}" for name in _PROFILE_FILES),
 )  # fmt: skip
 _EXAMPLES = TypeAdapter(tuple[ForecastExample, ...])
 _BENCH = TypeAdapter(BenchResult)
+_EXPORTED = TypeAdapter(ExportResult)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,7 +108,9 @@ def _contents(result: RunResult) -> dict[str, str]:
         found[SCORES_FILE] = results_json(scores)
     if result.baseline is not None:
         found[BASELINE_FILE] = results_json({"result": result.baseline.to_dict()})
-    tables = (result.compressed, result.original, result.baseline)
+    if result.exported_scores is not None:
+        found[EXPORTED_FILE] = results_json({"result": result.exported_scores.to_dict()})
+    tables = (result.compressed, result.original, result.baseline, result.exported_scores)
     for name, scored in zip(_TABLES, tables, strict=True):
         if scored is not None:
             found[name] = table_csv(scored.frame())
@@ -138,7 +147,19 @@ def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
         "relative_to_seasonal_naive": naive,
         "probe": None if probes is None else probes[1].against(probes[0]).to_dict(),
         "bench": None if result.bench is None else result.bench.to_dict(),
+        "exported": _exported_record(result),
     }
+
+
+def _exported_record(result: RunResult) -> dict[str, Any] | None:
+    """What the graph is and how it scored; its directory by name, as the run may be moved."""
+    if result.exported is None:
+        return None
+    ratios = None
+    if result.exported_scores is not None and result.original is not None:
+        ratios = relative(result.exported_scores, result.original)
+    directory = result.exported.directory.name
+    return result.exported.to_dict() | {"directory": directory, "relative": ratios}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,7 +193,8 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
     checkpoint = directory / Path(str(content.get("checkpoint") or "-")).name
     _check_checkpoint(checkpoint, plan)
     scores = _scores(directory)
-    baseline = directory / BASELINE_FILE
+    baseline, graph_scores = directory / BASELINE_FILE, directory / EXPORTED_FILE
+    exported = _exported(content, path)
     result = RunResult(
         directory=directory,
         checkpoint=checkpoint,
@@ -184,7 +206,9 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
         fidelity=_fidelity(directory / FIDELITY_FILE),
         examples=_validated(_EXAMPLES.validate_python, directory / FORECASTS_FILE) or (),
         probes=_probes(directory / PROBE_FILE),
-        bench=_bench(content, path),
+        bench=_bench(content, path, count=2 if exported is None else 3),
+        exported=exported,
+        exported_scores=EvaluationResult.load(graph_scores) if graph_scores.is_file() else None,
     )
     return result, recipe
 
@@ -272,7 +296,20 @@ def _probes(path: Path) -> tuple[ProbeResult, ProbeResult] | None:
     return found[1], found[0]
 
 
-def _bench(content: dict[str, Any], path: Path) -> BenchResult | None:
+def _exported(content: dict[str, Any], path: Path) -> ExportResult | None:
+    record = content.get("exported")
+    if record is None:
+        return None
+    try:
+        found = _EXPORTED.validate_python(record)
+    except ValidationError as error:
+        where, reason, _ = first_problem(error)
+        raise DataError(f"{str(path)!r}: exported.{where}: {reason}; run it again.") from None
+    return replace(found, directory=path.parent / found.directory.name)
+
+
+def _bench(content: dict[str, Any], path: Path, count: int) -> BenchResult | None:
+    """Of so many models."""
     if content.get("bench") is None:
         return None
     try:
@@ -280,8 +317,8 @@ def _bench(content: dict[str, Any], path: Path) -> BenchResult | None:
     except ValidationError as error:
         where, reason, _ = first_problem(error)
         raise DataError(f"{str(path)!r}: bench.{where}: {reason}; run it again.") from None
-    if len(found.models) != 2:
-        raise DataError(f"{str(path)!r}: bench has {len(found.models)} models, not two.")
+    if len(found.models) != count:
+        raise DataError(f"{str(path)!r}: bench has {len(found.models)} models, not {count}.")
     return found
 
 
