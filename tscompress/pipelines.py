@@ -30,6 +30,8 @@ from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 _ATTENTION = ("eager", "sdpa")
 #: Arguments of ``from_pretrained`` that locate a config.
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+#: Of these, what says which version or part of an adapter, and nothing of its base.
+_OF_THE_ADAPTER = ("revision", "subfolder")
 
 
 class FactoredConfig(PretrainedConfig):  # type: ignore[misc]
@@ -154,7 +156,8 @@ def _with_adapter(
         from peft import PeftModel
     except ImportError:
         raise ImportError(f"{str(adapter)!r} is an adapter: pip install peft.") from None
-    pipeline = pipeline_class.from_pretrained(base, **options)
+    of_base = {name: value for name, value in options.items() if name not in _OF_THE_ADAPTER}
+    pipeline = pipeline_class.from_pretrained(base, **of_base)
     try:
         adapted = PeftModel.from_pretrained(pipeline.inner_model, str(adapter))
     except (ValueError, RuntimeError) as error:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tscompress.checkpoints.load import load
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import ModelLoadError, UsageError
+from tscompress.pipelines import FactoredChronosPipeline
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.workflows.save import save
 
@@ -205,6 +206,26 @@ def test_a_merged_adapter_is_a_checkpoint_of_the_same_kind(
     merged.save_pretrained(tmp_path / "merged")
     # Frozen weights take another path through matmul, with other rounding.
     assert_loads_as(tmp_path / "merged", kind, merged, series(), tolerance=1e-4)
+
+
+@pytest.mark.usefixtures("_peft")
+@pytest.mark.parametrize("kind", ["factored"])
+def test_a_revision_is_of_the_adapter_and_a_dtype_of_its_base(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted(pipeline, series(), finetune_mode="lora", output_dir=tmp_path)
+    asked: list[dict[str, Any]] = []
+    opened = FactoredChronosPipeline.from_pretrained
+
+    def noting(source: str, **options: Any) -> Any:
+        asked.append(options)
+        return opened(source, **options)
+
+    monkeypatch.setattr(FactoredChronosPipeline, "from_pretrained", noting)
+    adapter = tmp_path / "finetuned-ckpt"
+    merged = Chronos2Pipeline.from_pretrained(adapter, revision="abc", torch_dtype=torch.bfloat16)
+    assert asked == [{"torch_dtype": torch.bfloat16}]
+    assert merged.inner_model.dtype == torch.bfloat16
 
 
 @pytest.mark.usefixtures("_peft")
