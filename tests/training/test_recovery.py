@@ -1125,21 +1125,24 @@ def test_learning_rate_follows_the_parameter_share(checkpoints: dict[str, Path])
     assert RecoveryConfig(learning_rate=2e-4).resolved(half, teacher).learning_rate == 2e-4
 
 
-def test_the_rate_of_a_patch_model_is_bounded_by_its_distance(bolt: Callable[[], Any]) -> None:
-    student, teacher = bolt()
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5"])
+def test_the_rate_is_bounded_by_the_distance(
+    students: dict[str, Path], checkpoints: dict[str, Path], family: str
+) -> None:
+    student, teacher = pair(students, checkpoints, family)
     result = recover_(student, teacher, short(steps=1, learning_rate=None))
     distance = result.history[0].held_out_teacher
     assert distance is not None
-    defaults = adapter_of("chronos-bolt").defaults
+    defaults = adapter_of(family).defaults
     assert defaults.learning_rate_by_distance is not None
     bound = defaults.learning_rate_by_distance * distance
     assert result.config.learning_rate == min(defaults.learning_rates["muon"], bound)
     assert bound < defaults.learning_rates["muon"]  # a fold of random weights loses little
 
-    student, teacher = bolt()
+    student, teacher = pair(students, checkpoints, family)
     asked = recover_(student, teacher, short(steps=1, learning_rate=1e-2))
     assert asked.config.learning_rate == 1e-2
-    student, teacher = bolt()
+    student, teacher = pair(students, checkpoints, family)
     adamw = recover_(student, teacher, short(steps=1, learning_rate=None, optimizer="adamw"))
     assert adamw.config.learning_rate == defaults.learning_rates["adamw"]
 
