@@ -29,7 +29,7 @@ class StockChronos:
         self._process.stdin.write(f"{checkpoint}\n")
         self._process.stdin.flush()
         found = json.loads(self._process.stdout.readline())
-        return None if found is None else tuple(found)
+        return None if found is None else (str(found[0]), str(found[1]))
 
     def close(self) -> None:
         self._process.communicate()
@@ -40,12 +40,11 @@ def serve() -> None:
     from chronos import BaseChronosPipeline
 
     for line in sys.stdin:
+        answer: tuple[str, str] | None = None
         try:
             BaseChronosPipeline.from_pretrained(line.strip())
         except Exception as error:
             answer = (type(error).__name__, str(error))
-        else:
-            answer = None
         assert not any(name.partition(".")[0] == "tscompress" for name in sys.modules)
         print(json.dumps(answer), flush=True)
 
