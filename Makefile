@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 DEMO_OUTPUT ?= results/demo
 DEMO_FLAGS ?=
 # A machine can have more cores than it lends; two suffice for everything here. Each worker has one
-# thread: small decompositions crawl when threads outnumber cores.
+# thread: small decompositions crawl when threads outnumber cores. Workers take neighbouring tests,
+# so that a module's fixtures are made once, and steal from one another at the end.
 PYTEST_WORKERS ?= 2
 
 .PHONY: demo test lint imports types fast-tests slow-tests readme wheel clean
@@ -32,16 +33,16 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast-tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=20
 
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"
 
-# The Python blocks of the pages, run as they stand there.
+# The Python blocks of the pages, run as they stand there; those that take longest come first.
 readme: $(VENV)/.dev
-	$(BIN)/python tests/support/run_readme.py README.md tscompress/training/README.md tscompress/checkpoints/README.md \
-		tscompress/data/README.md tscompress/workflows/README.md tscompress/exporting/README.md \
-		recipes/fine-tuning.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/run_readme.py --processes $(PYTEST_WORKERS) README.md \
+		recipes/fine-tuning.md tscompress/training/README.md tscompress/checkpoints/README.md \
+		tscompress/exporting/README.md tscompress/workflows/README.md tscompress/data/README.md
 
 # Source archive and wheel into dist/; tests/package/test_supply.py checks what is in them.
 wheel: $(VENV)/.dev

@@ -16,6 +16,7 @@ import torch
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from filelock import FileLock
+from stock_chronos import StockChronos
 from transformers.utils.logging import disable_progress_bar
 
 from tscompress.api import compress
@@ -155,6 +156,14 @@ def exported(
             if not directory.exists():
                 export(checkpoints[family], directory)
     return found
+
+
+@pytest.fixture(scope="session")
+def stock_chronos() -> Iterator[StockChronos]:
+    """Stock chronos in a process of its own, without tscompress."""
+    process = StockChronos()
+    yield process
+    process.close()
 
 
 @pytest.fixture(params=FAMILIES)

@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from tscompress.benchmark.bench import bench
-from tscompress.benchmark.process_memory import process_memory
+from tscompress.benchmark.process_memory import forget_peak, peak_rss_bytes, process_memory
 from tscompress.benchmark.results import BenchResult, Run, ratio_interval
 from tscompress.benchmark.sizes import (
     bytes_on_disk,
@@ -516,14 +516,11 @@ def test_memory_of_a_real_process(tmp_path: Path) -> None:
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot start anew here"
 )
 def test_memory_of_before_is_not_in_the_peak() -> None:
-    code = (
-        "import numpy as np; from tscompress.benchmark import process_memory\n"
-        "passing = np.ones(10**8, dtype=np.uint8)\n"
-        "before = process_memory.peak_rss_bytes(); del passing\n"
-        "process_memory.forget_peak(); print(before - process_memory.peak_rss_bytes())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 5 * 10**7
+    passing = np.ones(10**8, dtype=np.uint8)
+    before = peak_rss_bytes()
+    del passing
+    forget_peak()
+    assert before - peak_rss_bytes() > 5 * 10**7
 
 
 @pytest.mark.gpu

@@ -253,6 +253,9 @@ def test_what_an_encoding_lacks_is_a_question_mark(bolt: Path, machine: list[str
     assert (done.returncode, done.stderr) == (0, b"")
     assert (b"?" in done.stdout) == (not machine)
     done.stdout.decode("ascii")
+
+
+def test_what_an_encoding_lacks_in_a_refusal() -> None:
     done = subprocess.run(
         [*COMMAND, "profile", b"/none/\xff"],
         check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),

@@ -27,6 +27,7 @@ from tscompress.training.rank_watch import (
     read_ranks,
     watch_findings,
 )
+from tscompress.training.windows import Bucket
 from tscompress.workflows.recover import recover_checkpoint
 
 FAMILIES = ["chronos-bolt", "chronos-t5", "chronos-2"]
@@ -110,8 +111,9 @@ def test_recovery_leaves_the_rows_beside_its_log(
     checkpoints: dict[str, Path], compressed: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
     config = tscompress.RecoveryConfig(
-        steps=2, held_out_series=8, watch_ranks=True, real_series=(), synthetic_share=1.0
-    )
+        steps=2, held_out_series=8, watch_ranks=True, real_series=(), synthetic_share=1.0,
+        buckets=(Bucket(context_length=32, horizon=8, batch_size=4),),
+    )  # fmt: skip
     for kind in ("folded", "factored"):
         output = tmp_path / kind
         student = str(compressed["chronos-bolt", kind])
