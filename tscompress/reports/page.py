@@ -14,6 +14,7 @@ from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.text import counted, percent
 from tscompress.linalg import even_picks
+from tscompress.probing.responses import pair_text
 from tscompress.probing.tables import covers, kept_text
 from tscompress.reports.content import Report, cost_label, rank_roles, rank_rows, texts
 from tscompress.reports.fidelity_charts import (
@@ -44,6 +45,7 @@ _SECTIONS = {
     "pareto": "Quality against cost",
     "quality": "Quality by dataset",
     "skill": "Skill",
+    "response": "Response",
     "forecasts": "Forecasts",
     "fidelity": "Fidelity",
     "worst": "Worst series",
@@ -66,10 +68,12 @@ def render_page(report: Report) -> str:
         "counted": counted,
         "covers": covers,
         "kept": kept_text,
+        "pair": pair_text,
         "percent": percent,
         "unbroken": _UNBROKEN.split,
     }
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
+    parts["response"] = None if report.probe is None else report.probe.response
     shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
     sections = [
         (id_, title)
@@ -111,7 +115,7 @@ def _quality(report: Report) -> dict[str, Any]:
 
 def _skill(report: Report) -> dict[str, Any]:
     """Both models at known processes: figures, and rows of original, compressed and change."""
-    if report.result.probes is None or report.probe is None:
+    if report.result.probes is None or report.probe is None or not report.probe.tasks:
         return {"skill": None, "tasks": {}, "covariates": []}
     original, compressed = report.result.probes
     tasks: dict[str, list[dict[str, Any]]] = {}
