@@ -20,7 +20,6 @@ from tscompress.plotting import (
     GREY,
     MARKERS,
     PALETTE,
-    legend_beside,
     new_figure,
     style_axes,
 )
@@ -35,6 +34,8 @@ PATCHES = (1, 4, 16)
 #: Covariates of a group on which models are measured; they were trained with one, then with two.
 COVARIATES = (1, 2)
 NUM_SERIES, FEW = 512, 32
+#: What the drivers of each stage are; the recipe keeps a model at the end of each.
+STAGES = ("one sign", "both signs", "up to two drivers")
 #: Of a stage, with --quick.
 QUICK_STEPS = 3
 #: Regret from which a model has learnt nothing that the mean does not say.
@@ -184,8 +185,12 @@ def _figure(frame: pd.DataFrame, logs: dict[int, list[dict[str, Any]]]) -> Figur
             [line["step"] for line in lines], [line["loss"] for line in lines],
             color=PALETTE[slot], marker=MARKERS[slot], ms=3, lw=1.2, label=f"patch {patch}",
         )  # fmt: skip
-    losses.set_ylim(bottom=0)
-    losses.legend(frameon=False, fontsize=8)
+    losses.set_xlim(left=0)
+    losses.set_ylim(0, 0.66)
+    for end, label in zip(sorted(frame["step"].unique()), STAGES, strict=False):
+        losses.axvline(end, color=GREY, lw=0.8, ls=":")
+        losses.annotate(label, (end, 0.65), (-3, 0), textcoords="offset points", ha="right",
+                        va="top", fontsize=7, color=GREY)  # fmt: skip
     last = last_common(frame)
     style_axes(regrets, xlabel="patch size", ylabel="regret (0: ridge, 1: mean)",
                title="regret over ridge regression")  # fmt: skip
@@ -196,7 +201,10 @@ def _figure(frame: pd.DataFrame, logs: dict[int, list[dict[str, Any]]]) -> Figur
     regrets.plot(control.index, control, "--", color=GREY, label="control: shuffled")
     regrets.set_ylim(bottom=0)
     leaks.set_ylim(0, 1)
-    legend_beside(figure, regrets)
+    handles, labels = ([*one, *two] for one, two in zip(
+        losses.get_legend_handles_labels(), regrets.get_legend_handles_labels(), strict=True
+    ))  # fmt: skip
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
