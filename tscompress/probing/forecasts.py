@@ -21,13 +21,15 @@ from tscompress.probing.processes import Array
 
 
 class Named(Protocol):
-    """A task: its name, which is the stream of random numbers, and its steps."""
+    """A task, of whichever kind."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Also the stream of random numbers."""
 
     @property
-    def horizon(self) -> int: ...
+    def horizon(self) -> int:
+        """Steps to forecast."""
 
 
 @dataclass(frozen=True)
