@@ -73,7 +73,6 @@ def render_page(report: Report) -> str:
         "unbroken": _UNBROKEN.split,
     }
     parts = {**_quality(report), **_skill(report), **_forecasts(report), **_ranks(report)}
-    parts["response"] = None if report.probe is None else report.probe.response
     shown = {"missing": report.missing, "quality": parts["forests"], "forecasts": parts["examples"]}
     sections = [
         (id_, title)
@@ -115,8 +114,9 @@ def _quality(report: Report) -> dict[str, Any]:
 
 def _skill(report: Report) -> dict[str, Any]:
     """Both models at known processes: figures, and rows of original, compressed and change."""
+    response = None if report.probe is None else report.probe.response
     if report.result.probes is None or report.probe is None or not report.probe.tasks:
-        return {"skill": None, "tasks": {}, "covariates": []}
+        return {"skill": None, "tasks": {}, "covariates": [], "response": response}
     original, compressed = report.result.probes
     tasks: dict[str, list[dict[str, Any]]] = {}
     for before, after, change in zip(
@@ -129,6 +129,7 @@ def _skill(report: Report) -> dict[str, Any]:
         "skill": skill_strip(original, compressed),
         "tasks": tasks,
         "covariates": covariate_rows(original, compressed, report.probe),
+        "response": response,
     }
 
 
