@@ -241,6 +241,7 @@ TABLES = (
         "lab/instruments.py --output DIR/lab-instruments --models DIR/lab-instruments-models",
         15,
     ),
+    Table("lab-bridge", "lab/bridge.py --output DIR/lab-bridge --models DIR/lab-bridge-models", 20),
     Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",

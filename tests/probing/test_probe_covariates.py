@@ -407,6 +407,7 @@ def test_bolt_skips_them_with_a_word(
     few = {name: TASKS[name] for name in ("period-4", "covariate-lag-0", "promotions")}
     for module in ("tasks", "measure"):
         monkeypatch.setattr(f"tscompress.probing.{module}.TASKS", few)
+    monkeypatch.setattr("tscompress.probing.tasks.RESPONSES", {})
     bolt = probe(checkpoints["chronos-bolt"], num_series=3)
     assert bolt.skipped == ("covariate-lag-0", "promotions")
     assert list(bolt.skills()) == ["period-4"]

@@ -14,6 +14,7 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import RecipeError, UsageError
 from tscompress.evaluation.metrics import MEDIAN
 from tscompress.probing.processes import Autoregressive, Intermittent, Season, Structural
+from tscompress.probing.regressions import RESPONSES
 from tscompress.probing.tasks import (
     PERIODS,
     TASKS,
@@ -111,7 +112,7 @@ def test_seasonal_naive_repeats(period: int, horizon: int, more: int, seed: int)
 
 
 def test_tasks_are_chosen_by_name_group_and_pattern() -> None:
-    assert choose_tasks() == tuple(EVERY)
+    assert choose_tasks() == (*EVERY, *RESPONSES.values())
     assert [task.name for task in choose_tasks(["ar1", "period-7"])] == ["period-7", "ar1"]
     assert len(choose_tasks(["period-7*"])) == 6
     assert {task.group for task in choose_tasks(["gaps", "gaps-7"])} == {"gaps"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.plan.schedules import RankSchedule
 from tscompress.probing.measure import ProbeConfig
+from tscompress.probing.regressions import RESPONSES
 from tscompress.probing.results import load_probes
 from tscompress.reports.content import make_report
 from tscompress.reports.forecast_charts import covariate_chart, task_chart
@@ -32,7 +34,7 @@ def walked(
         output=str(tmp_path_factory.mktemp("covariates")),
         schedule=RankSchedule(rank=4),
         calibration=CalibrationConfig(num_series=6, context_length=32, batch_size=3),
-        probe=ProbeConfig(tasks=TASKS, num_series=3),
+        probe=ProbeConfig(tasks=(*TASKS, "response"), num_series=3),
         bench=None,
     )
     result = run(recipe)
@@ -58,6 +60,27 @@ def test_what_covariates_add_is_on_the_page_and_in_the_markdown(
         assert change in table
         (line,) = [row for row in markdown.splitlines() if row.startswith(f"| {before.name} |")]
         assert change in line
+
+
+def test_the_response_is_on_the_page_and_in_the_markdown(walked: tuple[RunResult, Recipe]) -> None:
+    result, recipe = walked
+    page = (result.directory / "report.html").read_text(encoding="utf-8")
+    table = page[page.index('<table id="responses">') :]
+    table = table[: table.index("</table>")]
+    markdown = (result.directory / "report.md").read_text(encoding="utf-8")
+    assert result.probes is not None
+    original, compressed = result.probes
+    assert len(original.responses) == len(RESPONSES)
+    for before, after in zip(original.responses, compressed.responses, strict=True):
+        change = f"{before.slope.value:.2f} → {after.slope.value:.2f}"
+        assert change in table
+        (line,) = [row for row in markdown.splitlines() if row.startswith(f"| {before.name} |")]
+        assert change in line
+    # A probe of nothing else has this section alone.
+    alone = [probe.model_copy(update={"tasks": ()}) for probe in result.probes]
+    only = render_page(make_report(replace(result, probes=(alone[0], alone[1])), recipe))
+    assert 'id="responses"' in only
+    assert 'id="skill"' not in only
 
 
 def test_the_data_of_a_run_has_them(walked: tuple[RunResult, Recipe]) -> None:

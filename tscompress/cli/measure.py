@@ -192,7 +192,9 @@ def probe(
 ) -> None:
     """Measure skill at tasks with a known best forecast: seasons, trends, gaps, covariates, ...
 
-    1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt.
+    1 is the best possible forecast, 0 the best constant one. Seconds for a tiny Chronos-Bolt. Of
+    Chronos-2 also the response to covariates (--tasks response): the change of the forecast for
+    one more of a covariate at one step ahead, against that of the best forecast.
     """
     from tscompress.checkpoints.given import loaded_of
     from tscompress.evaluation.batching import parse_batch_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,21 +13,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
-from tscompress.errors import DataError, UsageError
+from tscompress.errors import UsageError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
 from tscompress.evaluation.calibration import calibration
-from tscompress.evaluation.forecasting import predict
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
 from tscompress.evaluation.typical_series import known
-from tscompress.families.covariates import Covariates
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_counts, check_list, check_type
+from tscompress.probing.forecasts import Forecaster
 from tscompress.probing.processes import Array
+from tscompress.probing.regressions import ResponseTask
+from tscompress.probing.responses import Medians, ResponseScore, median, score_response
 from tscompress.probing.results import Example, ProbeResult, TaskScore
 from tscompress.probing.skill import Estimate, Losses, estimate
 from tscompress.probing.tasks import (
     TASKS,
+    AnyTask,
     Drawn,
     ProbeTask,
     choose_tasks,
@@ -40,7 +41,7 @@ from tscompress.probing.tasks import (
 _DRAWN = 3
 _LEVELS = np.array(QUANTILE_LEVELS)[:, None]  # [9, 1]
 
-OnTask = Callable[[TaskScore, int, int], None]
+OnTask = Callable[[TaskScore | ResponseScore, int, int], None]
 
 
 class ProbeConfig(BaseModel):
@@ -61,7 +62,7 @@ class ProbeConfig(BaseModel):
     batch_size: Annotated[int, Field(ge=1, le=10**6)] | Literal["auto"] = DEFAULT_BATCH_SIZE
     seed: int = Field(default=0, ge=0, lt=2**63)
 
-    def chosen(self) -> tuple[ProbeTask, ...]:
+    def chosen(self) -> tuple[AnyTask, ...]:
         """The tasks; UsageError if one is unknown or the file is invalid."""
         return _chosen(self.tasks, self.tasks_file, self.num_series)
 
@@ -73,7 +74,7 @@ class ProbeConfig(BaseModel):
 
 def probe(
     model: AnyModel,
-    tasks: Sequence[str] | Sequence[ProbeTask] | None = None,
+    tasks: Sequence[str] | Sequence[AnyTask] | None = None,
     *,
     tasks_file: str | Path | None = None,
     num_series: int | None = None,
@@ -89,7 +90,7 @@ def probe(
     """Skill of a model at tasks whose best possible forecast is known.
 
     Nothing is cached: it takes seconds for a tiny Chronos-Bolt. Tasks with covariates are forecast
-    twice, with and without them.
+    twice, with and without them; those of the response to covariates four times.
 
     Parameters
     ----------
@@ -144,39 +145,42 @@ def probe(
     skipped = tuple(task.name for task in chosen if task not in readable)
     if draws and num_series is None:
         readable = tuple(_halved(task) for task in readable)
+    forecaster = Forecaster(pipeline, name, seed, batch_size, num_samples)
     scores = []
     for task in readable:
-        drawn = task.draw(seed)
-        ask = partial(_forecast, pipeline, task, seed, batch_size, num_samples, name)
-        alone = ask(drawn._replace(covariates=None)) if task.covariates else None
-        scores.append(score_task(task, drawn, ask(drawn), alone))
+        scores.append(_score(forecaster, task, seed))
         on_task(scores[-1], len(scores), len(readable))
     paths = None
     if draws:
         own: Any = pipeline.inner_model
         paths = num_samples or int(own.config.chronos_config["num_samples"])
     return ProbeResult(
-        model=name, seed=seed, num_samples=paths, tasks=tuple(scores), skipped=skipped
+        model=name,
+        seed=seed,
+        num_samples=paths,
+        tasks=tuple(one for one in scores if isinstance(one, TaskScore)),
+        skipped=skipped,
+        responses=tuple(one for one in scores if isinstance(one, ResponseScore)),
     )
 
 
 def _chosen(
-    tasks: Sequence[str] | Sequence[ProbeTask] | None,
+    tasks: Sequence[str] | Sequence[AnyTask] | None,
     tasks_file: str | Path | None,
     num_series: int | None,
-) -> tuple[ProbeTask, ...]:
+) -> tuple[AnyTask, ...]:
     if isinstance(tasks, str):
         raise UsageError(f"tasks is {tasks!r}; give a list of names.")
     if num_series is not None and num_series < 1:
         raise UsageError(f"num_series is {num_series}; it must be at least 1.")
-    check_list("tasks", tasks, (str, ProbeTask), "names, or of tasks")
+    check_list("tasks", tasks, (str, ProbeTask, ResponseTask), "names, or of tasks")
     check_type("tasks_file", tasks_file, (str, Path, type(None)), "the path of a YAML file")
     own = () if tasks_file is None else load_tasks(tasks_file)
     if tasks is None:
         chosen = choose_tasks(None, own)
     else:
         names = [task for task in tasks if isinstance(task, str)]
-        given = tuple(task for task in tasks if isinstance(task, ProbeTask))
+        given = tuple(task for task in tasks if not isinstance(task, str))
         chosen = (choose_tasks(names, own) if names else ()) + given
     if not chosen:
         raise UsageError("no task is chosen; leave tasks out for all of them.")
@@ -186,8 +190,8 @@ def _chosen(
 
 
 def _readable(
-    tasks: Sequence[ProbeTask], pipeline: BaseChronosPipeline, *, battery: bool
-) -> tuple[ProbeTask, ...]:
+    tasks: Sequence[AnyTask], pipeline: BaseChronosPipeline, *, battery: bool
+) -> tuple[AnyTask, ...]:
     """Tasks that the model can read; of the whole ``battery`` the others are left out.
 
     Raises
@@ -206,64 +210,32 @@ def _readable(
     return tuple(task for task in tasks if not task.covariates)
 
 
-def _halved(task: ProbeTask) -> ProbeTask:
+def _halved(task: AnyTask) -> AnyTask:
     """A task of the battery with half of its series; other tasks unchanged."""
     if TASKS.get(task.name) != task:
         return task
     return task.model_copy(update={"num_series": task.num_series // 2})
 
 
-def _forecast(
-    pipeline: BaseChronosPipeline,
-    task: ProbeTask,
-    seed: int,
-    batch_size: BatchSize,
-    num_samples: int | None,
-    name: str,
-    drawn: Drawn,
-) -> Quantiles:
-    """Quantiles 0.1 … 0.9 of a task's series, with the covariates drawn, ``[N, 9, H]``.
+def _score(forecaster: Forecaster, task: AnyTask, seed: int) -> TaskScore | ResponseScore:
+    """Draw the series of a task, forecast them, and score the forecasts."""
+    if isinstance(task, ResponseTask):
+        return _respond(forecaster, task, seed)
+    drawn = task.draw(seed)
+    given = forecaster.quantiles(task, drawn.context, drawn.covariates, drawn.known)
+    alone = forecaster.quantiles(task, drawn.context) if task.covariates else None
+    return score_task(task, drawn, given, alone)
 
-    Raises
-    ------
-    UsageError
-        The pipeline returns fewer steps than asked for.
-    DataError
-        A forecast is not finite.
-    """
-    values = predict(
-        pipeline,
-        list(drawn.context),
-        task.horizon,
-        seed,
-        batch_size,
-        num_samples=num_samples,
-        stream=task.name,
-        covariates=_covariates(drawn),
+
+def _respond(forecaster: Forecaster, task: ResponseTask, seed: int) -> ResponseScore:
+    drawn = task.draw(seed)
+    shuffled = drawn.shuffled()
+    given, shifted, moved, moved_shifted = (
+        median(forecaster.quantiles(task, drawn.context, covariates, covariates.shape[1]))
+        for one in (drawn, shuffled)
+        for covariates in (one.covariates, one.shifted())
     )
-    if values.shape[-1] < task.horizon:
-        raise UsageError(
-            f"{name!r} forecasts {values.shape[-1]} steps, and the task {task.name!r} asks for "
-            f"{task.horizon}; choose other tasks."
-        )
-    if adapter_of_pipeline(pipeline).draws_samples:
-        # Unlike gluonts, whose median of an even number of paths is the upper of the middle two.
-        values = np.quantile(values, QUANTILE_LEVELS, axis=1).swapaxes(0, 1)
-    if not np.isfinite(values).all():
-        raise DataError(
-            f"{name!r} forecasts NaN or infinity at the task {task.name!r}; check the checkpoint, "
-            "or its dtype."
-        )
-    return np.asarray(values, dtype=np.float64)
-
-
-def _covariates(drawn: Drawn) -> list[Covariates] | None:
-    """Of each series, as models take them; None without any."""
-    if drawn.covariates is None:
-        return None
-    length = drawn.context.shape[1]
-    values = torch.as_tensor(drawn.covariates, dtype=torch.float32)  # [N, C, T + H]
-    return [Covariates(rows[:, :length], rows[: drawn.known, length:]) for rows in values]
+    return score_response(task, drawn, Medians(given, shifted, moved, moved_shifted))
 
 
 def score_task(

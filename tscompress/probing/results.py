@@ -18,8 +18,13 @@ from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
-from tscompress.io.text import percent
 from tscompress.io.untrusted import MAX_JSON_BYTES
+from tscompress.probing.responses import (
+    ResponseComparison,
+    ResponseScore,
+    compare_responses,
+    share_text,
+)
 from tscompress.probing.skill import Array, Estimate, Losses, estimate
 from tscompress.probing.tasks import ProbeTask
 
@@ -112,12 +117,15 @@ class ProbeResult(Result):
     tasks: tuple[TaskScore, ...]
     skipped: tuple[str, ...] = ()
     """Tasks with covariates that the model was not asked, because it reads none."""
+    responses: tuple[ResponseScore, ...] = ()
+    """How its forecasts respond to covariates; none in results of earlier versions."""
 
     def __repr__(self) -> str:
         groups = self.groups().items() if self.tasks else ()
         means = [f"{group} {found.value:.2f}" for group, found in groups]
         overall = [f"skill {self.overall().value:.2f}"] if self.tasks else []
         facts = [repr(self.model), f"{len(self.tasks)} tasks", *overall, *means[:6]]
+        facts += [f"{len(self.responses)} responses"] if self.responses else []
         return f"ProbeResult({', '.join(facts)})"
 
     def __str__(self) -> str:
@@ -139,7 +147,15 @@ class ProbeResult(Result):
         }
 
     def overall(self) -> Estimate:
-        """Mean over the groups, each counted once."""
+        """Mean over the groups, each counted once.
+
+        Raises
+        ------
+        UsageError
+            There is no task but those of the response to covariates, which have no skill.
+        """
+        if not self.tasks:
+            raise UsageError(f"{self.model!r} was asked no task that has a skill; choose some.")
         return _mean(list(_by_group(self.tasks).values()))
 
     def against(self, original: ProbeResult) -> ProbeComparison:
@@ -156,7 +172,7 @@ class ProbeResult(Result):
         """Mean skills for JSON, without the tasks."""
         return {
             "model": self.model,
-            "overall": self.overall().model_dump(),
+            "overall": self.overall().model_dump() if self.tasks else None,
             "groups": {name: found.model_dump() for name, found in self.groups().items()},
             "seasonal_naive": self.naive_groups(),
         }
@@ -167,10 +183,13 @@ class ProbeResult(Result):
         Parameters
         ----------
         series
-            Include the losses of every series and the examples, which are most of the data.
+            Include the numbers of every series and the examples, which are most of the data.
         """
-        left_out = None if series else {"tasks": {"__all__": {"losses", "example"}}}
-        return self.model_dump(mode="json", exclude=left_out)
+        left_out: Any = {
+            "tasks": {"__all__": {"losses", "example"}},
+            "responses": {"__all__": {"columns"}},
+        }
+        return self.model_dump(mode="json", exclude=None if series else left_out)
 
     def save(self, path: str | Path) -> None:
         """Write JSON; the file is replaced in one step or not at all."""
@@ -293,9 +312,11 @@ class ProbeComparison(BaseModel):
     covariates_kept: Estimate | None = None
     """Share of what covariates add to the original, over the tasks where they add something."""
     covariates: tuple[CovariateChange, ...] = ()
+    response: ResponseComparison | None = None
+    """Of the response to covariates; None unless both models were asked."""
 
     def __repr__(self) -> str:
-        kept = "nothing to keep" if self.kept is None else f"skill kept {_share(self.kept)}"
+        kept = "nothing to keep" if self.kept is None else f"skill kept {share_text(self.kept)}"
         lost = f"{len(self._changed('lost'))} of {len(self.tasks)} tasks lost"
         return f"ProbeComparison({self.compressed!r} against {self.original!r}, {kept}, {lost})"
 
@@ -308,7 +329,7 @@ class ProbeComparison(BaseModel):
 
     def lines(self) -> list[str]:
         """Sentences on skill kept, lost and gained, and on tasks that the original cannot do."""
-        found = [self._overall()]
+        found = [self._overall()] if self.tasks else []
         for group in self.groups:
             lost = [
                 task for task in self.tasks if (task.group, task.change) == (group.group, "lost")
@@ -316,11 +337,12 @@ class ProbeComparison(BaseModel):
             if lost and group.kept is not None:
                 lost.sort(key=lambda task: task.compressed - task.original)
                 names = _listed([f"{t.name} ({t.original:.2f} → {t.compressed:.2f})" for t in lost])
-                found.append(f"lost in {group.group}, {_share(group.kept)} kept: {names}.")
+                found.append(f"lost in {group.group}, {share_text(group.kept)} kept: {names}.")
             elif group.lost and group.kept is not None:
-                share = _share(group.kept)
+                share = share_text(group.kept)
                 found.append(f"lost in {group.group}, {share} kept: by no task for sure.")
         found += self._use_of_covariates()
+        found += [] if self.response is None else self.response.lines()
         if gained := self._changed("gained"):
             found.append(f"gained: {_listed([task.name for task in gained])}.")
         if absent := self._changed("absent"):
@@ -344,8 +366,8 @@ class ProbeComparison(BaseModel):
         found = []
         if told["lost"] and self.covariates_kept is not None:
             found.append(
-                f"use of covariates was lost, {_share(self.covariates_kept)} of what they add to "
-                f"the skill is kept: {_listed(told['lost'])}."
+                f"use of covariates was lost, {share_text(self.covariates_kept)} of what they add "
+                f"to the skill is kept: {_listed(told['lost'])}."
             )
         if told["misled"]:
             found.append(f"{self.compressed} is misled by covariates: {_listed(told['misled'])}.")
@@ -360,17 +382,10 @@ class ProbeComparison(BaseModel):
             return f"{self.original} can do none of the {len(self.tasks)} tasks: nothing to lose."
         lost = len(self._changed("lost"))
         return (
-            f"{self.compressed} keeps {_share(self.kept)} of the skill of {self.original} at the "
-            f"{able} of {len(self.tasks)} tasks that it can do; "
+            f"{self.compressed} keeps {share_text(self.kept)} of the skill of {self.original} at "
+            f"the {able} of {len(self.tasks)} tasks that it can do; "
             + (f"{lost} of them got worse." if lost else "none of them got worse.")
         )
-
-
-def _share(share: Estimate) -> str:
-    interval = ""
-    if share.low is not None and share.high is not None:
-        interval = f" ({percent(share.low, 0)} to {percent(share.high, 0)})"
-    return f"{percent(share.value, 0)}{interval}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -388,9 +403,7 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
         The two were probed on different series.
     """
     compressed, original = shared_tasks(compressed, original), shared_tasks(original, compressed)
-    if [s.task for s in compressed.tasks] != [s.task for s in original.tasks] or (
-        compressed.seed != original.seed
-    ):
+    if _asked(compressed) != _asked(original):
         raise UsageError(
             f"{compressed.model!r} and {original.model!r} were probed with different tasks or "
             "seeds; probe both with the same."
@@ -408,13 +421,23 @@ def compare_probes(compressed: ProbeResult, original: ProbeResult) -> ProbeCompa
         tasks=tuple(_task_change(*pair) for pair in pairs),
         covariates_kept=_added_kept([pair for pair in with_covariates if _adds(pair[1])]),
         covariates=tuple(_covariate_change(*pair) for pair in with_covariates),
+        response=compare_responses(compressed.responses, original.responses),
     )
 
 
+def _asked(result: ProbeResult) -> list[Any]:
+    skills = [score.task for score in result.tasks]
+    return [result.seed, skills, [score.task for score in result.responses]]
+
+
 def shared_tasks(result: ProbeResult, other: ProbeResult) -> ProbeResult:
-    """A result without the tasks that the other model was not asked."""
+    """A result without the tasks that the other model was not asked.
+
+    Also without the responses, if the other's result has none: earlier versions took none.
+    """
     asked = tuple(score for score in result.tasks if score.name not in other.skipped)
-    return result.model_copy(update={"tasks": asked})
+    responses = result.responses if other.responses else ()
+    return result.model_copy(update={"tasks": asked, "responses": responses})
 
 
 Pair = tuple[TaskScore, TaskScore]

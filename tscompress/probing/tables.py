@@ -6,23 +6,35 @@ from rich import box
 from rich.table import Table
 
 from tscompress.io.text import counted, percent
+from tscompress.probing.responses import ResponseComparison, pair_text
 from tscompress.probing.results import ProbeResult, TaskScore, shared_tasks
 from tscompress.probing.skill import Estimate
 
+RESPONSE_CAPTION = (
+    "one covariate is raised by 1 at one step ahead; slope: the change of the median there against "
+    "that of the best forecast, 1 right, 0 none; leakage: share of the change at other steps; "
+    "regret: 0 as ridge regression, 1 as the mean; when shuffled: slope and regret with the "
+    "covariates in another order; bias taken: 0 the response is to the causal effect, 1 to the "
+    "association, which is right for forecasts and wrong for interventions"
+)
 _CAPTION = "1: best possible forecast, 0: best constant one; in brackets 95% intervals"
 
 
 def probe_tables(result: ProbeResult, original: ProbeResult | None = None) -> list[Table]:
     """Skill by group and by task, beside seasonal naive and, if given, the original.
 
-    What covariates add comes last, if the model was asked for tasks with some. Tasks that only one
-    of two models was asked are left out.
+    What covariates add, and the response to them, come last, if the model was asked for tasks with
+    some. Tasks that only one of two models was asked are left out.
     """
     if original is not None:
         result, original = shared_tasks(result, original), shared_tasks(original, result)
-    tables = [_group_table(result, original), _task_table(result, original)]
+    tables = [_group_table(result, original), _task_table(result, original)] if result.tasks else []
     if any(score.covariates_add is not None for score in result.tasks):
         tables.append(_covariate_table(result, original))
+    if result.responses:
+        tables.append(_response_table(result))
+    if original is not None and (response := result.against(original).response) is not None:
+        tables.append(_kept_response_table(response))
     return tables
 
 
@@ -100,6 +112,58 @@ def _covariate_table(result: ProbeResult, original: ProbeResult | None) -> Table
             cells += [f"{change.original:.2f}", kept_text(change.kept)]
         table.add_row(*cells)
     return table
+
+
+def _response_table(result: ProbeResult) -> Table:
+    table = Table(title=f"response of {result.model} to covariates", box=box.SIMPLE_HEAD)
+    table.caption = RESPONSE_CAPTION
+    table.add_column("task", no_wrap=True)
+    confounded = any(score.task.confounded for score in result.responses)
+    table.add_column("slope", justify="right", no_wrap=True)
+    headers = ["R²", "leakage", "regret", "when\nshuffled"]
+    for header in headers + ["bias\ntaken"] * confounded:
+        table.add_column(header, justify="right")
+    for score in result.responses:
+        cells = [score.name, _interval(score.slope)]
+        cells += [_value(one) for one in (score.r_squared, score.leakage, score.regret)]
+        cells.append(f"{score.shuffled_slope.value:.2f}, {score.shuffled_regret.value:.2f}")
+        table.add_row(*cells, *[_value(score.association)] * confounded)
+    return table
+
+
+def _kept_response_table(comparison: ResponseComparison) -> Table:
+    table = Table(
+        title="response to covariates, original → compressed", show_footer=True, box=box.SIMPLE_HEAD
+    )
+    table.add_column("task", no_wrap=True, footer="all that respond")
+    for header in ("slope", "leakage"):
+        table.add_column(header, justify="right")
+    for header, kept in (
+        ("slope kept", comparison.slope_kept),
+        ("gain kept", comparison.gain_kept),
+    ):
+        table.add_column(header, justify="right", footer=kept_interval(kept))
+    for change in comparison.tasks:
+        pairs = (pair_text(pair) for pair in (change.slope, change.leakage))
+        table.add_row(
+            change.name, *pairs, kept_interval(change.slope_kept), kept_interval(change.gain_kept)
+        )
+    return table
+
+
+def kept_interval(kept: Estimate | None) -> str:
+    """:func:`kept_text` and, where there is one, its interval."""
+    if kept is None or kept.low is None or kept.high is None:
+        return kept_text(kept)
+    return f"{kept_text(kept)} ({100 * kept.low:.0f} to {percent(kept.high, 0)})"
+
+
+def _interval(one: Estimate) -> str:
+    return str(one).replace(" to ", "–")
+
+
+def _value(one: Estimate | None) -> str:
+    return "–" if one is None else f"{one.value:.2f}"
 
 
 def covers(score: TaskScore) -> str:

@@ -24,6 +24,7 @@ from tscompress.probing.processes import (
     Structural,
     Trend,
 )
+from tscompress.probing.regressions import RESPONSES, ResponseTask
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -112,6 +113,10 @@ class ProbeTask(BaseModel):
             ranks = rng.random(context.shape).argsort(axis=1).argsort(axis=1)
             context[ranks < round(self.missing * self.context_length)] = np.nan
         return Drawn(context, label, drawn.best, constant, drawn.covariates, drawn.known)
+
+
+#: A skill at one process, or the response to covariates.
+AnyTask = ProbeTask | ResponseTask
 
 
 def seasonal_naive(context: Array, season_length: int, horizon: int) -> Array:
@@ -260,8 +265,8 @@ class TaskFile(BaseModel):
     @field_validator("tasks")
     @classmethod
     def _names_differ(cls, tasks: tuple[ProbeTask, ...]) -> tuple[ProbeTask, ...]:
-        names = [task.name for task in tasks]
-        twice = sorted({name for name in names if names.count(name) > 1 or name in TASKS})
+        names, taken = [task.name for task in tasks], {*TASKS, *RESPONSES}
+        twice = sorted({name for name in names if names.count(name) > 1 or name in taken})
         if twice:
             raise ValueError(f"the name {twice[0]!r} is taken; give each task one of its own")
         return tasks
@@ -298,7 +303,7 @@ def load_tasks(path: str | Path) -> tuple[ProbeTask, ...]:
 
 def choose_tasks(
     names: Sequence[str] | None = None, own: Iterable[ProbeTask] = ()
-) -> tuple[ProbeTask, ...]:
+) -> tuple[AnyTask, ...]:
     """Tasks by name, group or shell pattern, in the order of the battery.
 
     Parameters
@@ -315,8 +320,8 @@ def choose_tasks(
     """
     own = tuple(own)
     if names is None:
-        return own or tuple(TASKS.values())
-    known = (*TASKS.values(), *own)
+        return own or (*TASKS.values(), *RESPONSES.values())
+    known: tuple[AnyTask, ...] = (*TASKS.values(), *own, *RESPONSES.values())
     for name in names:
         if not any(_matches(task, name) for task in known):
             groups = ", ".join(dict.fromkeys(task.group for task in known))
@@ -329,5 +334,5 @@ def choose_tasks(
     return tuple(task for task in known if any(_matches(task, name) for name in names))
 
 
-def _matches(task: ProbeTask, name: str) -> bool:
+def _matches(task: AnyTask, name: str) -> bool:
     return name == task.group or fnmatchcase(task.name, name)

@@ -14,6 +14,7 @@ from tscompress.evaluation.results import METRICS
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.text import counted, percent
 from tscompress.linalg import even_picks
+from tscompress.probing.responses import pair_text
 from tscompress.probing.tables import covers, kept_text
 from tscompress.reports.content import Report, rank_roles, rank_rows, texts
 from tscompress.reports.costs import cost_label
@@ -46,6 +47,7 @@ _SECTIONS = {
     "quality": "Quality by dataset",
     "exported": "Exported graph",
     "skill": "Skill",
+    "response": "Response",
     "forecasts": "Forecasts",
     "fidelity": "Fidelity",
     "worst": "Worst series",
@@ -68,6 +70,7 @@ def render_page(report: Report) -> str:
         "counted": counted,
         "covers": covers,
         "kept": kept_text,
+        "pair": pair_text,
         "percent": percent,
         "unbroken": _UNBROKEN.split,
     }
@@ -119,8 +122,9 @@ def _quality(report: Report) -> dict[str, Any]:
 
 def _skill(report: Report) -> dict[str, Any]:
     """Both models at known processes: figures, and rows of original, compressed and change."""
-    if report.result.probes is None or report.probe is None:
-        return {"skill": None, "tasks": {}, "covariates": []}
+    response = None if report.probe is None else report.probe.response
+    if report.result.probes is None or report.probe is None or not report.probe.tasks:
+        return {"skill": None, "tasks": {}, "covariates": [], "response": response}
     original, compressed = report.result.probes
     tasks: dict[str, list[dict[str, Any]]] = {}
     for before, after, change in zip(
@@ -133,6 +137,7 @@ def _skill(report: Report) -> dict[str, Any]:
         "skill": skill_strip(original, compressed),
         "tasks": tasks,
         "covariates": covariate_rows(original, compressed, report.probe),
+        "response": response,
     }
 
 

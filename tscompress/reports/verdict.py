@@ -329,15 +329,20 @@ def _size(plan: Plan, bench: BenchResult | None) -> str:
 
 
 def _skill(probe: ProbeComparison) -> Iterator[str]:
+    kept = None if probe.response is None else probe.response.slope_kept
+    if kept is not None and _responds_less(probe):
+        yield f"keeps {percent(kept.value, 0)} of its response to covariates"
+    if probe.response is not None and not probe.tasks:
+        return
     if probe.kept is None:
         yield "the original can do none of the tasks of the probe, so nothing could be lost there"
         return
-    kept = percent(probe.kept.value, 0)
+    share = percent(probe.kept.value, 0)
     lost = _lost(probe)
     if round(100 * probe.kept.value) >= 100:
-        kept = "nearly all" if lost else "all"
+        share = "nearly all" if lost else "all"
     elif round(100 * probe.kept.value) <= 0:
-        kept = "nothing"
+        share = "nothing"
     told = [
         f"{much} of {listed(names)}"
         for much, names in (
@@ -349,8 +354,8 @@ def _skill(probe: ProbeComparison) -> Iterator[str]:
     tail = f", loses {' and '.join(told)}" if told else ""
     if _skill_is_open(probe):
         tail = ", which may be chance"
-    yield f"keeps {kept} of what the probe measures{tail}"
-    if probe.covariates_kept is not None and _uses_covariates_less(probe):
+    yield f"keeps {share} of what the probe measures{tail}"
+    if probe.covariates_kept is not None and any(o.change == "lost" for o in probe.covariates):
         yield f"keeps {percent(probe.covariates_kept.value, 0)} of what covariates add"
 
 
@@ -367,7 +372,11 @@ def _lost_skill(probe: ProbeComparison) -> str:
 
 
 def _uses_covariates_less(probe: ProbeComparison) -> bool:
-    return any(one.change == "lost" for one in probe.covariates)
+    return _responds_less(probe) or any(one.change == "lost" for one in probe.covariates)
+
+
+def _responds_less(probe: ProbeComparison) -> bool:
+    return probe.response is not None and any(one.change == "lost" for one in probe.response.tasks)
 
 
 def _skill_is_open(probe: ProbeComparison) -> bool:

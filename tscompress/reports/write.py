@@ -21,7 +21,8 @@ from tscompress.io.making_way import making_way
 from tscompress.io.own_outputs import mark_of
 from tscompress.io.text import ratio_text
 from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
-from tscompress.probing.tables import kept_text, probe_tables
+from tscompress.probing.responses import pair_text
+from tscompress.probing.tables import kept_interval, kept_text, probe_tables
 from tscompress.profiling.figures import save_profile_figures
 from tscompress.profiling.tables import profile_table
 from tscompress.reports.content import (
@@ -138,14 +139,16 @@ def write_markdown(report: Report) -> Path:
         keep_trailing_newline=True,
     )
     environment.filters |= {"plain": _plain, "ratio": _ratio, "kept": kept_text}
+    environment.filters |= {"pair": pair_text, "share": kept_interval}
     probes = report.result.probes
     verdict, meanings = texts(report)
     text = environment.get_template("report.md.j2").render(
         report=report,
         verdict=verdict,
         meanings=meanings,
-        skill=None if probes is None else skill_strip(*probes),
+        skill=None if probes is None or not probes[0].tasks else skill_strip(*probes),
         covariates=_covariate_rows(report),
+        response=None if report.probe is None else report.probe.response,
         figures=[figure.relative_to(directory) for figure in drawn if figure.is_file()],
         page=PAGE_FILE,
     )
@@ -203,7 +206,7 @@ def report_tables(result: RunResult, recipe: Recipe) -> list[Any]:
         shown.append(line)
     if result.probes is not None:
         original, compressed = result.probes
-        shown += probe_tables(compressed, original)[:1]  # the tasks are on the page
+        shown += probe_tables(compressed, original)[:1]  # the others are on the page
         shown.append("\n".join(compressed.against(original).lines()))
     if result.bench is not None:
         shown.append(bench_table(result.bench))
