@@ -200,3 +200,17 @@ def test_missing_values_stay_where_they_are() -> None:
     groups = related_windows(rng, windows, 16, 4)
     assert groups.series.shape == (40, 80 - 16)
     assert np.array_equal(np.isnan(groups.series), np.isnan(windows[:, 16:]))
+
+
+def test_drivers_of_related_windows_may_be_white() -> None:
+    """Smooth series stay smooth but for drivers, which nothing else in their group tells."""
+    steps = np.arange(200)
+    windows = np.stack([np.sin(steps / (20 + k)) for k in range(80)]).astype(np.float32)
+
+    def noisy(share: float) -> float:
+        groups = related_windows(np.random.default_rng(1), windows, 16, 4, white_share=share)
+        rows = groups.series - groups.series.mean(axis=1, keepdims=True)
+        following = (rows[:, 1:] * rows[:, :-1]).sum(axis=1) / (rows**2).sum(axis=1)
+        return float((np.abs(following) < 0.3).mean())
+
+    assert noisy(0.0) < 0.1 < noisy(0.5) < noisy(1.0)

@@ -1078,7 +1078,7 @@ def test_real_series_of_wheels_stand_in_for_given_ones(
     loaded = load(checkpoints[family])
     alone = RecoveryConfig(real_series=("prison",), synthetic_share=0.5).resolved(loaded)
     real = {float(x) for one in training_series(["prison"]) for x in one if math.isfinite(x)}
-    batch = Batches(family, alone).at(0)  # not grouped, so nothing is mixed
+    batch = Batches(family, alone, grouped=False).at(0)  # so nothing is mixed
     from_wheel = [
         bool(row.isfinite().any()) and set(row[row.isfinite()].tolist()) <= real
         for row in batch.target
@@ -1159,12 +1159,13 @@ def test_recovery_without_gain_is_reported(bolt: Callable[[], Any]) -> None:
     assert better.note is None
 
 
-def test_groups_of_chronos_2() -> None:
+@pytest.mark.parametrize("step", [0, 1])
+def test_groups_of_chronos_2(step: int) -> None:
     config = short(buckets=(Bucket(context_length=32, horizon=16, batch_size=32),))
-    batches = Batches("chronos-2", config)
-    assert batches.at(0).group_ids is None
-    batch = batches.at(1)
+    batch = Batches("chronos-2", config).at(step)
     assert batch.group_ids is not None
+    assert all(one.group_ids is not None for one in Batches("chronos-2", config).held_out())
+    assert Batches("chronos-2", config, grouped=False).at(step).group_ids is None
     assert batch.future is not None
     assert batch.context.shape == (32, 32 - 8)  # a quarter is the past of causes
     blocks = torch.arange(32) // 4

@@ -150,15 +150,22 @@ def related(
 
 
 def related_windows(
-    rng: np.random.Generator, windows: FloatArray, horizon: int, group_size: int
+    rng: np.random.Generator,
+    windows: FloatArray,
+    horizon: int,
+    group_size: int,
+    *,
+    white_share: float = 0.0,
 ) -> Groups:
     """Windows ``[B, T + H]`` as related series ``[B, T' + H]``, T' at least three quarters of T.
 
     Groups have up to ``group_size`` series, and none crosses a multiple of it. The steps that are
-    lost are the past of what leads another series.
+    lost are the past of what leads another series. ``white_share`` of the drivers are white noise.
     """
     lag = max(1, min(24, (windows.shape[1] - horizon) // 4))
-    config = GroupsConfig(share=GROUPED_SHARE, largest=group_size, longest_lag=lag)
+    config = GroupsConfig(
+        share=GROUPED_SHARE, largest=group_size, longest_lag=lag, white_share=white_share
+    )
     # What is missing in one series leaves no jump in another.
     groups = related(rng, np.stack([_filled(row) for row in windows]), config, block=group_size)
     groups.series[np.isnan(windows[:, lag:])] = np.nan

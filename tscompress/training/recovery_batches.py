@@ -20,6 +20,8 @@ from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket, draw_bucket, split_windows
 
+#: Of the drivers of a group: what nothing else in it tells, only their use wins back.
+_WHITE_SHARE = 0.5
 _HELD_OUT_OF = 16  # one series of a wheel in this many is not trained on
 
 
@@ -79,7 +81,7 @@ class Batches:
         bucket, given = self._draw(rng)
         rng.random()  # of an option that is gone: what follows stays as it was
         windows = self._given(step, bucket, given)
-        return self._batch(rng, self.corpus, bucket, windows, grouped=step % 2 == 1)
+        return self._batch(rng, self.corpus, bucket, windows)
 
     def skip(self, steps: int) -> None:
         """Read past the series of the first ``steps`` steps, as a resumed run must."""
@@ -104,9 +106,7 @@ class Batches:
                 given = math.ceil(rows * self._given_share)
                 length = bucket.context_length + bucket.horizon
                 windows = self.stream.sample_held_out(rng, given, length) if given else None
-            grouped = index % 2 == 1
-            corpus = self.held_out_corpus
-            batches.append(self._batch(rng, corpus, bucket, windows, grouped))
+            batches.append(self._batch(rng, self.held_out_corpus, bucket, windows))
             count, index = count + rows, index + 1
         return batches
 
@@ -129,14 +129,13 @@ class Batches:
         corpus: SyntheticCorpus,
         bucket: Bucket,
         given: FloatArray | None,
-        grouped: bool,
     ) -> ForecastBatch:
         length = bucket.context_length + bucket.horizon
         parts = [] if given is None else [given]
         if missing := bucket.batch_size - sum(map(len, parts)):
             parts.append(corpus.sample(rng, missing, length))
         windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
-        if grouped and self.group_size > 1:
+        if self.group_size > 1:
             return self._grouped(rng, windows, bucket.horizon)
         context, target = split_windows(
             rng, windows, bucket.context_length, self.config.missing_probability
@@ -147,7 +146,7 @@ class Batches:
         self, rng: np.random.Generator, windows: FloatArray, horizon: int
     ) -> ForecastBatch:
         """Windows ``[B, T + H]`` as related series, whose first steps are the past of a cause."""
-        groups = related_windows(rng, windows, horizon, self.group_size)
+        groups = related_windows(rng, windows, horizon, self.group_size, white_share=_WHITE_SHARE)
         context, target = split_windows(
             rng,
             groups.series,
