@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from cuts import Subject, average_forecast_error, measured_cuts
+from cuts import Subject, measured_cuts
 from learners import (
     TEST_SEED,
     CovariatesRecipe,
@@ -172,7 +172,6 @@ def regression_measures(model: InContextRegressor, task: RegressionTask, sizes: 
 
     ``last`` is the loss, ``skill`` its distance to forecasting 0 as a share. Coefficients are those
     of Algorithm 2: ``coefficient error`` is E (w_hat - w)^2, ``response`` the slope of w_hat on w.
-    ``average`` is the error of the average forecast of a query.
     """
     prompts = task.draw(sizes.test, np.random.default_rng(TEST_SEED))
     forecasts = _last(model, prompts)
@@ -183,7 +182,6 @@ def regression_measures(model: InContextRegressor, task: RegressionTask, sizes: 
         "skill": 1 - float(np.square(forecasts - target).mean() / np.square(target).mean()),
         "coefficient error": float(np.square(found - weights).mean()),
         "response": float((found * weights).sum() / np.square(weights).sum()),
-        "average": average_forecast_error(_crossed_regression(model, task, sizes)),
     }
 
 
@@ -218,13 +216,14 @@ def _weights_of(prompts: RegressionPrompts) -> Array:
 
 
 def _crossed_regression(model: InContextRegressor, task: RegressionTask, sizes: Prompts) -> Array:
-    """Forecasts ``[K, Q]`` of queries after other contexts."""
+    """Forecasts ``[2 K, Q]`` of queries after other contexts, and after these negated."""
     rng = np.random.default_rng(TEST_SEED + 1)
     contexts = task.draw(sizes.contexts, rng)
     x, y = (np.repeat(a, sizes.queries, axis=0) for a in (contexts.x, contexts.y))
     asked = rng.standard_normal((sizes.queries, task.dim))
     x[:, -1] = np.tile(asked, (sizes.contexts, 1))
-    return _last(model, RegressionPrompts(x, y)).reshape(sizes.contexts, sizes.queries)
+    both = [_last(model, RegressionPrompts(x, sign * y)) for sign in (1, -1)]
+    return np.concatenate(both).reshape(-1, sizes.queries)
 
 
 def regressor_subject(
@@ -240,6 +239,7 @@ def regressor_subject(
         calibrate=lambda learner: _last(learner, calibration),
         measure=lambda learner: regression_measures(learner, run.task, recipe.prompts),
         skill=lambda learner: regression_skill(learner, run.task, recipe.prompts),
+        average=lambda learner: _crossed_regression(learner, run.task, recipe.prompts),
         loss=lambda learner: regressor_loss(learner, run.task, recipe.recovery.batch),
         setup=f"{run} {own.width} {own.heads} {recipe.prompts}",
         sizes=recipe.sizes,
@@ -251,7 +251,7 @@ def instrument_measures(predict: Predictor, task: InstrumentTask, sizes: Prompts
     """Prediction error, coefficients and bias of a predictor, all as in instruments.py.
 
     ``response`` is the slope of its coefficients on beta, ``median`` the median squared error of
-    coefficients, ``average`` the error of the average forecast of a query.
+    coefficients.
     """
     prompts = task.draw(sizes.test, n, np.random.default_rng(TEST_SEED))
 
@@ -269,7 +269,6 @@ def instrument_measures(predict: Predictor, task: InstrumentTask, sizes: Prompts
         "median": float(np.median(errors)),
         "bias slope": bias_slope(found, biased, prompts.beta),
         "response": float((found * prompts.beta).sum() / np.square(prompts.beta).sum()),
-        "average": average_forecast_error(_crossed_instruments(bounded, task, sizes, n)),
     }
 
 
@@ -281,7 +280,7 @@ def instrument_skill(predict: Predictor, task: InstrumentTask, sizes: Prompts, n
 
 
 def _crossed_instruments(predict: Predictor, task: InstrumentTask, sizes: Prompts, n: int) -> Array:
-    """Forecasts ``[K, Q]`` of queries after other contexts."""
+    """Forecasts ``[2 K, Q]`` of queries after other contexts, and after these negated."""
     rng = np.random.default_rng(TEST_SEED + 1)
     contexts, queries = task.draw(sizes.contexts, n, rng), task.draw(sizes.queries, n, rng)
     every = {
@@ -292,7 +291,9 @@ def _crossed_instruments(predict: Predictor, task: InstrumentTask, sizes: Prompt
         name: np.tile(getattr(queries, name), (sizes.contexts, 1))
         for name in ("query_z", "query_x")
     }
-    return predict(InstrumentPrompts(**every, **asked)).reshape(sizes.contexts, sizes.queries)
+    prompts = InstrumentPrompts(**every, **asked)
+    both = [prompts, replace(prompts, y=-prompts.y)]
+    return np.concatenate([_bounded(predict(one)) for one in both]).reshape(-1, sizes.queries)
 
 
 def looped_subject(seed: int, model: LoopedTransformer, recipe: UnderCompressionRecipe) -> Subject:
@@ -309,6 +310,7 @@ def looped_subject(seed: int, model: LoopedTransformer, recipe: UnderCompression
         calibrate=lambda learner: learner(instrument_tokens(calibration)),
         measure=lambda learner: instrument_measures(learner.predict, task, recipe.prompts, n),
         skill=lambda learner: instrument_skill(learner.predict, task, recipe.prompts, n),
+        average=lambda learner: _crossed_instruments(learner.predict, task, recipe.prompts, n),
         loss=lambda learner: looped_loss(learner, own, recipe.recovery.batch),
         setup=f"{own.model_dump_json(exclude={'seeds'})} {seed} {recipe.prompts}",
         sizes=recipe.sizes,
@@ -366,6 +368,7 @@ def explicit_subject(recipe: UnderCompressionRecipe, loops: int = LOOPS) -> Subj
         calibrate=calibrate,
         measure=lambda learner: instrument_measures(predict(learner), task, few, n),
         skill=lambda learner: instrument_skill(predict(learner), task, few, n),
+        average=lambda learner: _crossed_instruments(predict(learner), task, few, n),
         loss=None,
         setup=f"{own.task} {n} {alpha} {eta} {loops} {recipe.prompts}",
         sizes=recipe.sizes,

@@ -73,15 +73,15 @@ def _texts(values: dict[str, float], form: str) -> str:
     return ", ".join(f"{name} {value:{form}}" for name, value in values.items())
 
 
-def share_of_average(frame: pd.DataFrame, recovered: bool = False) -> float:
+def share_of_average(frame: pd.DataFrame) -> float:
     """The most that the average forecast adds of what any cut adds to the loss.
 
     Cuts that add less than a hundredth of forecasting 0 are left out.
     """
     size = _whole_size(frame)
-    base = {name: _at(frame, name, UNCUT, size, recovered) for name in ("last", "average", "skill")}
+    base = {name: _at(frame, name, UNCUT, size, False) for name in ("last", "average", "skill")}
     null = base["last"] / (1 - base["skill"])
-    cuts = frame[(frame["method"] != UNCUT) & (frame["recovered"] == recovered)]
+    cuts = frame[(frame["method"] != UNCUT) & ~frame["recovered"]]
     added = cuts["last"] - base["last"]
     large = added > 0.01 * null
     shares = (cuts["average"] - base["average"])[large] / added[large]
@@ -109,7 +109,6 @@ def wins(frame: pd.DataFrame, column: str, better: str, worse: str, recovered: b
 def _regression_verdicts(frame: pd.DataFrame) -> list[Verdict]:
     half = _by_model(frame, lambda f: _kept(f, "skill", "fold", _whole_size(f) // 2, False))
     average = _by_model(frame, share_of_average)
-    after = _by_model(frame, lambda f: share_of_average(f, True))
     most = _by_model(frame, lambda f: float(_cut(f, "fold")["last"].max()))
     null = float((frame["last"] / (1 - frame["skill"])).mean())
     order = _by_model(frame, lambda f: wins(f, "last", "fold", "activation-svd", False))
@@ -122,8 +121,6 @@ def _regression_verdicts(frame: pd.DataFrame) -> list[Verdict]:
         Verdict("what goes first", "the in-context part: the average forecast of a query stays",
                 f"at most of what a cut adds to the loss: {_texts(average, '.0%')}",
                 "at most 10%", max(average.values()) <= 0.1),
-        Verdict("what goes first, recovered", "the same after recovery",
-                f"at most: {_texts(after, '.0%')}", "at most 10%", max(after.values()) <= 0.1),
         Verdict("folding", "at the smallest heads forecasts are no worse than the average",
                 f"largest loss: {_texts(most, '.2f')}; forecasting 0 {null:.2f}",
                 "at most that of forecasting 0", max(most.values()) <= null),

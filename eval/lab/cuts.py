@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -128,6 +129,8 @@ class Subject:
         Runs a learner on calibration prompts.
     measure, skill
         What is measured of a learner, and its skill alone.
+    average
+        Forecasts ``[K, Q]`` of queries after contexts, see :func:`average_forecast_error`.
     loss
         The training loss of a learner, for its recovery; None: it is not recovered.
     setup
@@ -142,6 +145,7 @@ class Subject:
     calibrate: Callable[[Any], object]
     measure: Callable[[Any], Measures]
     skill: Callable[[Any], float]
+    average: Callable[[Any], Array]
     loss: Callable[[Any], BatchLoss] | None
     setup: str
     sizes: tuple[int, ...] | None = None
@@ -172,14 +176,16 @@ def measured_cuts(
     """A row a cut and one after its recovery, kept in ``directory`` once measured.
 
     Rows have ``model``, ``method``, ``size``, ``share`` of the attention's weights,
-    ``recovered``, and what the subject measures.
+    ``recovered``, what the subject measures, and ``average`` of cuts alone: the error of the
+    average forecast of a query.
     """
     streams: list[StreamBatch] = []
     rows: list[dict[str, Any]] = []
+    asked = f"{subject.setup} {digest_of(subject.learner)} {recovery.model_dump_json()}"
     for method, size in subject.cuts():
         place = directory / subject.name.replace(", ", "-").replace(" ", "-")
         place = place / f"{method}-{size}.json"
-        setup = f"{subject.setup} {recovery.model_dump_json()} {subject.recovers(method, size)}"
+        setup = f"{asked} {subject.recovers(method, size)}"
         kept = _kept(place, setup)
         if kept is None:
             streams = streams or subject.streams()
@@ -189,6 +195,14 @@ def measured_cuts(
             logged()
         rows += [{"model": subject.name, "method": method, "size": size, **row} for row in kept]
     return pd.DataFrame(rows)
+
+
+def digest_of(learner: nn.Module) -> str:
+    """Of all weights: no cut of a learner that has gone on training since is taken for its own."""
+    found = hashlib.sha256()
+    for weight in learner.state_dict().values():
+        found.update(weight.detach().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _measured(
@@ -203,7 +217,8 @@ def _measured(
     if method != UNCUT:
         cut_(learner, method, size, streams)
     share = attention_weights(learner) / whole
-    rows = [{"share": share, "recovered": False, **subject.measure(learner)}]
+    average = average_forecast_error(subject.average(learner))
+    rows = [{"share": share, "recovered": False, **subject.measure(learner), "average": average}]
     if subject.loss is not None and subject.recovers(method, size):
         learner.requires_grad_(True)
         with tempfile.TemporaryDirectory() as state:
@@ -231,7 +246,9 @@ def average_forecast_error(forecasts: Array) -> float:
     Parameters
     ----------
     forecasts
-        ``[K, Q]``, of Q queries after K contexts each. What K draws add to the square is taken off.
+        ``[2 K, Q]``, of Q queries after K contexts and after the same with all outcomes negated,
+        which are as likely. What K draws add to the square is taken off.
     """
-    noise = forecasts.var(0, ddof=1) / len(forecasts)
-    return float((np.square(forecasts.mean(0)) - noise).mean())
+    pairs = (forecasts[: len(forecasts) // 2] + forecasts[len(forecasts) // 2 :]) / 2
+    noise = pairs.var(0, ddof=1) / len(pairs)
+    return float((np.square(pairs.mean(0)) - noise).mean())

@@ -229,7 +229,8 @@ def test_cuts_of_learners_of_instruments_are_measured(scripts: Any, tmp_path: Pa
     trained = scripts.cut_sections.instruments(asked, True).numbers
     written = scripts.cut_sections.explicit(asked, True).numbers
     for found in (trained, written):
-        assert np.isfinite(found[["icpe", "skill", "bias slope", "average"]]).all(axis=None)
+        assert np.isfinite(found[["icpe", "skill", "bias slope"]]).all(axis=None)
+        assert (found["average"].isna() == found["recovered"]).all()
     assert not written["recovered"].any()
     bounds = scripts.cut_bounds.bounds(asked, True).numbers
     assert (bounds["log10 error"] <= bounds["log10 bound"]).all()
@@ -242,6 +243,8 @@ def test_the_average_forecast_of_a_query_is_over_contexts(scripts: Any) -> None:
     noise = rng.standard_normal((4000, 3))
     assert abs(error(noise)) < 1e-2
     assert error(noise + np.array([1.0, 2.0, 3.0])) == pytest.approx(14 / 3, abs=0.2)
+    odd = rng.standard_normal((5, 3))  # negated outcomes negate such forecasts
+    assert error(np.concatenate([odd, -odd])) == 0
 
 
 @pytest.mark.slow
