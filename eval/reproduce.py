@@ -243,6 +243,12 @@ TABLES = (
         15,
     ),
     Table(
+        "lab-under-compression",
+        "lab/under_compression.py --output DIR/lab-under-compression "
+        "--models DIR/lab-under-compression-models",
+        10,
+    ),
+    Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",
         1,

@@ -49,7 +49,8 @@ def draw_cuts(
     models = list(dict.fromkeys(frame["model"]))
     rows, columns = (1, len(measures)) if across else (len(measures), len(models))
     figure = new_figure(1.6 + 2.5 * columns, 0.9 + 2.1 * rows)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex="col")
+    rows_alike = False if across else "row"
+    grid = figure.subplots(rows, columns, squeeze=False, sharex="col", sharey=rows_alike)
     for place, (column, label) in enumerate(measures.items()):
         for index, model in enumerate(models[:1] if across else models):
             axes = grid[0, place] if across else grid[place, index]
@@ -59,7 +60,9 @@ def draw_cuts(
             below = "size of a head" if across or place == rows - 1 else ""
             style_axes(axes, title=title, ylabel=side, xlabel=below)
             _draw_panel(axes, of_model, column, lines.get(column, {}))
-            _limit(axes, of_model[column], (most or {}).get(column), column in zero)
+    for place, column in enumerate(measures):  # once all panels of a row have their lines
+        for axes in grid[:, place] if across else grid[place]:
+            _limit(axes, frame[column], (most or {}).get(column), column in zero)
     _legend(figure, list(grid.flat))
     if path is not None:
         save_figure(figure, path)
@@ -84,16 +87,13 @@ def _draw_panel(axes: Axes, frame: pd.DataFrame, column: str, lines: Mapping[str
             )  # fmt: skip
     axes.set_xscale("log", base=2)
     largest = int(frame["size"].max())
-    plain_ticks(axes.xaxis, [2**k for k in range(largest.bit_length()) if 2**k <= largest])
+    few = list(range(1, largest + 1)) if largest < 8 else [1, 2, 4, 8, 16, 32]
+    plain_ticks(axes.xaxis, [one for one in few if one <= largest])
 
 
 def _limit(axes: Axes, values: pd.Series, most: float | None, zero: bool) -> None:
-    """Cut off what has diverged; a spread of more than a hundred is logarithmic."""
+    """Cut off what has diverged."""
     top = float(values.max())
-    if most is not None and most >= 100 and top > 100 * max(float(values.min()), 1e-9):
-        axes.set_yscale("log")
-        axes.set_ylim(top=min(top * 2, most))
-        return
     if most is not None and top > most:
         axes.set_ylim(top=most)
     if zero:

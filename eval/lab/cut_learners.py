@@ -318,7 +318,12 @@ def looped_subject(seed: int, model: LoopedTransformer, recipe: UnderCompression
     )
 
 
-def estimators(recipe: UnderCompressionRecipe) -> dict[str, dict[str, float]]:
+def few_prompts(recipe: UnderCompressionRecipe) -> Prompts:
+    """A quarter of the prompts, for the explicit transformer, whose loops take time."""
+    return recipe.prompts.model_copy(update={"test": recipe.prompts.test // 4})
+
+
+def estimators(recipe: UnderCompressionRecipe, sizes: Prompts) -> dict[str, dict[str, float]]:
     """OLS and 2SLS, and forecasting 0, on the same prompts: measure to name to value."""
     own, task = recipe.instruments, recipe.instruments.distribution()
     predictors: dict[str, Predictor] = {
@@ -327,7 +332,7 @@ def estimators(recipe: UnderCompressionRecipe) -> dict[str, dict[str, float]]:
         "forecasting 0": lambda g: np.zeros(len(g.y)),
     }
     found = {
-        name: instrument_measures(predict, task, recipe.prompts, own.examples[1])
+        name: instrument_measures(predict, task, sizes, own.examples[1])
         for name, predict in predictors.items()
     }
     return {
@@ -344,7 +349,7 @@ def explicit_subject(recipe: UnderCompressionRecipe, loops: int = LOOPS) -> Subj
     alpha, eta = (0.5 * float(np.quantile(limit, 0.05)) for limit in step_limits(drawn.z, drawn.x))
     built = Explicit2SLS(own.task.p, own.task.q, n, StepSizes(alpha, eta))
     model = Linear2SLS(built)
-    few = recipe.prompts.model_copy(update={"test": recipe.prompts.test // 4})
+    few = few_prompts(recipe)
     calibration = task.draw(few.calibration // 8, n, np.random.default_rng(TEST_SEED + 2))
 
     def predict(learner: Any) -> Predictor:

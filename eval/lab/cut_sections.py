@@ -16,6 +16,7 @@ from cut_learners import (
     Asked,
     estimators,
     explicit_subject,
+    few_prompts,
     looped_subject,
     regressor_subject,
 )
@@ -73,17 +74,17 @@ def _texts(values: dict[str, float], form: str) -> str:
     return ", ".join(f"{name} {value:{form}}" for name, value in values.items())
 
 
-def share_of_average(frame: pd.DataFrame) -> float:
+def share_of_average(frame: pd.DataFrame, least: float = 0.01) -> float:
     """The most that the average forecast adds of what any cut adds to the loss.
 
-    Cuts that add less than a hundredth of forecasting 0 are left out.
+    Cuts that add less than the share ``least`` of the loss of forecasting 0 are left out.
     """
     size = _whole_size(frame)
     base = {name: _at(frame, name, UNCUT, size, False) for name in ("last", "average", "skill")}
     null = base["last"] / (1 - base["skill"])
     cuts = frame[(frame["method"] != UNCUT) & ~frame["recovered"]]
     added = cuts["last"] - base["last"]
-    large = added > 0.01 * null
+    large = added > least * null
     shares = (cuts["average"] - base["average"])[large] / added[large]
     return float(shares.max()) if large.any() else 0.0
 
@@ -109,6 +110,7 @@ def wins(frame: pd.DataFrame, column: str, better: str, worse: str, recovered: b
 def _regression_verdicts(frame: pd.DataFrame) -> list[Verdict]:
     half = _by_model(frame, lambda f: _kept(f, "skill", "fold", _whole_size(f) // 2, False))
     average = _by_model(frame, share_of_average)
+    costly = _by_model(frame, lambda f: share_of_average(f, 0.1))
     most = _by_model(frame, lambda f: float(_cut(f, "fold")["last"].max()))
     null = float((frame["last"] / (1 - frame["skill"])).mean())
     order = _by_model(frame, lambda f: wins(f, "last", "fold", "activation-svd", False))
@@ -121,6 +123,9 @@ def _regression_verdicts(frame: pd.DataFrame) -> list[Verdict]:
         Verdict("what goes first", "the in-context part: the average forecast of a query stays",
                 f"at most of what a cut adds to the loss: {_texts(average, '.0%')}",
                 "at most 10%", max(average.values()) <= 0.1),
+        Verdict("what goes first", "the same of cuts that add a tenth of forecasting 0 or more",
+                f"at most: {_texts(costly, '.0%')}", "at most 15%, set after the run",
+                max(costly.values()) <= 0.15),
         Verdict("folding", "at the smallest heads forecasts are no worse than the average",
                 f"largest loss: {_texts(most, '.2f')}; forecasting 0 {null:.2f}",
                 "at most that of forecasting 0", max(most.values()) <= null),
@@ -168,15 +173,15 @@ MEASURES_OF_INSTRUMENTS = {
 def instruments(asked: Asked, quick: bool) -> Found:
     """S9: prediction error, coefficients and bias of the trained looped transformer."""
     subjects = [looped_subject(*one, asked.recipe) for one in asked.looped()]
-    lines = estimators(asked.recipe)
+    lines = estimators(asked.recipe, asked.recipe.prompts)
     shown = {name: dict(values) for name, values in lines.items()}
-    shown["coefficient error"].pop("forecasting 0")
-    shown["bias slope"].pop("forecasting 0")
+    for values in shown.values():
+        values.pop("forecasting 0")
 
     def draw(frame: pd.DataFrame, path: Path | None = None) -> Any:
         return draw_cuts(
             frame, MEASURES_OF_INSTRUMENTS, shown, path, zero=("average",),
-            most={"icpe": 5.0, "coefficient error": 1.0, "bias slope": 2.0}, across=True,
+            most={"icpe": 2.0, "coefficient error": 0.35, "average": 0.1}, across=True,
         )  # fmt: skip
 
     frame = asked.cuts(subjects, "instruments", draw)
@@ -234,18 +239,16 @@ def _instrument_verdicts(frame: pd.DataFrame, lines: Any) -> list[Verdict]:
 def explicit(asked: Asked, quick: bool) -> Found:
     """The transformer that nobody trained has exactly the ranks it needs: what does a cut do?"""
     subject = explicit_subject(asked.recipe, 4 if quick else LOOPS)
-    lines = estimators(asked.recipe)
+    lines = estimators(asked.recipe, few_prompts(asked.recipe))
     measures = {
         "icpe": "prediction error (ICPE)",
         "median": "median coefficient error",
-        "bias slope": "bias slope",
     }
-    lines["bias slope"].pop("forecasting 0")
 
     def draw(frame: pd.DataFrame, path: Path | None = None) -> Any:
         return draw_cuts(
             frame, measures, {k: lines[k] for k in measures}, path,
-            most={"icpe": 1e3, "median": 1e3, "bias slope": 2.0}, across=True,
+            most={"icpe": 8.0}, zero=("icpe", "median"), across=True,
         )  # fmt: skip
 
     frame = asked.cuts([subject], "explicit", draw)
