@@ -243,6 +243,12 @@ TABLES = (
     ),
     Table("lab-bridge", "lab/bridge.py --output DIR/lab-bridge --models DIR/lab-bridge-models", 20),
     Table(
+        "lab-under-compression",
+        "lab/under_compression.py --output DIR/lab-under-compression "
+        "--models DIR/lab-under-compression-models",
+        10,
+    ),
+    Table(
         "front-bolt",
         "front.py --tables DIR --model reference/bolt --output DIR/front",
         1,

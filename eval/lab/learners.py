@@ -36,7 +36,7 @@ from tscompress.lab.in_context_models import (
 )
 from tscompress.lab.instruments import InstrumentPrompts, InstrumentTask, coefficients
 from tscompress.training.checkpoint import load_training_state
-from tscompress.training.in_context import InContextTraining, train_in_context
+from tscompress.training.in_context import BatchLoss, InContextTraining, train_in_context
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_FILE = "model.safetensors"
@@ -211,16 +211,23 @@ def held_out_prompts(task: RegressionTask, count: int) -> RegressionPrompts:
     return task.draw(count, np.random.default_rng(TEST_SEED))
 
 
+def regressor_loss(model: InContextRegressor, task: RegressionTask, batch: int) -> BatchLoss:
+    """The training loss of drawn prompts."""
+
+    def loss(rng: np.random.Generator) -> Tensor:
+        prompts = task.draw(batch, rng)
+        return model.loss(torch.as_tensor(prompts.x).float(), torch.as_tensor(prompts.y).float())
+
+    return loss
+
+
 def train_regressor(
     run: RegressorRun, recipe: CovariatesRecipe, directory: Path, logged: Callable[[], None]
 ) -> tuple[InContextRegressor, list[dict[str, Any]]]:
     """The trained model and its log; a training that was stopped goes on."""
     model = run.model(recipe.width, recipe.heads)
     held_out = held_out_prompts(run.task, 256)
-
-    def loss(rng: np.random.Generator) -> Tensor:
-        prompts = run.task.draw(run.training.batch, rng)
-        return model.loss(torch.as_tensor(prompts.x).float(), torch.as_tensor(prompts.y).float())
+    loss = regressor_loss(model, run.task, run.training.batch)
 
     def measure() -> dict[str, float]:
         found = model.forecasts(held_out, first=2 * run.task.dim)
@@ -294,19 +301,26 @@ def held_out_examples(recipe: InstrumentsRecipe) -> InstrumentPrompts:
     return recipe.distribution().draw(500, most, np.random.default_rng(TEST_SEED))
 
 
+def looped_loss(model: LoopedTransformer, recipe: InstrumentsRecipe, batch: int) -> BatchLoss:
+    """The training loss of drawn prompts, whose number of examples is drawn too."""
+    task, (fewest, most) = recipe.distribution(), recipe.examples
+
+    def loss(rng: np.random.Generator) -> Tensor:
+        prompts = task.draw(batch, int(rng.integers(fewest, most + 1)), rng)
+        target = torch.as_tensor(prompts.query_y).float()
+        return ((model(instrument_tokens(prompts)) - target) ** 2).mean()
+
+    return loss
+
+
 def train_looped(
     recipe: InstrumentsRecipe, seed: int, directory: Path, logged: Callable[[], None]
 ) -> tuple[LoopedTransformer, list[dict[str, Any]]]:
     """The trained model and its log; a training that was stopped goes on."""
-    model, task = recipe.model(seed), recipe.distribution()
+    model = recipe.model(seed)
     training = recipe.training.model_copy(update={"seed": seed})
-    fewest, most = recipe.examples
     held_out = held_out_examples(recipe)
-
-    def loss(rng: np.random.Generator) -> Tensor:
-        prompts = task.draw(training.batch, int(rng.integers(fewest, most + 1)), rng)
-        target = torch.as_tensor(prompts.query_y).float()
-        return ((model(instrument_tokens(prompts)) - target) ** 2).mean()
+    loss = looped_loss(model, recipe, training.batch)
 
     def measure() -> dict[str, float]:
         found = coefficients(model.predict, held_out)

@@ -26,7 +26,8 @@ SHORT = InContextTraining(steps=4, batch=4, log_every=2)
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Any]:
     names = ("learners", "covariates", "covariate_sections", "instruments", "instrument_sections",
-             "instrument_theory", "verdicts")  # fmt: skip
+             "instrument_theory", "verdicts", "cuts", "cut_figures", "cut_learners", "cut_sections",
+             "cut_bounds", "under_compression")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "eval"))
         patch.syspath_prepend(str(ROOT / "eval" / "lab"))
@@ -97,7 +98,7 @@ def test_trainings_of_layouts_are_kept_drawn_and_judged(scripts: Any, tmp_path: 
     assert set(found.numbers["step"]) == {2, 4}
     assert len(found.verdicts) == 3
     weights = load_file(tmp_path / "models/1-layer-linear/shifted/seed-1/model.safetensors")
-    assert weights["blocks.0.attention.q.weight"].shape == (8, 8)
+    assert weights["encoder.block.0.layer.0.attention.q.weight"].shape == (8, 8)
     kept = sections.Trainings(asked.recipe, asked.models, asked.output, trained_only=True)
     pd.testing.assert_frame_equal(sections.layouts(kept, False).numbers, found.numbers)
     with pytest.raises(UsageError, match="trained-only"):
@@ -170,6 +171,80 @@ def test_without_the_study_the_package_is_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(DataError, match="finite"):
         sections.labour_study()
+
+
+# --------------------------------------------------------------------------------------------------
+# Under compression
+# --------------------------------------------------------------------------------------------------
+
+
+def cut_recipe(scripts: Any) -> Any:
+    learners = scripts.cut_learners
+    return learners.UnderCompressionRecipe(
+        layouts=("shifted",), covariates=covariates_recipe(scripts).model_copy(
+            update={"seeds": (0,)}), instruments=instruments_recipe(scripts),
+        recovery=SHORT.model_copy(update={"seed": 1}), sizes=(1, 2), recovered_sizes=(1,),
+        prompts=learners.Prompts(calibration=16, test=8, contexts=3, queries=2),
+    )  # fmt: skip
+
+
+def test_the_recipe_of_cuts_is_read(scripts: Any) -> None:
+    learners = scripts.cut_learners
+    recipe = scripts.learners.read_recipe(
+        learners.UnderCompressionRecipe, RECIPES / "under-compression-cpu.yaml"
+    )
+    assert sorted(run.label for run in recipe.runs()) == [
+        "aligned",
+        "aligned",
+        "shifted",
+        "shifted",
+    ]
+    assert learners.shortened(recipe).recovery.steps < recipe.recovery.steps
+
+
+def test_cuts_of_a_learner_are_measured_once_and_resumed(
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = scripts.cut_learners.Asked(cut_recipe(scripts), tmp_path / "m", tmp_path / "c")
+    found = scripts.cut_sections.covariates(asked, True).numbers
+    assert (tmp_path / "c-covariates.png").exists()
+    alone, recovered = (found[found["recovered"] == one] for one in (False, True))
+    assert set(alone["method"]) == {"uncut", *scripts.cuts.METHODS}
+    assert set(recovered["size"]) == {1, 4}  # and the original, whose heads have 4
+    folds = alone[alone["method"] == "fold"].set_index("size")["share"]
+    assert folds.to_dict() == {1: 0.25, 2: 0.5}
+    cheaper = alone.pivot_table(index="size", columns="method", values="share").dropna(
+        subset="fold"
+    )
+    assert (cheaper["svd"] <= cheaper["fold"]).all()
+    monkeypatch.setattr(scripts.cuts, "cut_", None)  # nothing is cut again
+    kept = scripts.cut_learners.Asked(asked.recipe, asked.models, asked.output, True)
+    pd.testing.assert_frame_equal(scripts.cut_sections.covariates(kept, True).numbers, found)
+    with pytest.raises(UsageError):
+        scripts.cut_sections.instruments(kept, True)
+
+
+def test_cuts_of_learners_of_instruments_are_measured(scripts: Any, tmp_path: Path) -> None:
+    asked = scripts.cut_learners.Asked(cut_recipe(scripts), tmp_path / "m", tmp_path / "i")
+    trained = scripts.cut_sections.instruments(asked, True).numbers
+    written = scripts.cut_sections.explicit(asked, True).numbers
+    for found in (trained, written):
+        assert np.isfinite(found[["icpe", "skill", "bias slope"]]).all(axis=None)
+        assert (found["average"].isna() == found["recovered"]).all()
+    assert not written["recovered"].any()
+    bounds = scripts.cut_bounds.bounds(asked, True).numbers
+    assert (bounds["log10 error"] <= bounds["log10 bound"]).all()
+    assert set(bounds["model"]) == {"shifted, 1 layer", "looped"}
+
+
+def test_the_average_forecast_of_a_query_is_over_contexts(scripts: Any) -> None:
+    rng = np.random.default_rng(0)
+    error = scripts.cuts.average_forecast_error
+    noise = rng.standard_normal((4000, 3))
+    assert abs(error(noise)) < 1e-2
+    assert error(noise + np.array([1.0, 2.0, 3.0])) == pytest.approx(14 / 3, abs=0.2)
+    odd = rng.standard_normal((5, 3))  # negated outcomes negate such forecasts
+    assert error(np.concatenate([odd, -odd])) == 0
 
 
 @pytest.mark.slow

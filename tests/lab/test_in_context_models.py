@@ -188,8 +188,9 @@ def test_loops_apply_the_same_blocks_and_the_order_of_examples_does_not_matter()
     tokens = instrument_tokens(InstrumentTask(2, 3).draw(2, 9, np.random.default_rng(0)))
     hidden = model.read_in(tokens)
     for _ in range(3):
-        hidden = model.blocks[0](hidden)
-    torch.testing.assert_close(model(tokens), model.read_out(model.norm(hidden[:, -1]))[:, 0])
+        hidden = model.encoder.block[0](hidden)
+    last = model.encoder.final_layer_norm(hidden[:, -1])
+    torch.testing.assert_close(model(tokens), model.read_out(last)[:, 0])
     order = torch.cat([torch.randperm(9), torch.tensor([9])])
     torch.testing.assert_close(model(tokens[:, order]), model(tokens))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import fed_positions, run_teacher_forced
-from tscompress.data.batch import ForecastBatch
+from tscompress.data.batch import CalibrationBatch
 from tscompress.plan.architecture import Architecture
 
 
@@ -43,7 +43,7 @@ class Moment:
 
 def collect_moments(
     loaded: LoadedModel,
-    batches: Sequence[ForecastBatch],
+    batches: Sequence[CalibrationBatch],
     names: Sequence[str],
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Moment]:

@@ -15,7 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.batch import ForecastBatch
+from tscompress.data.batch import (
+    CalibrationBatch,
+    ForecastBatch,
+    StreamBatch,
+    batches_of_series,
+)
 from tscompress.data.leakage import check_no_leak
 from tscompress.data.multivariate import related_windows
 from tscompress.data.seasonality import has_season
@@ -25,7 +30,7 @@ from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_
 from tscompress.errors import DataError, UnsupportedModelError
 from tscompress.families.calibration_sizes import BY_DEFAULT
 from tscompress.families.groups import group_size
-from tscompress.families.registry import adapter_of
+from tscompress.families.registry import adapter_of, adapter_of_layers
 from tscompress.io.arguments import check_type
 
 SYNTHETIC = "synthetic"
@@ -357,25 +362,26 @@ def _apart_first(cuts: Sequence[_Window], taken: Sequence[_Window]) -> list[_Win
 
 
 @torch.no_grad()
-def run_teacher_forced(loaded: LoadedModel, batch: ForecastBatch) -> Any:
+def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
     """One forward pass; a decoder reads the targets.
 
-    Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2.
+    Returns the model's output: token logits of T5, quantiles of Bolt and Chronos-2, and the
+    residual stream of layers alone.
 
     Raises
     ------
     UnsupportedModelError
-        The model does not forecast.
+        The family is only for profiling.
     """
     model: Any = loaded.model
     device = next(model.parameters()).device
-    found = adapter_of(loaded.family).inputs(loaded.forecaster, batch)
+    found = adapter_of_layers(loaded.family).inputs(loaded.pipeline, batch)
     return model(**{key: x.to(device) if isinstance(x, Tensor) else x for key, x in found.items()})
 
 
 @torch.no_grad()
 def drawn_continuations(
-    loaded: LoadedModel, batches: Sequence[ForecastBatch], seed: int = 0
+    loaded: LoadedModel, batches: Sequence[CalibrationBatch], seed: int = 0
 ) -> list[ForecastBatch]:
     """The shorter half of the contexts, each with a continuation sampled from the model.
 
@@ -392,8 +398,8 @@ def drawn_continuations(
         raise UnsupportedModelError(f"a {loaded.family} model does not sample.")
     forecaster: Any = loaded.forecaster
     device = next(loaded.model.parameters()).device
-    shortest_first = sorted(batches, key=lambda batch: batch.context.shape[1])
-    missing = sum(len(batch.context) for batch in batches) // 2
+    shortest_first = sorted(batches_of_series(batches), key=lambda batch: batch.context.shape[1])
+    missing = sum(len(batch.context) for batch in shortest_first) // 2
     drawn: list[ForecastBatch] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -406,9 +412,9 @@ def drawn_continuations(
     return drawn
 
 
-def fed_positions(loaded: LoadedModel, batch: ForecastBatch) -> Tensor | None:
+def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:
     """Mask ``[B, H]`` of decoder positions with an input: the start and each observed target."""
-    if not adapter_of(loaded.family).draws_samples:
+    if isinstance(batch, StreamBatch) or not adapter_of(loaded.family).draws_samples:
         return None
     observed = torch.isfinite(batch.target)
     fed = torch.cat([torch.ones_like(observed[:, :1]), observed[:, :-1]], dim=1)

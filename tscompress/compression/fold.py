@@ -52,8 +52,8 @@ from tscompress.compression.recording import (
 )
 from tscompress.compression.residual_stream import readers_of_end, slice_embeddings_, slice_rows_
 from tscompress.compression.univariate import fold_own_values_, separate_series_
-from tscompress.data.batch import ForecastBatch
-from tscompress.families.registry import adapter_of
+from tscompress.data.batch import CalibrationBatch, batches_of_series
+from tscompress.families.registry import adapter_of_layers
 from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock
@@ -69,7 +69,7 @@ from tscompress.plan.plan import Plan
 def fold_(
     loaded: LoadedModel,
     plan: Plan,
-    batches: Sequence[ForecastBatch],
+    batches: Sequence[CalibrationBatch],
     config: FoldConfig,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     *,
@@ -104,9 +104,10 @@ def fold_(
     config = config.resolved(loaded)
     if plan.univariate:
         separate_series_(loaded, plan)
-    if adapter_of(loaded.family).draws_samples and config.continuations == "both":
+    if adapter_of_layers(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]
-    batches = small_batches(loaded, batches)
+    if series := batches_of_series(batches):
+        batches = small_batches(loaded, series)
     return _Fold(loaded, plan, batches, config, on_layer).run(original)
 
 
@@ -132,7 +133,7 @@ class _Fold:
         self,
         loaded: LoadedModel,
         plan: Plan,
-        batches: Sequence[ForecastBatch],
+        batches: Sequence[CalibrationBatch],
         config: FoldConfig,
         on_layer: Callable[[int, int], None],
     ) -> None:
@@ -210,7 +211,7 @@ class _Fold:
         """Fold a patch embedding with moments of the current model."""
         plan = self.hidden[name]
         if plan.kept < plan.d_ff:
-            moments = patch_moments(self.loaded, self.batches, plan)
+            moments = patch_moments(self.loaded, batches_of_series(self.batches), plan)
             fold_patch_(self.loaded, plan, moments, self.config)
         self._count()
 

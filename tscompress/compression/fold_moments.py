@@ -75,8 +75,8 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     keys = Products(linears["k"].in_features, device)
     values = Products(linears["o"].in_features, device)
     # A constant added to all keys of a sequence shifts all scores of a query alike, unless keys
-    # rotate with the position.
-    centre = not step.block.rotary
+    # rotate with the position. Only a softmax does not see that.
+    centre = step.block.softmax and not step.block.rotary
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
     # With many positions every second or third batch suffices. Not for group attention: only every

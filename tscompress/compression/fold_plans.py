@@ -412,8 +412,10 @@ def check_width(model: Any, plan: Plan) -> None:
     ------
     PlanError
     """
+    if plan.width is None:
+        return
     d_model = model.config.d_model
-    if plan.width is not None and plan.width.d_model != d_model:
+    if plan.width.d_model != d_model:
         raise PlanError(f"the plan has a d_model of {plan.width.d_model}; the model has {d_model}.")
 
 

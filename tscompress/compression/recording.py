@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import fed_positions, run_teacher_forced
-from tscompress.data.batch import ForecastBatch
+from tscompress.data.batch import CalibrationBatch
 from tscompress.families.stacks import Block, Sublayer, stack_layers, sublayer_of, sublayers
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
 
@@ -105,7 +105,7 @@ class PassEnded(Exception):
 
 
 @torch.no_grad()
-def record(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Recording:
+def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recording:
     """Record the arguments of every sublayer, for each batch."""
     recording = Recording()
     entries: dict[str, list[Tensor]] = {}
@@ -134,6 +134,8 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
     def pass_on(key: tuple[str, int]) -> Callable[..., Any]:
         def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Any:
             returned = first[key]
+            if isinstance(returned, Tensor):
+                return hidden_states
             if isinstance(returned, tuple):
                 return (hidden_states, *returned[1:])
             return type(returned)(hidden_states, *list(returned.values())[1:])
@@ -171,7 +173,7 @@ def _attention_of_first_blocks_only(loaded: LoadedModel) -> Iterator[None]:
 
 
 @torch.no_grad()
-def record_entry(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> list[Tensor]:
+def record_entry(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> list[Tensor]:
     """Input stream of the encoder, after a change to the embedding."""
     entries: dict[str, list[Tensor]] = {}
     with _recorders(loaded, Recording(), entries, entries_only=True):
@@ -181,7 +183,7 @@ def record_entry(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> list[
     return entries["encoder"]
 
 
-def run_embedding(loaded: LoadedModel, batch: ForecastBatch) -> None:
+def run_embedding(loaded: LoadedModel, batch: CalibrationBatch) -> None:
     """Run a forward pass up to the end of the input embedding."""
 
     def stop(*_: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -48,3 +48,28 @@ class ForecastBatch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> ForecastBatch:
         present = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return replace(self, **{n: change(t) for n, t in present.items() if t is not None})
+
+
+@dataclass(frozen=True)
+class StreamBatch:
+    """What enters the layers of a model that reads no series.
+
+    Attributes
+    ----------
+    stream
+        Residual stream ``[B, S, d_model]``; every position counts.
+    """
+
+    stream: Tensor
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+
+#: What a compression is calibrated on.
+CalibrationBatch = ForecastBatch | StreamBatch
+
+
+def batches_of_series(batches: Iterable[CalibrationBatch]) -> list[ForecastBatch]:
+    """Those batches that hold series."""
+    return [batch for batch in batches if isinstance(batch, ForecastBatch)]

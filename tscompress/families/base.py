@@ -1,8 +1,8 @@
 """The interface of a model family.
 
-:class:`Family` is for profiling; :class:`ForecastFamily` adds forecasting, compression and
-recovery. Adapters have no state: there is one of each, in :mod:`tscompress.families.registry`, and
-models and pipelines are arguments.
+:class:`Family` is for profiling; :class:`LayeredFamily` adds compressing layers in memory, and
+:class:`ForecastFamily` forecasting, recovery and checkpoints. Adapters have no state: there is one
+of each, in :mod:`tscompress.families.registry`, and models and pipelines are arguments.
 """
 
 from __future__ import annotations
@@ -328,15 +328,32 @@ def _without_weights() -> Iterator[None]:
         yield
 
 
-class ForecastFamily(JointForecasts, Exportable, Openable, Family):
+class LayeredFamily(Family):
+    """A family whose layers compression walks (:mod:`tscompress.families.stacks`).
+
+    Attributes
+    ----------
+    draws_samples
+        Whether forecasts are sample paths of tokens, decoded sequentially; otherwise quantiles.
+    """
+
+    draws_samples: ClassVar[bool] = False
+
+    @abstractmethod
+    def inputs(self, pipeline: Any, batch: Any) -> dict[str, Any]:
+        """Arguments of the model's ``forward`` on a batch, targets included if it reads them.
+
+        Tensors are on the device of the batch.
+        """
+
+
+class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
     """A family that forecasts: it can be calibrated, compressed, recovered and evaluated.
 
     Attributes
     ----------
     stock_class, pipeline_class
         Classes of transformers or chronos: the model, and the pipeline around it.
-    draws_samples
-        Whether forecasts are sample paths of tokens, decoded sequentially; otherwise quantiles.
     group_size
         Series in a calibration group, which attend to each other; 1: no groups.
     needed_settings
@@ -345,7 +362,6 @@ class ForecastFamily(JointForecasts, Exportable, Openable, Family):
 
     stock_class: ClassVar[Any]
     pipeline_class: ClassVar[type[BaseChronosPipeline]]
-    draws_samples: ClassVar[bool] = False
     group_size: ClassVar[int] = 1
     needed_settings: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[FamilyDefaults]
@@ -410,10 +426,7 @@ class ForecastFamily(JointForecasts, Exportable, Openable, Family):
 
     @abstractmethod
     def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
-        """Arguments of the model's ``forward`` on a batch, targets included if it reads them.
-
-        Tensors are on the device of the batch.
-        """
+        """As of :class:`LayeredFamily`, of windows of series."""
 
     @abstractmethod
     def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,12 @@ from chronos import BaseChronosPipeline
 from torch import nn
 
 from tscompress.errors import UnsupportedModelError
-from tscompress.families.base import Family, ForecastFamily
+from tscompress.families.base import Family, ForecastFamily, LayeredFamily
 from tscompress.families.chronos2 import Chronos2
 from tscompress.families.chronos_bolt import ChronosBolt
 from tscompress.families.chronos_t5 import ChronosT5
 from tscompress.families.encoders import T5, Bert
+from tscompress.families.in_context import InContext
 from tscompress.families.vision import VisionTransformer
 from tscompress.families.whisper import Whisper
 from tscompress.io.untrusted import shown
@@ -21,10 +22,16 @@ from tscompress.plan.architecture import Architecture
 
 _FORECASTING: tuple[ForecastFamily, ...] = (ChronosT5(), ChronosBolt(), Chronos2())
 _PROFILING_ONLY: tuple[Family, ...] = (T5(), Bert(), VisionTransformer(), Whisper())
+#: Models of :mod:`tscompress.lab`, which have no checkpoints.
+_IN_MEMORY: tuple[LayeredFamily, ...] = (InContext(),)
 
 #: Families that can be compressed, by name.
 FORECAST_FAMILIES = {family.name: family for family in _FORECASTING}
-#: All of them. The first that recognises a config is its family.
+#: Families whose layers can be compressed, with those that are in memory alone.
+LAYERED_FAMILIES: dict[str, LayeredFamily] = {
+    family.name: family for family in (*_FORECASTING, *_IN_MEMORY)
+}
+#: All that have checkpoints. The first that recognises a config is its family.
 FAMILIES: dict[str, Family] = {family.name: family for family in (*_FORECASTING, *_PROFILING_ONLY)}
 
 
@@ -67,6 +74,17 @@ def adapter_of(family: str) -> ForecastFamily:
     return FORECAST_FAMILIES[family]
 
 
+def adapter_of_layers(family: str) -> LayeredFamily:
+    """The adapter of a family whose layers can be compressed.
+
+    Raises
+    ------
+    UnsupportedModelError
+        It is only for profiling.
+    """
+    return LAYERED_FAMILIES[family] if family in LAYERED_FAMILIES else adapter_of(family)
+
+
 def adapter_of_model(model: nn.Module) -> ForecastFamily:
     """The adapter of a model in memory, by its config; raises as :func:`adapter_of`."""
     config: Any = model.config
@@ -101,7 +119,7 @@ def describe(family: str, model: nn.Module) -> Architecture:
     UnsupportedModelError
         Its cross-attention reads a latent already.
     """
-    return FAMILIES[family].describe(model)
+    return (FAMILIES | LAYERED_FAMILIES)[family].describe(model)
 
 
 def build_empty(family: str, config: Mapping[str, Any]) -> nn.Module:

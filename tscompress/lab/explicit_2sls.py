@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tscompress.errors import UsageError
 from tscompress.lab.in_context import Array
+from tscompress.lab.in_context_models import AttentionLayer, Block, Encoder, SelfAttention
 from tscompress.lab.instruments import InstrumentPrompts, StepSizes
 
 #: Above every |Theta_k' z - x_k| and |beta' x| of a query.
@@ -215,3 +216,75 @@ class Explicit2SLS(nn.Module):
         for _ in range(loops):
             tokens = self.step(tokens)
         return tokens
+
+
+# --------------------------------------------------------------------------------------------------
+# The same with projections as Linear layers
+# --------------------------------------------------------------------------------------------------
+
+
+class ReluSelfAttention(SelfAttention):
+    """:class:`ReluAttention` without its residual connection, with q, k, v and o as Linear layers.
+
+    A value matrix reads as few numbers as it has columns: ``v`` picks these, ``o`` places them.
+    Heads of all four have the size of queries and keys; values have zeros beyond what they read.
+
+    Raises
+    ------
+    UsageError
+        A value matrix reads more numbers than a head has.
+    """
+
+    def __init__(self, layer: ReluAttention) -> None:
+        nn.Module.__init__(self)
+        heads, size, width = layer.q.shape
+        self.n_heads, self.d_model, self.head_size = heads, width, size
+        self.kind, self.linear, self.softmax = "full", False, False
+        read = torch.zeros(heads, size, width, dtype=layer.v.dtype)
+        placed = torch.zeros(heads, width, size, dtype=layer.v.dtype)
+        for head, matrix in enumerate(layer.v.detach()):
+            columns = matrix.abs().sum(0).nonzero()[:, 0]
+            if len(columns) > size:
+                raise UsageError(
+                    f"values of head {head} read {len(columns)} numbers; its queries have {size}."
+                )
+            rows = torch.arange(len(columns))
+            read[head, rows, columns] = 1
+            placed[head, :, rows] = matrix[:, columns]
+        self.q, self.k = _linear(layer.q.flatten(0, 1)), _linear(layer.k.flatten(0, 1))
+        self.v, self.o = _linear(read.flatten(0, 1)), _linear(placed.transpose(0, 1).flatten(1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """relu(<q, k>) v, summed over the N keys and divided by N."""
+        return torch.relu(q @ k.mT) @ v / k.shape[-2]
+
+
+class Linear2SLS(nn.Module):
+    """:class:`Explicit2SLS` in the form that compression walks.
+
+    Attributes
+    ----------
+    encoder
+        Both layers of a block, without norms or feed-forwards.
+    """
+
+    def __init__(self, explicit: Explicit2SLS) -> None:
+        super().__init__()
+        self.explicit = explicit
+        attention = [ReluSelfAttention(one) for one in (explicit.first, explicit.second)]
+        layers = [AttentionLayer(one, nn.Identity()) for one in attention]
+        self.encoder = Encoder([Block(*layers)], nn.Identity())
+
+    def forward(self, tokens: Tensor, loops: int) -> Tensor:
+        """Tokens after ``loops`` blocks."""
+        for _ in range(loops):
+            tokens = self.encoder(tokens)
+        return tokens
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """A Linear layer without bias of a weight ``[out, in]``."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+    return linear

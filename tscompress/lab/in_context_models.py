@@ -8,7 +8,8 @@ named Linear layers, ``q``, ``k``, ``v`` and ``o``, without biases.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ LayoutName = Literal["interleaved", "aligned", "lagged", "shifted"]
 # --------------------------------------------------------------------------------------------------
 
 
-def shifted_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, linear: bool = False) -> Tensor:
+def shifted_causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, linear: bool = False, size: int | None = None
+) -> Tensor:
     """Key j meets value j + 1, and the last key the last value (Dange et al., eq. 1).
 
     Parameters
@@ -35,21 +38,23 @@ def shifted_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, linear: bool = 
         ``[..., T, d_h]``. Scores are divided by sqrt(d_h), which eq. 1 leaves out.
     linear
         Scores divided by t take the place of their softmax.
+    size
+        What d_h was before heads were made smaller, which scores are still divided by the root of.
 
     Returns
     -------
     Tensor
         ``[..., T, d_h]``; output t depends on positions up to t alone.
     """
-    weights = _weights(q, k, causal=True, linear=linear)
+    weights = _weights(q, k, causal=True, linear=linear, size=size)
     own = weights.diagonal(dim1=-2, dim2=-1)
     following = torch.cat([v[..., 1:, :], v[..., -1:, :]], dim=-2)
     return (weights - torch.diag_embed(own)) @ following + own[..., None] * v
 
 
-def _weights(q: Tensor, k: Tensor, *, causal: bool, linear: bool) -> Tensor:
+def _weights(q: Tensor, k: Tensor, *, causal: bool, linear: bool, size: int | None) -> Tensor:
     """``[..., T, T]``; each row sums to 1, unless ``linear``."""
-    scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+    scores = (q / math.sqrt(size or q.shape[-1])) @ k.mT
     length = scores.shape[-1]
     if linear:
         counts = torch.arange(1, length + 1, device=q.device, dtype=q.dtype)[:, None]
@@ -63,6 +68,16 @@ def _weights(q: Tensor, k: Tensor, *, causal: bool, linear: bool) -> Tensor:
 class SelfAttention(nn.Module):
     """Multi-head attention among all tokens, earlier ones, or earlier ones shifted by one.
 
+    Heads may be made smaller, by other projections: those of values by themselves, and scores are
+    divided by the root of the first size.
+
+    Attributes
+    ----------
+    n_heads, d_model, head_size
+        Heads, width of tokens, and width of a head when made.
+    softmax
+        Whether scores pass a softmax.
+
     Raises
     ------
     UsageError
@@ -74,21 +89,25 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(width, heads)
-        self.heads, self.kind, self.linear = heads, kind, linear
+        self.n_heads, self.d_model, self.head_size = heads, width, width // heads
+        self.kind, self.linear, self.softmax = kind, linear, not linear
         self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``[B, T, width]`` to ``[B, T, width]``."""
         q, k, v = (
-            one(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            one(hidden).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
             for one in (self.q, self.k, self.v)
         )  # [B, heads, T, d_h]
-        if self.kind == "shifted":
-            out = shifted_causal_attention(q, k, v, linear=self.linear)
-        else:
-            out = _weights(q, k, causal=self.kind == "causal", linear=self.linear) @ v
-        mixed: Tensor = self.o(out.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.o(self.attend(q, k, v).transpose(1, 2).flatten(2))
         return mixed
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Outputs of the heads, ``[B, heads, T, d_h]`` like ``v``."""
+        how: dict[str, Any] = {"linear": self.linear, "size": self.head_size}
+        if self.kind == "shifted":
+            return shifted_causal_attention(q, k, v, **how)
+        return _weights(q, k, causal=self.kind == "causal", **how) @ v
 
 
 class ShiftedCausalAttention(SelfAttention):
@@ -108,22 +127,63 @@ def check_heads(width: int, heads: int) -> None:
         )
 
 
-class Block(nn.Module):
-    """A layer of GPT-2: norm, attention, norm, and four times as many hidden units."""
+class AttentionLayer(nn.Module):
+    """A norm, attention, and the stream that they add to: ``[B, T, width]`` to the same."""
 
-    def __init__(
-        self, width: int, heads: int, kind: AttentionKind, *, linear: bool = False
-    ) -> None:
+    def __init__(self, attention: SelfAttention, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.attention_norm, self.hidden_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = SelfAttention(width, heads, kind, linear=linear)
+        self.layer_norm = norm or nn.LayerNorm(attention.d_model)
+        self.attention = attention
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + torch.as_tensor(self.attention(self.layer_norm(hidden)))
+
+
+class FeedForwardLayer(nn.Module):
+    """A norm, four times as many hidden units, and the stream that they add to."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(width)
         self.wi, self.wo = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[B, T, width]`` to ``[B, T, width]``."""
-        hidden = hidden + self.attention(self.attention_norm(hidden))
-        units = nn.functional.gelu(self.wi(self.hidden_norm(hidden)))
+        units = nn.functional.gelu(self.wi(self.layer_norm(hidden)))
         return hidden + torch.as_tensor(self.wo(units))
+
+
+class Block(nn.Module):
+    """A layer of GPT-2, as its sublayers one after the other."""
+
+    def __init__(self, *layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(layer)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``[B, T, width]`` to ``[B, T, width]``."""
+        for part in self.layer:
+            hidden = part(hidden)
+        return hidden
+
+    @classmethod
+    def of(cls, width: int, heads: int, kind: AttentionKind, *, linear: bool = False) -> Block:
+        """Attention and a feed-forward."""
+        attention = AttentionLayer(SelfAttention(width, heads, kind, linear=linear))
+        return cls(attention, FeedForwardLayer(width))
+
+
+class Encoder(nn.Module):
+    """Layers, named as those of T5, which compression walks; the norm after the last is apart."""
+
+    def __init__(self, block: Iterable[Block], norm: nn.Module) -> None:
+        super().__init__()
+        self.block, self.final_layer_norm = nn.ModuleList(block), norm
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """``[B, T, width]`` to the same, without the norm: a looped model comes here again."""
+        for one in self.block:
+            stream = one(stream)
+        return stream
 
 
 # --------------------------------------------------------------------------------------------------
@@ -251,10 +311,10 @@ class InContextRegressor(nn.Module):
         self.layout, self.patch = LAYOUTS[layout], patch
         self.read_in = nn.Linear(self.layout.width_in(dim, patch), width)
         self.positions = nn.Embedding(self.layout.length(points, patch), width)
-        self.blocks = nn.ModuleList(
-            Block(width, heads, self.layout.attention, linear=linear) for _ in range(layers)
-        )
-        self.norm, self.read_out = nn.LayerNorm(width), nn.Linear(width, patch)
+        kind = self.layout.attention
+        blocks = [Block.of(width, heads, kind, linear=linear) for _ in range(layers)]
+        self.encoder = Encoder(blocks, nn.LayerNorm(width))
+        self.read_out = nn.Linear(width, patch)
         _initialise(self)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -263,10 +323,9 @@ class InContextRegressor(nn.Module):
         ``x`` is ``[B, T, d]``, ``y`` ``[B, T]``; no forecast depends on its own y.
         """
         hidden = self.read_in(self.layout.tokens(x, y, self.patch))
-        hidden = hidden + self.positions.weight[: hidden.shape[1]]
-        for block in self.blocks:
-            hidden = block(hidden)
-        forecasts: Tensor = self.layout.read(self.read_out(self.norm(hidden)))
+        hidden = self.encoder(hidden + self.positions.weight[: hidden.shape[1]])
+        outputs = self.read_out(self.encoder.final_layer_norm(hidden))
+        forecasts: Tensor = self.layout.read(outputs)
         return forecasts
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -307,17 +366,18 @@ class LoopedTransformer(nn.Module):
         super().__init__()
         self.loops = loops
         self.read_in = nn.Linear(q + p + 2, width)
-        self.blocks = nn.ModuleList(Block(width, heads, "full") for _ in range(layers))
-        self.norm, self.read_out = nn.LayerNorm(width), nn.Linear(width, 1)
+        blocks = [Block.of(width, heads, "full") for _ in range(layers)]
+        self.encoder = Encoder(blocks, nn.LayerNorm(width))
+        self.read_out = nn.Linear(width, 1)
         _initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Forecasts ``[B]`` of tokens ``[B, n + 1, q + p + 2]``."""
         hidden = self.read_in(tokens)
         for _ in range(self.loops):
-            for block in self.blocks:
-                hidden = block(hidden)
-        forecasts: Tensor = self.read_out(self.norm(hidden[:, -1]))[:, 0]
+            hidden = self.encoder(hidden)
+        last = self.encoder.final_layer_norm(hidden[:, -1])
+        forecasts: Tensor = self.read_out(last)[:, 0]
         return forecasts
 
     @torch.no_grad()

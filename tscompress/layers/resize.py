@@ -19,8 +19,14 @@ from transformers.models.t5.modeling_t5 import (
 )
 
 from tscompress.errors import PlanError
+from tscompress.lab.in_context_models import SelfAttention
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
-from tscompress.layers.sized_attention import SizedChronos2Attention, SizedT5Attention, empty_linear
+from tscompress.layers.sized_attention import (
+    SizedChronos2Attention,
+    SizedT5Attention,
+    empty_linear,
+    with_smaller_heads,
+)
 from tscompress.layers.univariate import OwnValues
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 
@@ -34,7 +40,7 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
         The model has no such module, or one that does not fit the plan.
     """
     attention = _planned_module(model, plan.name)
-    if not isinstance(attention, T5Attention | MHA):
+    if not isinstance(attention, T5Attention | MHA | SelfAttention):
         raise PlanError(
             f"the plan names {plan.name!r}, a {type(attention).__name__}; "
             "only T5Attention and Chronos-2's MHA have heads that can be resized."
@@ -60,6 +66,8 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
         sized = LatentCrossAttention.empty_like(attention, plan.qk_size, first)
     elif isinstance(attention, T5Attention):
         sized = SizedT5Attention.empty_like(attention, plan.qk_size, plan.vo_size)
+    elif isinstance(attention, SelfAttention):
+        sized = with_smaller_heads(attention, plan.qk_size, plan.vo_size)
     else:
         sized = SizedChronos2Attention.empty_like(
             attention, plan.qk_size, plan.vo_size, plan.frequencies

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from tscompress.lab.in_context_models import SelfAttention
+
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
@@ -167,6 +169,14 @@ class SizedChronos2Attention(MHA):  # type: ignore[misc]
             hidden_states=self.o(mixed.transpose(1, 2).flatten(2)),
             attn_weights=weights if output_attentions else None,
         )
+
+
+def with_smaller_heads(attention: SelfAttention, qk_size: int, vo_size: int) -> SelfAttention:
+    """A replacement for attention of :mod:`tscompress.lab`, with uninitialised projections.
+
+    It is of the same class, which reads both sizes off its projections.
+    """
+    return _replacement(type(attention), attention, qk_size, vo_size)
 
 
 def _replacement(

@@ -47,6 +47,8 @@ class AttentionBlock(_Block):
     kind
         ``encoder`` and ``decoder`` self-attention, ``cross`` attention; Chronos-2: ``time`` and
         ``group``.
+    softmax
+        Whether scores pass a softmax, which a constant added to all keys does not change.
     depth
         Number of attention layers before its inputs (Yu et al., 2025, sec. 5). Cross-attention
         reads the encoder's output, so it counts after every encoder layer.
@@ -55,6 +57,7 @@ class AttentionBlock(_Block):
     kind: BlockKind
     depth: int
     num_heads: int
+    softmax: bool = True
 
     @property
     def reads_encoder(self) -> bool:
