@@ -246,7 +246,7 @@ TABLES = (
         "lab-under-compression",
         "lab/under_compression.py --output DIR/lab-under-compression "
         "--models DIR/lab-under-compression-models",
-        10,
+        30,
     ),
     Table(
         "front-bolt",

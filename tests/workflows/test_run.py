@@ -25,6 +25,7 @@ from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError, TscompressError, UsageError
 from tscompress.exporting import packages
+from tscompress.hub.card_scores import bench_of_run
 from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
@@ -406,6 +407,13 @@ def test_an_exported_graph_is_scored_and_timed_beside_the_models(
     beside = [path for path in beside if result.checkpoint not in path.parents]
     assert [path for path in beside if path.is_file() and not is_own_file(path)] == []
 
+    # A card of the checkpoint has its own latencies, not the graph's.
+    on_card = bench_of_run(result.checkpoint, result.plan)
+    assert on_card is not None
+    assert [model["name"] for model in on_card["models"]] == [
+        model.name for model in result.bench.models[:2]
+    ]
+
     rows = make_report(result, recipe).exported
     assert {"WQL", "MASE", "latency, median", "size on disk"} <= {row.label for row in rows}
     by_label = {row.label: row for row in rows}
@@ -474,3 +482,19 @@ def test_an_export_that_cannot_be_is_refused_before_the_model_is_read(
         run(recipe, device="cpu" if missing else "cuda")
     assert ("no_such_library" if missing else "'cuda'") in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_covariate_tasks_of_a_model_that_will_read_none_are_refused_first(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = small_recipe(
+        checkpoints["chronos-2"],
+        tmp_path / "out",
+        schedule=None,
+        univariate=True,
+        probe=ProbeConfig(tasks=("response",), num_series=2),
+    )
+    with pytest.raises(UsageError) as refused:
+        run(recipe)
+    assert "univariate" in str(refused.value)
+    assert not (tmp_path / "out" / "chronos-2-fold").exists()

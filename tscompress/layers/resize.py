@@ -43,7 +43,7 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
     if not isinstance(attention, T5Attention | MHA | SelfAttention):
         raise PlanError(
             f"the plan names {plan.name!r}, a {type(attention).__name__}; "
-            "only T5Attention and Chronos-2's MHA have heads that can be resized."
+            "T5Attention, Chronos-2's MHA and the lab's attention have heads that can be resized."
         )
     if isinstance(attention, LatentCrossAttention):
         raise PlanError(f"{plan.name} reads a latent already; compress the original checkpoint.")

@@ -66,10 +66,19 @@ class ProbeConfig(BaseModel):
         """The tasks; UsageError if one is unknown or the file is invalid."""
         return _chosen(self.tasks, self.tasks_file, self.num_series)
 
-    def check_reads(self, pipeline: BaseChronosPipeline) -> None:
-        """UsageError if a task was chosen, by name or in a file, that the model cannot read."""
+    def check_reads(self, pipeline: BaseChronosPipeline, *, univariate: bool = False) -> None:
+        """UsageError if a task was chosen, by name or in a file, that the model cannot read.
+
+        Nor may it have covariates if the model is to become ``univariate``.
+        """
         battery = self.tasks is None and self.tasks_file is None
         _readable(self.chosen(), pipeline, battery=battery)
+        unread = [task.name for task in self.chosen() if task.covariates]
+        if univariate and unread and not battery:
+            raise UsageError(
+                f"the task {unread[0]!r} has covariates, and a univariate model reads none; choose "
+                "tasks without."
+            )
 
 
 def probe(

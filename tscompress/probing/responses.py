@@ -232,7 +232,9 @@ def _confounded(
     """Which of effect and association the model, ridge regression and 2SLS take."""
     if len(values["effect"]) < 2:  # one group cannot tell them apart
         return {}
-    share = measured(association_share) if _surely_above(measured(causal_slope), RESPONDS) else None
+    causal = measured(causal_slope)
+    responds = causal.low is not None and _surely_above(causal, RESPONDS)
+    share = measured(association_share) if responds else None
     staged = "two_stage" in values
     return {
         "association": share,

@@ -318,7 +318,10 @@ class ProbeComparison(BaseModel):
     def __repr__(self) -> str:
         kept = "nothing to keep" if self.kept is None else f"skill kept {share_text(self.kept)}"
         lost = f"{len(self._changed('lost'))} of {len(self.tasks)} tasks lost"
-        return f"ProbeComparison({self.compressed!r} against {self.original!r}, {kept}, {lost})"
+        facts = [f"{self.compressed!r} against {self.original!r}", kept, lost]
+        if self.response is not None and self.response.slope_kept is not None:
+            facts.append(f"response kept {share_text(self.response.slope_kept)}")
+        return f"ProbeComparison({', '.join(facts)})"
 
     def __str__(self) -> str:
         return repr(self)
