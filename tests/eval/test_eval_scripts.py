@@ -296,7 +296,7 @@ def test_intervals_of_a_recovery_are_of_the_mean_of_its_seeds(
     )
     trials = [trial_of(scripts, 8), trial_of(scripts, 4)]
     frame, seen = None, []
-    for so_far in recover.rows(bed, trials, (0, 1, 2), {}, False):
+    for so_far in recover.rows(bed, trials, (0, 1, 2), {}):
         frame = recover.merged(frame, pd.DataFrame(so_far))
         seen.append(frame.reindex(columns=["WQL low"])["WQL low"].notna().tolist())
     assert frame is not None
