@@ -24,10 +24,11 @@ from tscompress.benchmark.sizes import (
 from tscompress.benchmark.workload import Workload
 from tscompress.budget import layer_removal, window_loss
 from tscompress.budget import plan_within_budget as sizing
+from tscompress.budget.forecast_loss import Forecasts
 from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import Candidate
 from tscompress.budget.sensitivity import Part, Sensitivity
-from tscompress.budget.window_loss import WindowLoss, split_windows
+from tscompress.budget.window_loss import WindowLoss, joined, split_windows
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
@@ -295,6 +296,36 @@ def test_windows_to_fold_on_and_to_measure_on_are_apart() -> None:
             assert fitted.group_ids is not None
             assert held_out.group_ids is not None
             assert not set(fitted.group_ids.tolist()) & set(held_out.group_ids.tolist())
+
+
+def test_joined_windows_are_the_same_rows_in_fewer_batches() -> None:
+    rows = torch.arange(60.0).view(30, 2)
+    batches = [
+        ForecastBatch(rows[at : at + 3], rows[at : at + 3, :1], series=torch.arange(at, at + 3))
+        for at in range(0, 21, 3)
+    ]
+    grouped = ForecastBatch(rows[21:24], rows[21:24, :1], group_ids=torch.zeros(3))
+    longer = ForecastBatch(torch.zeros(2, 5), torch.zeros(2, 1), series=torch.zeros(2))
+    found = joined([*batches[:3], grouped, longer, *batches[3:]], most_rows=8)
+    assert sorted(map(len, found)) == [2, 3, 5, 8, 8]
+    assert any(one is grouped for one in found)
+    alone = [one for one in found if one.group_ids is None and one.context.shape[1] == 2]
+    assert torch.equal(torch.cat([one.context for one in alone]), rows[:21])
+    assert torch.equal(torch.cat([one.target for one in alone]), rows[:21, :1])
+    series = [one.series for one in alone]
+    assert torch.equal(torch.cat([one for one in series if one is not None]), torch.arange(21))
+
+
+def test_windows_held_out_of_several_batches_are_measured_together(
+    checkpoints: dict[str, Path],
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    batches = [ForecastBatch(torch.rand(8, 24), torch.rand(8, 8)) for _ in range(6)]
+    _, held_out = split_windows(batches)
+    assert [len(batch) for batch in held_out] == [8, 4]
+    alone = [one.rows(slice(row, row + 1)) for one in held_out for row in range(len(one))]
+    together, apart = (Forecasts(loaded, part).loss() for part in (held_out, alone))
+    assert together == pytest.approx(apart, rel=1e-5)
 
 
 def test_windows_of_a_series_stay_together() -> None:

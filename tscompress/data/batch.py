@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -40,6 +40,13 @@ class ForecastBatch:
     def rows(self, chosen: slice | Tensor) -> ForecastBatch:
         """The batch of some of the rows, by a slice, a mask or indices."""
         return self._each(lambda tensor: tensor[chosen])
+
+    @classmethod
+    def concatenated(cls, batches: Sequence[ForecastBatch]) -> ForecastBatch:
+        """The rows of batches of one shape that have the same fields, and no groups."""
+        first = batches[0]
+        names = [entry.name for entry in fields(first) if getattr(first, entry.name) is not None]
+        return cls(**{name: torch.cat([getattr(one, name) for one in batches]) for name in names})
 
     def to(self, device: torch.device) -> ForecastBatch:
         """The batch on another device."""
