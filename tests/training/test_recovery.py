@@ -895,6 +895,29 @@ def test_earlier_runs_resume_without_removed_options(
         recover_(student, teacher, short(), directory=tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-t5", "chronos-2"])
+def test_a_run_of_other_batches_is_not_resumed(
+    students: dict[str, Path], checkpoints: dict[str, Path], family: str, tmp_path: Path
+) -> None:
+    """Those of before the first change of a family's recovery record no scheme."""
+    student, teacher = pair(students, checkpoints, family)
+    recover_(student, teacher, short(steps=1), directory=tmp_path)
+    state = tmp_path / CHECKPOINT / STATE_FILE
+    with safe_open(state, "pt") as file:
+        record = file.metadata()
+    scheme = record.pop("scheme")
+    assert int(scheme) == adapter_of(family).defaults.recovery_scheme
+    save_file(load_file(state), state, record)
+    student, teacher = pair(students, checkpoints, family)
+    assert can_resume(student, teacher, short(steps=1), tmp_path) == (family == "chronos-bolt")
+    if family == "chronos-bolt":
+        recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
+        return
+    with pytest.raises(RecipeError) as refused:
+        recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
+    assert f"recovery_scheme 1, not {scheme}" in str(refused.value)
+
+
 def test_unfit_checkpoints_are_refused_on_resume(bolt: Callable[[], Any], tmp_path: Path) -> None:
     student, teacher = bolt()
     with pytest.raises(RecipeError, match=r"no checkpoint at .* to resume from"):

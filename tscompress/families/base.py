@@ -157,6 +157,9 @@ class FamilyDefaults:
         Of Muon, at most this times the distance to the teacher on held-out series before the first
         step: its steps have a size of their own, and lead away where little is to be won back.
         None: no such bound.
+    recovery_scheme
+        Rises when its recovery draws other batches or takes other steps than before, so that no
+        unfinished one resumes as what it was not.
     """
 
     calibration_windows: int
@@ -169,6 +172,7 @@ class FamilyDefaults:
     learning_rates: Mapping[str, float]
     learning_rate_when_small: float | None = None
     learning_rate_by_distance: float | None = None
+    recovery_scheme: int = 1
 
 
 class EmbeddingTable(NamedTuple):

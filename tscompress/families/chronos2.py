@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from tscompress.families.chronos2_tasks import cross_learning_option, encoded, s
 from tscompress.families.covariates import Joint, JointSeries
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
 from tscompress.families.opening import CHRONOS2_NAMES, is_converted
-from tscompress.families.patches import PatchFamily, patch_count, patch_size, per_observed_step
+from tscompress.families.patches import (
+    PATCH_DEFAULTS,
+    PatchFamily,
+    patch_count,
+    patch_size,
+    per_observed_step,
+)
 from tscompress.families.stacks import stack_layers, sublayer_name
 from tscompress.families.univariate import UnivariateChronos2Pipeline, univariate_source
 from tscompress.layers.univariate import OwnValues, is_univariate
@@ -37,6 +44,7 @@ class Chronos2(PatchFamily):
     stock_class = Chronos2Model
     pipeline_class = Chronos2Pipeline
     group_size = 4
+    defaults = replace(PATCH_DEFAULTS, recovery_scheme=2)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return is_converted(config) or config.get("chronos_pipeline_class") == "Chronos2Pipeline"

@@ -63,6 +63,7 @@ class ChronosT5(ForecastFamily):
         learning_rates={"adamw": 3e-4, "muon": 6e-4},
         learning_rate_when_small=1e-3,
         learning_rate_by_distance=1e-2,
+        recovery_scheme=2,
     )
 
     def recognises(self, config: Mapping[str, Any]) -> bool:

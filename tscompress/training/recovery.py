@@ -28,6 +28,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.families.groups import group_size
+from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
 from tscompress.layers.univariate import is_univariate
 from tscompress.training.distillation import check_comparable, distillation_of
@@ -122,7 +123,9 @@ class _Run:
         digests = model_digests(student, teacher) if directory is not None else {}
         self._teacher_dtype = next(teacher.model.parameters()).dtype
         self.accelerator = _accelerator(student.model, config)
-        self.files = RecoveryFiles(directory, config, digests, self.accelerator.is_main_process)
+        scheme = adapter_of(student.family).defaults.recovery_scheme
+        is_main = self.accelerator.is_main_process
+        self.files = RecoveryFiles(directory, config, digests, scheme, is_main)
         self.processes = self.accelerator.num_processes
         self._check_shares()
         for loaded in (student, teacher):

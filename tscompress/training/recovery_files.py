@@ -70,14 +70,22 @@ class RecoveryFiles:
     config, models
         Settings and :func:`~tscompress.training.recovery_state.model_digests` of the run, which a
         checkpoint must have to be resumed from.
+    scheme
+        The family's ``recovery_scheme``, likewise.
     writes
         False in all processes but one.
     """
 
     def __init__(
-        self, directory: Path | None, config: RecoveryConfig, models: dict[str, str], writes: bool
+        self,
+        directory: Path | None,
+        config: RecoveryConfig,
+        models: dict[str, str],
+        scheme: int,
+        writes: bool,
     ) -> None:
         self.directory, self.config, self.models = directory, config, models
+        self.scheme = scheme
         self._target = directory if writes else None
 
     def clear(self) -> None:
@@ -110,6 +118,7 @@ class RecoveryFiles:
         record = {
             "config": self.config.model_dump_json(),
             "models": json.dumps(self.models),
+            "scheme": str(self.scheme),
             "seconds": repr(snapshot.seconds),
             "held_out": json.dumps(snapshot.held_out),
             "pending": json.dumps([*snapshot.pending.tolist(), snapshot.counted]),
@@ -155,7 +164,7 @@ class RecoveryFiles:
 
     def _check_same_run(self, checkpoint: Path) -> None:
         record = read_training_record(checkpoint)
-        for name, (stored, ours) in differing_settings(record, self.config).items():
+        for name, (stored, ours) in differing_settings(record, self.config, self.scheme).items():
             raise RecipeError(
                 f"{checkpoint} is of a run with {name} {stored}, not {ours}; "
                 "resume with the same options, or start afresh."

@@ -10,6 +10,7 @@ from typing import Any
 
 from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.families.registry import adapter_of
 from tscompress.io.own_outputs import TRAINING_DIRECTORY
 from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.rank_watch import Row
@@ -162,7 +163,8 @@ def differences_from(
     if not has_checkpoint(directory):
         return None
     record = read_training_record(directory / CHECKPOINT)
-    found = differing_settings(record, config.resolved(student or teacher, teacher))
+    scheme = adapter_of(teacher.family).defaults.recovery_scheme
+    found = differing_settings(record, config.resolved(student or teacher, teacher), scheme)
     if student is None and config.learning_rate is None:
         found.pop("learning_rate", None)  # it follows how much was cut
     for name in ("real_series", "synthetic_share"):
@@ -189,11 +191,15 @@ def recorded_digests(record: dict[str, str]) -> dict[str, str]:
 
 
 def differing_settings(
-    record: dict[str, str], config: RecoveryConfig
+    record: dict[str, str], config: RecoveryConfig, scheme: int
 ) -> dict[str, tuple[Any, Any]]:
-    """Settings in which a checkpoint's run differs from ``config``, and both their values."""
+    """Settings in which a checkpoint's run differs from ``config``, and both their values.
+
+    ``scheme``: the family's ``recovery_scheme``; checkpoints of 1 do not record it.
+    """
     stored, ours = json.loads(record.get("config", "{}")), config.model_dump(mode="json")
     lost = {name: allowed[0] for name, allowed in config.removed.items() if name in stored}
+    stored["recovery_scheme"], ours["recovery_scheme"] = int(record.get("scheme", "1")), scheme
     return {
         name: (stored.get(name), value)
         for name, value in {**ours, **lost}.items()
