@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,12 +57,15 @@ def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "
     axes.set_axisbelow(True)
 
 
-def legend_beside(figure: Figure, axes: Axes, title: str | None = None) -> None:
-    """The legend of ``axes``, to the right of all panels."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend_beside(figure: Figure, axes: Axes | Iterable[Axes], title: str | None = None) -> None:
+    """The legend of ``axes``, of several all that any draws, to the right of all panels."""
+    entries: dict[str, Any] = {}
+    for one in [axes] if isinstance(axes, Axes) else axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
     figure.legend(
-        handles,
-        labels,
+        list(entries.values()),
+        list(entries),
         title=title,
         loc="outside right upper",
         frameon=False,

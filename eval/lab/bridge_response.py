@@ -18,7 +18,14 @@ from tscompress.compression.calibration import CalibrationConfig, calibration_ba
 from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.plotting import GREY, MARKERS, PALETTE, new_figure, style_axes
+from tscompress.plotting import (
+    GREY,
+    MARKERS,
+    PALETTE,
+    legend_beside,
+    new_figure,
+    style_axes,
+)
 from tscompress.probing.measure import probe
 from tscompress.probing.regressions import GROUP
 from tscompress.probing.responses import ResponseScore
@@ -259,8 +266,7 @@ def _figure(results: dict[str, ProbeResult]) -> Figure:
             _points(axes, [getattr(one, measure) for one in results[name].responses], slot, name)
         axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
         axes.axhline({"slope": 1, "leakage": 0, "regret": 1}[measure], color=GREY, ls=":", lw=1)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    legend_beside(figure, panels[0])
     return figure
 
 

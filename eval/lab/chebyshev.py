@@ -27,7 +27,13 @@ from micro import (
 )
 from verdicts import Found, Verdict, listed, measure, one_line_errors, plain_ticks
 
-from tscompress.plotting import MARKERS, PALETTE, new_figure, style_axes
+from tscompress.plotting import (
+    MARKERS,
+    PALETTE,
+    legend_beside,
+    new_figure,
+    style_axes,
+)
 
 RANKS, SEEDS = (1, 2, 4, 8, 16, 32), (0, 1, 2)
 #: Spearman's coefficient from which on W_Q counts as following the table.
@@ -104,8 +110,7 @@ def _figure(frame: pd.DataFrame) -> Figure:
         axes.set_xscale("log", base=2)
         plain_ticks(axes.xaxis, RANKS)
     panels[0].set_ylabel("mean ε-rank of W_Q", fontsize=9)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="ε", loc="outside right upper", frameon=False, fontsize=8)
+    legend_beside(figure, panels[0], "ε")
     return figure
 
 

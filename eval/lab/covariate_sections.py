@@ -291,7 +291,7 @@ def draw_curves(frame: pd.DataFrame, runs: Sequence[RegressorRun]) -> Figure:
                         losses[measure], color=GREY, linewidth=0.9, linestyle=line, label=label
                     )
             plain_log_axis(axes)
-    _legend_of_all(figure, list(grid.flat))
+    legend_beside(figure, grid.flat)
     return figure
 
 
@@ -312,17 +312,6 @@ def _draw_panel(axes: Axes, frame: pd.DataFrame, measure: str) -> None:
                 alpha=0.2,
                 linewidth=0,
             )
-
-
-def _legend_of_all(figure: Figure, every: Sequence[Axes]) -> None:
-    """One legend of what any panel draws."""
-    entries: dict[str, object] = {}
-    for axes in every:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    figure.legend(
-        list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize=8
-    )
 
 
 def _steps_until_fallen(frame: pd.DataFrame) -> float:

@@ -19,7 +19,13 @@ from verdicts import Found, Verdict, listed, plain_ticks
 
 from tscompress.lab.attention import product_norm, spectral_norm
 from tscompress.lab.in_context_models import SelfAttention
-from tscompress.plotting import MARKERS, PALETTE, new_figure, style_axes
+from tscompress.plotting import (
+    MARKERS,
+    PALETTE,
+    legend_beside,
+    new_figure,
+    style_axes,
+)
 
 #: Prompts whose columns the projector is fitted to, and on which errors are measured.
 FITTED, MEASURED = 256, 32
@@ -227,10 +233,5 @@ def draw_bounds(frame: pd.DataFrame) -> Figure:
         for axes in (above, below):
             axes.set_xscale("log", base=2)
         plain_ticks(below.xaxis, [2**k for k in range(int(first["rank"].max()).bit_length())])
-    entries: dict[str, Any] = {}
-    for axes in grid[0]:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    figure.legend(list(entries.values()), list(entries), loc="outside right upper", frameon=False,
-                  fontsize=8)  # fmt: skip
+    legend_beside(figure, grid[0])
     return figure

@@ -11,7 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from verdicts import plain_ticks
 
-from tscompress.plotting import GREY, MARKERS, PALETTE, new_figure, save_figure, style_axes
+from tscompress.plotting import (
+    GREY,
+    MARKERS,
+    PALETTE,
+    legend_beside,
+    new_figure,
+    save_figure,
+    style_axes,
+)
 
 NAMES = {"svd": "truncated SVD", "activation-svd": "activation-aware SVD", "fold": "folding"}
 #: Slots of the palette, by method.
@@ -63,7 +71,7 @@ def draw_cuts(
     for place, column in enumerate(measures):  # once all panels of a row have their lines
         for axes in grid[:, place] if across else grid[place]:
             _limit(axes, frame[column], (most or {}).get(column), column in zero)
-    _legend(figure, list(grid.flat))
+    legend_beside(figure, grid.flat)
     if path is not None:
         save_figure(figure, path)
     return figure
@@ -98,13 +106,3 @@ def _limit(axes: Axes, values: pd.Series, most: float | None, zero: bool) -> Non
         axes.set_ylim(top=most)
     if zero:
         axes.set_ylim(bottom=min(0.0, float(values.min())))
-
-
-def _legend(figure: Figure, every: Sequence[Axes]) -> None:
-    entries: dict[str, object] = {}
-    for axes in every:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    figure.legend(
-        list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize=8
-    )

@@ -32,7 +32,14 @@ from verdicts import Found, Verdict, listed, measure, one_line_errors, plain_tic
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.linalg import angle_matrix
-from tscompress.plotting import MARKERS, PALETTE, SEQUENTIAL, new_figure, style_axes
+from tscompress.plotting import (
+    MARKERS,
+    PALETTE,
+    SEQUENTIAL,
+    legend_beside,
+    new_figure,
+    style_axes,
+)
 from tscompress.profiling.heads import head_angles, sharing_index
 from tscompress.profiling.measure import weight_matrix
 
@@ -119,8 +126,7 @@ def _rank_figure(frame: pd.DataFrame) -> Figure:
         axes.set_xscale("log", base=2)
         plain_ticks(axes.xaxis, HEADS)
         axes.set_ylim(bottom=0)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="ε", loc="outside right upper", frameon=False, fontsize=8)
+    legend_beside(figure, panels[0], "ε")
     return figure
 
 

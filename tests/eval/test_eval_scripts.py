@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from eval_scripts import imported
 from rich.console import Console
 
 import tscompress
@@ -37,12 +38,8 @@ def scripts() -> Any:
     names = ("comparison", "recover", "reproduce", "fold", "methods", "peers", "family", "shapes",
              "fold_growth", "table2", "calibration", "compressibility", "front",
              "series_files", "finetune", "testbed", "output", "univariate")  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EVAL / "lab"))  # their scripts are imported by name
-        patch.syspath_prepend(str(EVAL))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-        for name in (*names, "peer_methods", "fracast_pipeline"):
-            sys.modules.pop(name, None)
+    with imported(names) as found:
+        yield found
 
 
 class Bench:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from eval_scripts import imported
 
 from tscompress.probing.measure import ProbeConfig
-
-EVAL = Path(__file__).parents[2] / "eval"
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Any:
     """Imported as they are where one of them runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EVAL))
-        names = ("testbed", "front")
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-        for name in names:
-            sys.modules.pop(name, None)
+    with imported(("testbed", "front")) as found:
+        yield found
 
 
 def test_a_model_keeps_all_of_its_own_skill(scripts: Any, checkpoints: dict[str, Path]) -> None:

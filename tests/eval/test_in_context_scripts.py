@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
+from eval_scripts import imported
 from safetensors.torch import load_file
 
 from tscompress.errors import DataError, RecipeError, UsageError
@@ -28,12 +28,8 @@ def scripts() -> Iterator[Any]:
     names = ("learners", "covariates", "covariate_sections", "instruments", "instrument_sections",
              "instrument_theory", "verdicts", "cuts", "cut_figures", "cut_learners", "cut_sections",
              "cut_bounds", "under_compression")  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "eval"))
-        patch.syspath_prepend(str(ROOT / "eval" / "lab"))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-        for name in (*names, "output"):
-            sys.modules.pop(name, None)
+    with imported(names) as found:
+        yield found
 
 
 @pytest.mark.parametrize("size", ["cpu", "paper"])

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+from eval_scripts import imported
 
 from tscompress.errors import UsageError
 from tscompress.probing.measure import probe
 from tscompress.probing.regressions import GROUP, RESPONSES
 
-LAB = Path(__file__).parents[2] / "eval" / "lab"
 NAMES = ("verdicts", "micro", "learners", "bridge_patches", "bridge_response")
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Any]:
-    before = list(sys.path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(LAB))
-        found = SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    with imported(NAMES) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(found.bridge_patches, "PATCHES", (4, 16))
         patch.setattr(found.bridge_patches, "QUICK_STEPS", 1)
         patch.setattr(found.bridge_patches, "FEW", 4)
         yield found
-    sys.path[:] = before
-    for name in NAMES:
-        sys.modules.pop(name, None)
 
 
 def test_models_of_each_patch_are_trained_alike_and_measured(lab: Any, tmp_path: Path) -> None:

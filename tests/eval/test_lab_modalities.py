@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from eval_scripts import imported
 
 from tscompress.checkpoints.load import load
 from tscompress.errors import DataError, UsageError
 from tscompress.linalg import epsilon_rank, singular_values
 
-LAB = ROOT / "eval" / "lab"
 MODULES = ("verdicts", "ctranslate2_weights", "modality_models", "modality_training",
            "modality_toys", "modality_tabular", "modality_inputs", "modality_embeddings",
            "modality_weights", "modality_text")  # fmt: skip
@@ -29,11 +25,8 @@ WIDTH, HEADS, LAYERS = 8, 2, 1
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(LAB))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with imported(MODULES) as found:
+        yield found
 
 
 # --------------------------------------------------------------------------------------------------

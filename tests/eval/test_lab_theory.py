@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import ROOT
+from eval_scripts import imported
 
 from tscompress.errors import UsageError
 from tscompress.plotting import new_figure
 
-LAB = ROOT / "eval" / "lab"
 MODULES = ("verdicts", "theory", "theory_attention", "theory_embeddings", "theory_flow",
            "theory_heads", "theory_models")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(LAB))
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with imported(MODULES) as found:
+        yield found
 
 
 def section(lab: Any, *verdicts: Any) -> Any:

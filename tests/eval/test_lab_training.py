@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from eval_scripts import imported
 
-LAB = Path(__file__).parents[2] / "eval" / "lab"
 NAMES = ("verdicts", "micro", "chebyshev", "heads", "watch", "cut_advice")
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Any]:
-    before = list(sys.path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(LAB))
-        found = SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    with imported(NAMES) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(found.micro, "QUICK_STEPS", 2)
         yield found
-    sys.path[:] = before
-    for name in NAMES:
-        sys.modules.pop(name, None)
 
 
 def test_rank_of_w_q_is_taken_for_every_table(lab: Any, tmp_path: Path) -> None:

@@ -42,14 +42,20 @@ def walked(
     return result, recipe
 
 
+def written(result: RunResult, table: str) -> tuple[str, str]:
+    """A table of the page, and the whole Markdown."""
+    page = (result.directory / "report.html").read_text(encoding="utf-8")
+    _, _, after = page.partition(f'<table id="{table}">')
+    found, closed, _ = after.partition("</table>")
+    assert closed
+    return found, (result.directory / "report.md").read_text(encoding="utf-8")
+
+
 def test_what_covariates_add_is_on_the_page_and_in_the_markdown(
     walked: tuple[RunResult, Recipe],
 ) -> None:
     result, _ = walked
-    page = (result.directory / "report.html").read_text(encoding="utf-8")
-    table = page[page.index('<table id="covariates">') :]
-    table = table[: table.index("</table>")]
-    markdown = (result.directory / "report.md").read_text(encoding="utf-8")
+    table, markdown = written(result, "covariates")
     assert result.probes is not None
     original, compressed = result.probes
     for before, after in zip(original.tasks, compressed.tasks, strict=True):
@@ -64,10 +70,7 @@ def test_what_covariates_add_is_on_the_page_and_in_the_markdown(
 
 def test_the_response_is_on_the_page_and_in_the_markdown(walked: tuple[RunResult, Recipe]) -> None:
     result, recipe = walked
-    page = (result.directory / "report.html").read_text(encoding="utf-8")
-    table = page[page.index('<table id="responses">') :]
-    table = table[: table.index("</table>")]
-    markdown = (result.directory / "report.md").read_text(encoding="utf-8")
+    table, markdown = written(result, "responses")
     assert result.probes is not None
     original, compressed = result.probes
     assert len(original.responses) == len(RESPONSES)
