@@ -28,6 +28,7 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import Step
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError
+from tscompress.families import patches
 from tscompress.families.registry import build_empty, wrap_pipeline
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
@@ -235,6 +236,25 @@ def test_missing_targets_do_not_count(checkpoint: Path) -> None:
     total, count = forecast_loss(loaded, padded)
     assert count == 5 * len(batch.target)
     assert total == pytest.approx(forecast_loss(loaded, shorter)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])
+def test_a_jump_that_nobody_forecasts_does_not_outweigh_the_rest(
+    checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, batch = load(checkpoints[family]), windows()
+    target = batch.target.clone()
+    target[1, 6] += 1e6 * float(batch.context[1].std())
+    jump = replace(batch, target=target)
+    (usual, count), (jumped, as_many) = (forecast_loss(loaded, one) for one in (batch, jump))
+    assert as_many == count
+    steps = batch.target.shape[1]
+    assert usual < jumped < usual + 2 * steps * patches.FURTHEST
+    monkeypatch.setattr(patches, "FURTHEST", np.inf)
+    assert forecast_loss(loaded, batch)[0] == usual  # where nothing is far, nothing changes
+    unbounded = forecast_loss(loaded, jump)[0]
+    # Chronos-2 is trained on arcsinh, which bounds a jump by itself.
+    assert unbounded > 1e4 if family == "chronos-bolt" else unbounded == jumped
 
 
 @pytest.mark.parametrize("family", ["chronos-bolt", "chronos-2"])

@@ -37,6 +37,11 @@ PATCH_DEFAULTS = FamilyDefaults(
 )
 
 
+#: Spreads of its context beyond which a target's mean distance counts no more: a jump that no model
+#: forecasts would otherwise outweigh all other series together.
+FURTHEST = 10.0
+
+
 class PatchFamily(ForecastFamily):
     """A family whose models normalise a context, embed its patches, and forecast quantiles."""
 
@@ -73,8 +78,9 @@ class PatchFamily(ForecastFamily):
         """Twice the pinball loss, mean over quantile levels.
 
         In the space of training: after instance normalisation, and for Chronos-2 arcsinh. So every
-        series has the same weight. Steps beyond the model's horizon are ignored, and so are series
-        with a constant context, which have no scale.
+        series has the same weight, and one whose target lies further from the context than
+        :data:`FURTHEST` of its spreads, on average, the weight of that. Steps beyond the model's
+        horizon are ignored, and so are series with a constant context, which have no scale.
         """
         model: Any = pipeline.inner_model
         preds = output.quantile_preds  # [B, Q, H]
@@ -88,6 +94,8 @@ class PatchFamily(ForecastFamily):
             model.chronos_config.quantiles, dtype=torch.float64, device=preds.device
         )
         error = scaled.double()[:, None] - scaled_preds.double()  # [B, Q, h]
+        away = scaled.double().abs().nanmean(1, keepdim=True).nan_to_num()  # [B, 1]
+        error = error / (away / FURTHEST).clamp(min=1)[:, None]
         pinball = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
         # If a context is constant up to rounding, its scale is arbitrary, and so is the loss.
         varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
