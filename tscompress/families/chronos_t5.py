@@ -13,9 +13,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from tscompress.errors import UnsupportedModelError
 from tscompress.families.base import (
-    BatchShape,
     EmbeddingTable,
-    FamilyDefaults,
     ForecastFamily,
     ModelShape,
     Pass,
@@ -23,6 +21,7 @@ from tscompress.families.base import (
     Windows,
 )
 from tscompress.families.calibration_sizes import OF_TOKENS
+from tscompress.families.defaults import BatchShape, FamilyDefaults
 from tscompress.families.graphs import GraphSource
 from tscompress.families.opening import is_converted
 from tscompress.families.t5_graphs import NOTES, compared_logits, t5_sources

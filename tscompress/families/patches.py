@@ -12,8 +12,9 @@ from chronos import BaseChronosPipeline
 from torch import Tensor, nn
 
 from tscompress.errors import UnsupportedModelError
-from tscompress.families.base import BatchShape, FamilyDefaults, ForecastFamily, Windows
+from tscompress.families.base import ForecastFamily, Windows
 from tscompress.families.calibration_sizes import OF_PATCHES
+from tscompress.families.defaults import BatchShape, FamilyDefaults
 from tscompress.runtime.quantiles import FloatArray
 
 #: Measured on Chronos-Bolt (eval/notes); Chronos-2 has the same values, unmeasured.
