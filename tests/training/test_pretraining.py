@@ -31,7 +31,12 @@ from tscompress.errors import (
 from tscompress.families.registry import adapter_of
 from tscompress.training import pretraining
 from tscompress.training.optimizers import OptimizerName
-from tscompress.training.pretrain_batches import make_batch, stage_corpora
+from tscompress.training.pretrain_batches import (
+    batches_from,
+    drawing_processes,
+    make_batch,
+    stage_corpora,
+)
 from tscompress.training.pretrain_losses import loss_function, token_cross_entropy
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
@@ -463,6 +468,28 @@ def test_batches_depend_on_the_step_only() -> None:
     assert not np.array_equal(first.context, other.context, equal_nan=True)
     assert first.context.shape == (4, 32)
     assert first.target.shape == (4, 16)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_batches_are_the_same_from_any_number_of_processes(processes: int) -> None:
+    recipe = short("chronos-2", steps=6)
+    corpora = stage_corpora(recipe)
+    state = torch.get_rng_state()
+    drawn = list(batches_from(recipe, corpora, 2, processes))
+    assert torch.equal(torch.get_rng_state(), state)  # the training's own draws are left alone
+    assert len(drawn) == recipe.total_steps - 2
+    for step, batch in enumerate(drawn, start=2):
+        alone = make_batch(recipe, corpora, step)
+        for name in ("context", "target", "group_ids", "future"):
+            found, expected = getattr(batch, name), getattr(alone, name)
+            assert (found is None) == (expected is None)
+            if found is not None:
+                assert torch.equal(torch.nan_to_num(found), torch.nan_to_num(expected))
+
+
+def test_a_gpu_has_its_batches_drawn_ahead() -> None:
+    assert drawing_processes(torch.device("cpu")) == 0
+    assert 1 <= drawing_processes(torch.device("cuda")) <= 4
 
 
 def test_every_context_has_an_observed_value() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.multivariate import draw_groups
@@ -59,3 +61,41 @@ def make_batch(
         groups.group_ids,
     )
     return groups.batch(context, target)
+
+
+class _Steps(Dataset[ForecastBatch]):
+    """The batches of the steps from ``first`` on."""
+
+    def __init__(
+        self, recipe: PretrainRecipe, corpora: Sequence[SyntheticCorpus], first: int
+    ) -> None:
+        self.recipe, self.corpora, self.first = recipe, corpora, first
+
+    def __len__(self) -> int:
+        return self.recipe.total_steps - self.first
+
+    def __getitem__(self, index: int) -> ForecastBatch:
+        return make_batch(self.recipe, self.corpora, self.first + index)
+
+
+def batches_from(
+    recipe: PretrainRecipe, corpora: Sequence[SyntheticCorpus], first: int, processes: int = 0
+) -> Iterator[ForecastBatch]:
+    """The batches of all steps from ``first`` on, the same for any number of processes.
+
+    ``processes`` draw them ahead; with 0, this one draws each as it is asked for.
+    """
+    loader = DataLoader(
+        _Steps(recipe, corpora, first),
+        batch_size=None,
+        num_workers=processes,
+        generator=torch.Generator(),  # or it would draw from the one of the training
+    )
+    return iter(loader)
+
+
+def drawing_processes(device: torch.device) -> int:
+    """Processes that draw batches: a GPU trains faster than one core draws."""
+    if device.type == "cpu":
+        return 0
+    return max(1, min(4, (os.cpu_count() or 1) // 2))

@@ -22,6 +22,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from transformers import PreTrainedModel
 
+from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_matrices
@@ -34,7 +35,7 @@ from tscompress.training.checkpoint import (
 )
 from tscompress.training.loop import StopRequest, attention_for_training, training_precision
 from tscompress.training.optimizers import make_optimizer
-from tscompress.training.pretrain_batches import make_batch, stage_corpora
+from tscompress.training.pretrain_batches import batches_from, drawing_processes, stage_corpora
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.pretrain_model import design, embedding_of, fresh_model, start_
 from tscompress.training.pretrain_output import (
@@ -159,10 +160,12 @@ class _Run:
         self._look()
         meter = _Meter(self.step, recipe.total_steps)
         saved_at = time.monotonic()
+        processes = drawing_processes(self.accelerator.device)
+        batches = batches_from(recipe, self.corpora, self.step, processes)
         with log_up_to(self.step, self.output / LOG_FILE).open("a") as log:
             while not self.is_done and not stop.requested:
                 rate = recipe.learning_rate_at(self.step)
-                meter.add(*self._train_step(rate))
+                meter.add(*self._train_step(next(batches), rate))
                 self._look()
                 if self.step in recipe.snapshot_steps:
                     self.write_model(snapshot_name(self.step))
@@ -181,14 +184,13 @@ class _Run:
         if self.watch is not None:
             self.watch.look(self.model, self.step, last=self.is_done)
 
-    def _train_step(self, rate: float) -> tuple[float, int]:
-        """One step at a learning rate; its loss, and its number of series."""
+    def _train_step(self, batch: ForecastBatch, rate: float) -> tuple[float, int]:
+        """One step on a batch at a learning rate; its loss, and its number of series."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
         loss_of = self.losses[self.recipe.stage_at(self.step)]
-        batch = make_batch(self.recipe, self.corpora, self.step).to(self.accelerator.device)
         with self.accelerator.autocast():
-            loss = loss_of(self.wrapped, batch)
+            loss = loss_of(self.wrapped, batch.to(self.accelerator.device))
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(
             self.wrapped.parameters(), self.recipe.max_grad_norm
