@@ -18,6 +18,7 @@ from tscompress.data.synthetic import (
     seasonal_series,
     stochastic_series,
     structural_series,
+    trend_series,
 )
 
 PLAIN: dict[str, Any] = {
@@ -110,6 +111,16 @@ def test_share_of_repeated_patterns_without_noise(share: float) -> None:
     assert silent.mean() == pytest.approx(0.85 * share, abs=0.15 * share + 1e-9)
 
 
+def test_trends_have_nothing_else_in_them() -> None:
+    series = trend_series(np.random.default_rng(0), 200, 96)
+    time = np.linspace(-1, 1, 96)
+    fit = np.polynomial.polynomial.polyfit(time, series.T, 5)
+    left = series - np.polynomial.polynomial.polyval(time, fit)
+    assert (left.std(axis=1) < 0.25 * series.std(axis=1)).all()
+    assert np.median(left.std(axis=1) / series.std(axis=1)) < 0.05
+    assert 0.3 < (series[:, -1] > series[:, 0]).mean() < 0.7  # rises and falls
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -118,6 +129,7 @@ def test_share_of_repeated_patterns_without_noise(share: float) -> None:
         ("stochastic_weight", 2.0),
         ("count_weight", 2.0),
         ("real_weight", 2.0),
+        ("trend_weight", 2.0),
         ("seasonal_weight", 2.0),
         ("seasonal_periods", (7,)),
         ("seasonal_extras", False),

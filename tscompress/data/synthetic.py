@@ -39,6 +39,7 @@ class CorpusConfig(BaseModel):
     stochastic_weight: float = Field(default=0.15, ge=0, description="AR and random-walk paths")
     count_weight: float = Field(default=0.05, ge=0, description="intermittent and seasonal counts")
     real_weight: float = Field(default=0.10, ge=0, description="windows of given real series")
+    trend_weight: float = Field(default=0.0, ge=0, description="trends alone, with little noise")
     seasonal_weight: float = Field(default=0.0, ge=0, description="repeated patterns")
     seasonal_periods: tuple[int, ...] = Field(
         default=SEASONAL_PERIODS, min_length=1, description="steps of repeated patterns"
@@ -90,6 +91,8 @@ class SyntheticCorpus:
             "real": self.config.real_weight if self.real_series else 0.0,
             "seasonal": self.config.seasonal_weight,
         }
+        if self.config.trend_weight:  # one more family of weight 0 would change what is drawn
+            weights["trend"] = self.config.trend_weight
         total = sum(weights.values())
         if total <= 0:
             raise ValueError("a corpus needs at least one family with a weight above 0")
@@ -121,6 +124,7 @@ class SyntheticCorpus:
             "kernel": kernel_compositions,
             "stochastic": stochastic_series,
             "count": count_series,
+            "trend": trend_series,
         }
         return generators[name](rng, count, length)
 
@@ -207,6 +211,27 @@ def count_series(rng: np.random.Generator, count: int, length: int) -> FloatArra
     occurrence = np.where(rng.random((count, 1)) < 0.5, rng.uniform(0.1, 0.9, (count, 1)), 1.0)
     counts = counts * (rng.random((count, length)) < occurrence)
     return counts.astype(np.float32)
+
+
+def trend_series(rng: np.random.Generator, count: int, length: int) -> FloatArray:
+    """Straight, damped, accelerating and kinked trends with little noise, ``[count, L]``.
+
+    They run over the whole series, so that a context shows how fast they level off. The noise has
+    0.001 to 0.2 of the spread, and no memory.
+    """
+    time = np.linspace(0, 1, length, dtype=np.float32)[None, :]
+    rate = _log_uniform(rng, 0.5, 6.0, (count, 1))
+    damped = (1 - np.exp(-rate * time)) / (1 - np.exp(-rate))
+    accelerating = np.expm1(rate * time / 2) / np.expm1(rate / 2)
+    knot = rng.uniform(0.2, 0.8, (count, 1))
+    kinked = time + rng.normal(0, 1.0, (count, 1)) * np.maximum(time - knot, 0)
+    kind = rng.choice(4, size=(count, 1), p=[0.35, 0.35, 0.15, 0.15])
+    path = np.select([kind == 0, kind == 1, kind == 2], [time, damped, accelerating], kinked)
+    path = (path - path.mean(axis=1, keepdims=True)) / (path.std(axis=1, keepdims=True) + 1e-6)
+    path *= rng.choice([-1.0, 1.0], (count, 1))
+    noise = _log_uniform(rng, 0.001, 0.2, (count, 1)) * rng.standard_normal((count, length))
+    level = rng.gamma(1.5, 2.0, (count, 1)) * (rng.random((count, 1)) < 0.7)
+    return _finish(rng, (path + noise + level).astype(np.float32), positive_share=0.4)
 
 
 def seasonal_series(
