@@ -10,6 +10,7 @@ by their recipes, into `results/NAME`, unless they are there. Names are tables, 
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
 `lab-modalities` and `lab-instruments` `tscompress[lab]`.
+Tables that need a GPU run where one is asked for by its whole name.
 What is drawn from other tables takes those below `--output`, and comes last. Scripts of the lab end
 with 1, and are shown so, where a verdict is not as expected; their tables are written all the same.
 """
@@ -47,6 +48,8 @@ class Table:
         Recipes of ``recipes/pretrain`` whose models the arguments name.
     drawn_from
         Tables that it reads.
+    needs_gpu
+        It runs only if asked for by its whole name.
     """
 
     name: str
@@ -55,6 +58,11 @@ class Table:
     trained: tuple[str, ...] = ()
     threads: int = 1
     drawn_from: tuple[str, ...] = ()
+    needs_gpu: bool = False
+
+    def is_meant_by(self, name: str) -> bool:
+        """Whether ``name`` is its name, or a part of it that will do."""
+        return name == self.name or (name in self.name and not self.needs_gpu)
 
     def command(self, directory: Path) -> list[str]:
         script, *rest = shlex.split(self.arguments)
@@ -152,6 +160,14 @@ TABLES = (
         "table2-t5", "table2.py --model reference/t5 --max-series 100 --output DIR/table2-t5", 20
     ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
+    Table(
+        "shapes-gpu",
+        "shapes.py --device cuda --models chronos-2-base chronos-bolt-base chronos-t5-base "
+        "--output DIR/shapes-gpu",
+        2,
+        threads=2,
+        needs_gpu=True,
+    ),
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
         "recover-bolt",
@@ -258,7 +274,8 @@ TABLES = (
 
 
 def chosen(names: Sequence[str]) -> list[Table]:
-    """Tables of these names, or parts of names, in the order of the list; of none, all.
+    """Tables of these names, or parts of names, in the order of the list; of none, all that need
+    no GPU.
 
     Raises
     ------
@@ -266,9 +283,11 @@ def chosen(names: Sequence[str]) -> list[Table]:
         No table has such a name.
     """
     for name in names:
-        if not any(name in table.name for table in TABLES):
+        if not any(table.is_meant_by(name) for table in TABLES):
             raise UsageError(f"no table is called {name!r}; --list shows those there are.")
-    return [table for table in TABLES if not names or any(name in table.name for name in names)]
+    if not names:
+        return [table for table in TABLES if not table.needs_gpu]
+    return [table for table in TABLES if any(map(table.is_meant_by, names))]
 
 
 def training(recipe: str) -> list[str]:
@@ -311,9 +330,10 @@ def main() -> None:
     except UsageError as error:
         parser.error(str(error))
     if arguments.list:
-        for table in tables:
+        for table in tables if arguments.names else TABLES:
             line = shlex.join(["python", *table.command(arguments.output)[1:]])
-            print(f"{table.name} ({table.minutes} min): {line}")
+            where = " on a GPU" if table.needs_gpu else ""
+            print(f"{table.name} ({table.minutes} min{where}): {line}")
         return
     directory = arguments.output.absolute()
     directory.mkdir(parents=True, exist_ok=True)
