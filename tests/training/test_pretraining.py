@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -470,6 +472,7 @@ def test_batches_depend_on_the_step_only() -> None:
     assert first.target.shape == (4, 16)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 @pytest.mark.parametrize("processes", [0, 2])
 def test_batches_are_the_same_from_any_number_of_processes(processes: int) -> None:
     recipe = short("chronos-2", steps=6)
@@ -485,6 +488,30 @@ def test_batches_are_the_same_from_any_number_of_processes(processes: int) -> No
             assert (found is None) == (expected is None)
             if found is not None:
                 assert torch.equal(torch.nan_to_num(found), torch.nan_to_num(expected))
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_processes_that_draw_outlive_a_signal_to_the_training(tmp_path: Path) -> None:
+    recipe = short("chronos-bolt", steps=40)
+    (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
+    program = f"""
+import os, signal
+from pathlib import Path
+from tscompress.training.loop import StopRequest
+from tscompress.training.pretrain_batches import batches_from, stage_corpora
+from tscompress.training.pretrain_recipe import PretrainRecipe
+recipe = PretrainRecipe.model_validate_json(Path({str(tmp_path / "recipe.json")!r}).read_text())
+with StopRequest() as stop:
+    batches = batches_from(recipe, stage_corpora(recipe), 0, 2)
+    drawn = [next(batches)]
+    os.killpg(os.getpgrp(), signal.SIGTERM)
+    drawn += batches
+print(stop.requested, len(drawn))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True
+    )
+    assert done.stdout.split() == ["True", "40"], done.stderr
 
 
 def test_a_gpu_has_its_batches_drawn_ahead() -> None:

@@ -89,9 +89,16 @@ def batches_from(
         _Steps(recipe, corpora, first),
         batch_size=None,
         num_workers=processes,
+        worker_init_fn=_apart_from_signals,
         generator=torch.Generator(),  # or it would draw from the one of the training
     )
     return iter(loader)
+
+
+def _apart_from_signals(_: int) -> None:
+    """What stops a training, Ctrl-C too, goes to its group of processes: this one leaves it."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
 
 
 def drawing_processes(device: torch.device) -> int:
