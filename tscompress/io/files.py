@@ -10,11 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
-from tscompress.io.making_way import journal_of, undo_killed
+from tscompress.io.making_way import claimed_once, journal_of, undo_killed
 from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
 from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
@@ -277,21 +277,26 @@ def new_directory(
     """A temporary sibling of ``target`` that takes its place when the block ends without an error.
 
     Siblings that a killed process left are removed first. With ``writes``, what ``target`` holds
-    and the block does not write stays as it is. Of a link, what it points to is the target.
+    and the block does not write stays as it is, and ``target`` is claimed while the block runs: two
+    processes would each keep what the other is about to replace. Of a link, what it points to is
+    the target.
 
     Raises
     ------
     OutputExistsError
         ``target`` holds something, or does when the block ends, and ``force`` is false; or what
         tscompress did not write or one of ``inputs`` would be replaced, see :func:`check_output`;
-        or another process has claimed it, see :func:`tscompress.io.making_way.undo_killed`.
+        or another process has claimed it, see :func:`tscompress.io.making_way.claimed`.
     OutputError
         The disk is full, or the directory cannot be written to.
     """
     shown, inputs = target, tuple(inputs)
-    with naming(shown):
+    with ExitStack() as stack, naming(shown):
         target = followed(shown)
-        undo_killed([target])
+        if writes is None:
+            undo_killed([target])
+        else:
+            stack.enter_context(claimed_once([target]))
         _restore(target, _aside(target))
         _remove_leftovers(target)
         check_output(shown, force=force, inputs=inputs, writes=writes)
