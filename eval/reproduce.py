@@ -10,8 +10,10 @@ by their recipes, into `results/NAME`, unless they are there. Names are tables, 
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
 `lab-modalities` and `lab-instruments` `tscompress[lab]`.
-What is drawn from other tables takes those below `--output`, and comes last. Scripts of the lab end
-with 1, and are shown so, where a verdict is not as expected; their tables are written all the same.
+What is drawn from other tables takes those below `--output`, and comes last. A command that fails
+is shown with its exit status, keeps no other from its turn, and makes that of this script 1. A
+verdict of the lab that is not as expected is a finding and no failure: the log's last line counts
+them.
 """
 
 from __future__ import annotations
