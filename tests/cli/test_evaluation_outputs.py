@@ -92,6 +92,20 @@ def test_an_evaluation_keeps_others_out_until_its_scores_are_saved(
         pass
 
 
+def test_no_file_of_an_earlier_evaluation_stays_beside_those_of_another(
+    command: Command, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    bolt, output = checkpoints["chronos-bolt"], tmp_path / "scores"
+    both = command("evaluate", bolt, "--against", "seasonal-naive", *DATA, "--output", output)
+    assert both.code == 0, both.err
+    assert (output / "scores-against.csv").exists()
+    (output / "notes.txt").write_text("mine")
+    alone = command("evaluate", bolt, *DATA, "--output", output, "--force")
+    assert alone.code == 0, alone.err
+    files = {"scores.json", "scores.csv", "agg-rel-scores.csv", "notes.txt"}
+    assert {path.name for path in output.iterdir()} == files
+
+
 def test_what_is_written_beside_other_files_is_claimed(tmp_path: Path) -> None:
     output = tmp_path / "scores"
     with new_directory(output, writes=["log"]) as directory:

@@ -206,6 +206,14 @@ def test_what_the_block_does_not_write_stays(old: Path) -> None:
     assert contents(old) == {"a.txt": "old", "log": "new", "b.txt": "new", "sub/c.txt": "old"}
 
 
+def test_what_an_earlier_run_wrote_and_this_one_does_not_goes(old: Path) -> None:
+    for name in ("log", "more"):
+        (old / name).write_text(LOG)
+    with new_directory(old, force=True, writes=["log", "more"]) as directory:
+        (directory / "log").write_text(LOG * 2)
+    assert contents(old) == {"a.txt": "old", "log": LOG * 2}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_what_another_process_adds_meanwhile_is_refused_or_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -276,10 +276,10 @@ def new_directory(
 ) -> Iterator[Path]:
     """A temporary sibling of ``target`` that takes its place when the block ends without an error.
 
-    Siblings that a killed process left are removed first. With ``writes``, what ``target`` holds
-    and the block does not write stays as it is, and ``target`` is claimed while the block runs: two
-    processes would each keep what the other is about to replace. Of a link, what it points to is
-    the target.
+    Siblings that a killed process left are removed first. Of a link, what it points to is the
+    target. With ``writes``, what ``target`` holds stays as it is, but for what the block writes,
+    and for files of ``writes`` that it does not: those are of an earlier run. ``target`` is claimed
+    while such a block runs: of two processes, each would keep what the other is about to replace.
 
     Raises
     ------
@@ -307,11 +307,11 @@ def new_directory(
             _settle(temporary)
             if writes is not None:
                 files = (path for path in temporary.rglob("*") if not path.is_dir())
-                writes = [str(path.relative_to(temporary)) for path in files]
+                writes = {*writes, *(str(path.relative_to(temporary)) for path in files)}
             if force:  # what stands there now may have come meanwhile
                 check_output(shown, force=True, inputs=inputs, writes=writes)
             if writes is not None and target.is_dir():
-                _link_others(target, temporary)
+                _link_others(target, temporary, writes)
             if not _put(temporary, target, force=force):
                 raise _exists(shown)
             try:
@@ -379,11 +379,11 @@ def _remove_leftovers(target: Path) -> None:
             os.close(lock)
 
 
-def _link_others(old: Path, new: Path) -> None:
-    """Hard links in ``new`` to the files of ``old`` that it has no file of its own for."""
+def _link_others(old: Path, new: Path, writes: Collection[str]) -> None:
+    """Hard links in ``new`` to the files of ``old``, but for those of ``writes``."""
 
     def link(source: str, copy: str) -> str:
-        if not os.path.lexists(copy):
+        if os.path.relpath(copy, new) not in writes:
             try:
                 os.link(source, copy, follow_symlinks=False)
             except OSError:  # a file system without
