@@ -17,20 +17,20 @@ that is kept (`tscompress probe`: of all tasks, and of noise-free seasons), and 
 parameters and of latency. What is fitted is fitted once for each `--seed`, which draws calibration
 series, random weights and the batches of recovery; what was trained is what it is. Everything
 computes in float32 on weights as they are stored. A row is written as soon as it is there, and a
-run that is started again resumes after the last; a row of other series or of another recovery stays
-in the .csv and is left out of table and figure. Latency comes at the end, when models of all shapes
-take turns in one process (recovery changes no shape, and shares that of its folded model).
+run that is started again resumes after the last; a row of other series, of another recovery or of
+other code stays in the .csv and is left out of table and figure. Latency comes at the end, when
+models of all shapes take turns in one process (recovery changes no shape, and shares that of its
+folded model).
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ import torch
 from output import parser_of, rounded, write_tables
 from panels import quality_panels
 from peer_methods import PeerTestbed
-from pydantic import BaseModel
 from rich.console import Console
 from testbed import (
+    CODE,
     FRONT_SIZES,
     LITTLE,
     PARTS,
@@ -50,6 +50,7 @@ from testbed import (
     WORKLOADS,
     Size,
     as_stored,
+    digest,
     parts_in,
     short_name,
     with_interval,
@@ -191,14 +192,6 @@ def recovered_too(kind: str, size: Size, build: Build, seed: int) -> Iterator[Co
     yield Contender(kind + RECOVERY, size.label, build, seed, True, (kind, size.label))
 
 
-def digest(*settings: BaseModel | str | float) -> str:
-    """Eight characters that change with any setting."""
-    content = "".join(
-        one.model_dump_json() if isinstance(one, BaseModel) else repr(one) for one in settings
-    )
-    return hashlib.sha256(content.encode()).hexdigest()[:8]
-
-
 class Comparison:
     """A dense model, how contenders recover, and their rows."""
 
@@ -220,17 +213,22 @@ class Comparison:
         """A model as fast as this one, and never scored."""
         return contender.build(self._little)
 
+    @cached_property
+    def _scored(self) -> str:
+        """Of every row; taken once, as the code may change while it runs."""
+        scripts = "comparison", "peer_methods", "testbed"
+        return self.bed.settings(*scripts, code=(*CODE, "training"))
+
     def settings(self, contender: Contender) -> str:
         """What a row depends on beside its contender; of a recovery, all that it resolves to."""
-        scored = (self.bed.config, self.bed.probe, model_digest(self.bed.original.forecaster))
         if contender.seed < 0:  # it is what it is, also when it has been trained anew
-            return digest(*scored, model_digest(self.shape(contender).forecaster))
+            return digest(self._scored, model_digest(self.shape(contender).forecaster))
         if not contender.recovers:
-            return digest(*scored)
+            return digest(self._scored)
         if contender.shape not in self._settings:  # the learning rate depends on what is left
             recovery = self.recovery.resolved(self.shape(contender), self.bed.original)
             bound = rate_by_distance(self.bed.original.family, recovery.optimizer)
-            self._settings[contender.shape] = digest(*scored, recovery, bound)
+            self._settings[contender.shape] = digest(self._scored, recovery, bound)
         return self._settings[contender.shape]
 
     def row(self, contender: Contender) -> dict[str, Any]:

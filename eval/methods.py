@@ -11,7 +11,7 @@ blocks, queries and values by what each was measured to cost, a factored one; `s
 `activation-svd` have two factors a layer. A second table sets each folded model beside what else is
 no slower, and a figure shows latency against quality. Everything computes in float32 on weights as
 they are stored. Scores are written as they are there, and a run that is started again takes them
-from the CSV.
+from the CSV, if model, options, code and versions are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 from fold import BlockPlanner
-from output import parser_of, rounded, rows_of, write_tables
+from output import parser_of, rounded, rows_with, write_tables
 from panels import quality_panels
 from rich.console import Console
 from testbed import KEPT, WORKLOADS, Testbed, as_stored, short_name, with_interval
@@ -69,7 +69,8 @@ def compressed_models(
 
 def measure(bed: Testbed, methods: Sequence[str], path: Path, console: Console) -> pd.DataFrame:
     """A row for every method and ratio; the first is the original itself."""
-    known = rows_of(path, ("SQL", "own skill"))
+    settings = bed.settings("methods", "fold", "testbed")
+    known = rows_with(path, ("SQL", "own skill"), [settings])
     dense = {"model": bed.model, "method": "dense", "budget": 1.0, "attention": 1.0}
     rows: list[dict[str, Any]] = [dense | bed.original_row()]
     models = [("dense", bed.original.forecaster)]
@@ -80,7 +81,7 @@ def measure(bed: Testbed, methods: Sequence[str], path: Path, console: Console) 
             assert compressed.plan is not None
             share = compressed.plan.attention_parameter_ratio
             row = {"model": bed.model, "method": method, "budget": ratio, "attention": share}
-            row |= bed.row(compressed.forecaster, method)
+            row |= bed.row(compressed.forecaster, method) | {"settings": settings}
             console.print(rounded(row))
         rows.append(row)
         write_text_atomically(path, pd.DataFrame(rows).to_csv(index=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,36 @@ def write_tables(stem: str | Path, frame: pd.DataFrame, table: str) -> None:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows that an earlier run left in a CSV and that have all of ``columns``; of no file, none."""
+    """Rows that an earlier run left in a CSV and that have all of ``columns``.
+
+    Of no file, or one that cannot be read, none. ``settings`` are read as text.
+    """
     if not path.exists():
         return []
-    frame = pd.read_csv(path)
+    try:
+        frame = pd.read_csv(path, dtype={"settings": str})
+    except ValueError:  # of pandas: no columns, lines of other lengths; or no UTF-8
+        return []
     if not set(columns) <= set(frame):
         return []
     return frame.dropna(subset=list(columns)).to_dict("records")
+
+
+def rows_with(
+    path: Path, columns: Sequence[str], settings: Collection[str]
+) -> list[dict[str, Any]]:
+    """Those of :func:`rows_of` that were measured with one of ``settings``; says how many were not.
+
+    The column ``settings`` comes after all that is taken: a line that was cut off lacks it.
+    """
+    rows = rows_of(path, columns)
+    kept = [row for row in rows if row.get("settings") in settings]
+    if len(kept) < len(rows):
+        print(
+            f"{path}: {len(rows) - len(kept)} of {len(rows)} rows are of another model, other "
+            "options, code or versions, and are not taken."
+        )
+    return kept
 
 
 def rounded(row: Mapping[str, Any]) -> dict[str, Any]:

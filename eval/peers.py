@@ -23,12 +23,13 @@ Each row has the ratios of WQL, SQL and MASE on the offline suite to the dense m
 intervals (paired bootstrap over series; Chronos-T5 with common random numbers), its skill against
 the best possible forecasts (`tscompress probe`) and the share of the dense model's skill that it
 keeps. Weights are rounded to the dtype they are stored in, and all but bfloat16 compute in float32.
-A row is written as soon as it is there, and a run that is started again resumes after the last.
-Bytes, memory and latency come at the end, when all models take turns in one process, on one thread
-unless `--threads` says more; they depend on shapes alone, so models are made anew for them with
-little calibration. "On disk" counts weights in the checkpoint's dtype, or int8 and its scales; "in
-memory" as they are held; "peak" adds the most that one forecast had allocated at a time. "CPU
-minutes" leave out the pass over the calibration series that SVD-LLM and ASVD share.
+A row is written as soon as it is there, and a run that is started again resumes after the last, if
+model, options, code and versions are the same. Bytes, memory and latency come at the end, when all
+models take turns in one process, on one thread unless `--threads` says more; they depend on shapes
+alone, so models are made anew for them with little calibration. "On disk" counts weights in the
+checkpoint's dtype, or int8 and its scales; "in memory" as they are held; "peak" adds the most that
+one forecast had allocated at a time. "CPU minutes" leave out the pass over the calibration series
+that SVD-LLM and ASVD share.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ import torch
 from chronos import BaseChronosPipeline
 from fracast_pipeline import Fracast, load_fracast
 from matplotlib.axes import Axes
-from output import parser_of, rounded, rows_of, write_tables
+from output import parser_of, rounded, rows_with, write_tables
 from peer_methods import (
     PeerTestbed,
     every_second,
@@ -67,6 +68,7 @@ from testbed import (
     WORKLOADS,
     Size,
     as_stored,
+    digest,
     short_name,
     with_interval,
 )
@@ -74,6 +76,7 @@ from testbed import (
 import tscompress
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.workload import Workload, forecast, synthetic_batch
+from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.apply import keep_layers_
 from tscompress.io.files import write_text_atomically
@@ -108,11 +111,14 @@ class Peer:
     ----------
     build
         Makes it, in float32 unless it is a matter of the dtype.
+    given
+        The model that it is, if it is made of no other.
     """
 
     kind: str
     label: str
     build: Build
+    given: str | None = None
 
 
 def paper_svd(schedule: tuple[int, float], bed: PeerTestbed) -> LoadedModel:
@@ -175,7 +181,7 @@ def lower_precision(kind: str, label: str, build: Build) -> tuple[Peer, Peer, Pe
 def peers(trained: Sequence[str]) -> list[Peer]:
     """All but the dense model; those that decide the comparison come first."""
     found = [Peer("fold", size.label, partial(folded, size)) for size in SIZES]
-    found += [Peer("next smaller size", short_name(path), partial(smaller, path))
+    found += [Peer("next smaller size", short_name(path), partial(smaller, path), path)
               for path in trained]  # fmt: skip
     for size in MATCHED:
         at = f"parameters of {size.label}"
@@ -206,10 +212,16 @@ MEASURED = ("SQL", "own skill")
 
 def measure(bed: PeerTestbed, found: Sequence[Peer], path: Path, console: Console) -> pd.DataFrame:
     """Quality of all peers; rows that ``path`` has already are kept."""
-    rows = [row for row in rows_of(path, MEASURED) if row["kind"] != "dense"]
-    known = {(row["kind"], row["label"]) for row in rows}
+    alike = bed.settings("peers", "peer_methods", "fracast_pipeline", "testbed")
+    wanted = {
+        (peer.kind, peer.label): alike if peer.given is None else with_weights(alike, peer.given)
+        for peer in found
+    }
+    rows = rows_with(path, MEASURED, {alike, *wanted.values()})
+    known = {(row["kind"], row["label"], row["settings"]) for row in rows}
     for peer in found:
-        if (peer.kind, peer.label) in known:
+        settings = wanted[peer.kind, peer.label]
+        if (peer.kind, peer.label, settings) in known:
             continue
         if peer.kind.startswith(("SVD-LLM", "ASVD")):
             _ = bed.statistics  # shared by several rows, so no row's own time
@@ -218,10 +230,15 @@ def measure(bed: PeerTestbed, found: Sequence[Peer], path: Path, console: Consol
         minutes = (time.process_time() - started) / 60
         row = {"model": bed.model, "kind": peer.kind, "label": peer.label}
         row |= bed.row(loaded.forecaster, peer.label)
-        rows.append({**row, "CPU minutes": minutes})
+        rows.append({**row, "CPU minutes": minutes, "settings": settings})
         write_text_atomically(path, pd.DataFrame(rows).to_csv(index=False))
         console.print(rounded(rows[-1]))
     return pd.DataFrame(rows)
+
+
+def with_weights(settings: str, model: str) -> str:
+    """Settings of the row of a model that is scored as it is, which may be trained anew."""
+    return digest(settings, model_digest(load(model, dtype="float32").forecaster))
 
 
 def with_costs(

@@ -11,8 +11,10 @@ names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, 
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
 `lab-modalities` and `lab-instruments` `tscompress[lab]`.
 Tables that need a GPU run where one is asked for by its whole name.
-What is drawn from other tables takes those below `--output`, and comes last. Scripts of the lab end
-with 1, and are shown so, where a verdict is not as expected; their tables are written all the same.
+What is drawn from other tables takes those below `--output`, and comes last. A command that fails
+is shown with its exit status, keeps no other from its turn, and makes that of this script 1. A
+verdict of the lab that is not as expected is a finding and no failure: the log's last line counts
+them.
 """
 
 from __future__ import annotations

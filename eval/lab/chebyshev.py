@@ -8,7 +8,6 @@ and takes the mean ε-rank of W_Q over layers.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -118,7 +117,7 @@ def main() -> None:
     given = options_of(__doc__, SEEDS)
     sections = {"figure-4c": partial(figure_4c, given.runs, given.seeds)}
     with one_line_errors():
-        sys.exit(not measure(sections, given.output, quick=given.quick))
+        measure(sections, given.output, quick=given.quick)
 
 
 if __name__ == "__main__":

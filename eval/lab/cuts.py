@@ -228,11 +228,12 @@ def _measured(
 
 
 def _kept(place: Path, setup: str) -> list[dict[str, Any]] | None:
-    """Rows of an earlier run in the same setup."""
-    if not place.exists():
+    """Rows of an earlier run in the same setup; None of another one, or of a damaged file."""
+    try:
+        found = json.loads(place.read_text())
+        return list(found["rows"]) if found["setup"] == setup else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    found = json.loads(place.read_text())
-    return found["rows"] if found["setup"] == setup else None
 
 
 # --------------------------------------------------------------------------------------------------

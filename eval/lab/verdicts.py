@@ -25,8 +25,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from output import parser_of, rows_of, write_tables
 
 __all__ = [
-    "Found", "Section", "Verdict", "chosen", "listed", "measure", "one_line_errors", "parser_of",
-    "parser_of_sections", "plain_ticks", "slope",
+    "Counts", "Found", "Section", "Verdict", "chosen", "listed", "measure", "one_line_errors",
+    "parser_of", "parser_of_sections", "plain_ticks", "slope",
 ]  # fmt: skip
 
 COLUMNS = ("section", "statement", "claim", "measured", "expected", "holds", "as_expected")
@@ -61,6 +61,23 @@ class Found(NamedTuple):
     verdicts: Sequence[Verdict]
     numbers: pd.DataFrame
     figure: Figure
+
+
+class Counts(NamedTuple):
+    """Of the verdicts in a table: all, those that hold, and those that are not as expected."""
+
+    verdicts: int
+    hold: int
+    unexpected: int
+
+    @property
+    def line(self) -> str:
+        """``12 verdicts: 9 hold, 3 do not; 2 are not as expected``."""
+        fail = self.verdicts - self.hold
+        return (
+            f"{self.verdicts} verdicts: {self.hold} hold, {fail} do not; {self.unexpected} are not "
+            "as expected"
+        )
 
 
 #: Measures a section, quickly or in full.
@@ -105,15 +122,11 @@ def chosen(sections: Mapping[str, Section], only: Sequence[str] | None) -> dict[
 
 def measure(
     sections: Mapping[str, Section], output: Path, *, quick: bool, only: Sequence[str] | None = None
-) -> bool:
+) -> Counts:
     """Write ``output-NAME.csv`` and ``.png`` of each section, and all verdicts to ``output``.
 
-    Verdicts of sections that are left out stay as an earlier run wrote them.
-
-    Returns
-    -------
-    bool
-        Whether every claim holds that should, and no other.
+    Verdicts of sections that are left out stay as an earlier run wrote them. One that is not as
+    expected is a finding and no failure: it is told, and the last line counts them all.
     """
     console, todo = Console(), chosen(sections, only)
     rows = rows_of(Path(f"{output}.csv"), COLUMNS)
@@ -134,7 +147,9 @@ def measure(
     wrong = frame[~frame["as_expected"].astype(bool)]
     for row in wrong.itertuples():
         console.print(f"not as expected: {row.statement}: {row.claim}: {row.measured}")
-    return wrong.empty
+    counts = Counts(len(frame), int(frame["holds"].astype(bool).sum()), len(wrong))
+    console.print(f"{output}.md: {counts.line}", soft_wrap=True)
+    return counts
 
 
 def _row(section: str, verdict: Verdict) -> dict[str, Any]:

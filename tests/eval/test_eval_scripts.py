@@ -152,9 +152,13 @@ def test_settings_of_a_comparison_follow_the_weights_and_the_bound_of_the_rate(
     bounded = tiny_comparison(scripts, checkpoints["chronos-bolt"])
     assert bounded.settings(fold) == of_fold
     assert bounded.settings(recovered) != of_recovered
+    changed = tiny_comparison(scripts, checkpoints["chronos-bolt"])
     with torch.no_grad():
-        next(made.bed.original.model.parameters()).add_(1)
-    assert made.settings(fold) != of_fold
+        next(changed.bed.original.model.parameters()).add_(1)
+    assert changed.settings(fold) != of_fold
+    recoded = tiny_comparison(scripts, checkpoints["chronos-bolt"])
+    monkeypatch.setattr(scripts.testbed, "code_digest", lambda parts: "another")
+    assert recoded.settings(fold) != of_fold
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,24 @@ def test_cuts_of_a_learner_are_measured_once_and_resumed(
         scripts.cut_sections.instruments(kept, True)
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"setup": "a", "rows": [{"size": 1}]}', [{"size": 1}]),
+        ('{"setup": "b", "rows": [{"size": 1}]}', None),
+        ('{"setup": "a", "rows": [{"size"', None),
+        ('{"setup": "a"}', None),
+        ("[]", None),
+        ("", None),
+    ],
+)
+def test_a_damaged_cut_is_none(scripts: Any, tmp_path: Path, text: str, kept: Any) -> None:
+    path = tmp_path / "svd-1.json"
+    assert scripts.cuts._kept(path, "a") is None
+    path.write_text(text)
+    assert scripts.cuts._kept(path, "a") == kept
+
+
 def test_cuts_of_learners_of_instruments_are_measured(scripts: Any, tmp_path: Path) -> None:
     asked = scripts.cut_learners.Asked(cut_recipe(scripts), tmp_path / "m", tmp_path / "i")
     trained = scripts.cut_sections.instruments(asked, True).numbers

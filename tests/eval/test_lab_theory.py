@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from eval_scripts import imported
 
-from tscompress.errors import UsageError
+from tscompress.errors import DataError, UsageError
 from tscompress.plotting import new_figure
 
 MODULES = ("verdicts", "theory", "theory_attention", "theory_embeddings", "theory_flow",
@@ -37,9 +37,9 @@ def test_verdicts_of_sections_that_are_left_out_stay(lab: Any, tmp_path: Path) -
     false = verdict("B, printed", "a | b", "2", "fails", False, False)
     sections = {"first": section(lab, good), "second": section(lab, false)}
     output = tmp_path / "lab"
-    assert measure(sections, output, quick=True)
+    assert measure(sections, output, quick=True) == (2, 1, 0)
     again = {**sections, "first": section(lab, good._replace(measured="3"), good)}
-    assert measure(again, output, quick=False, only=["first"])
+    assert measure(again, output, quick=False, only=["first"]) == (3, 2, 0)
     frame = pd.read_csv(f"{output}.csv")
     assert frame["section"].tolist() == ["first", "first", "second"]
     assert frame["measured"].tolist() == [3, 1, 2]
@@ -53,12 +53,39 @@ def test_verdicts_of_sections_that_are_left_out_stay(lab: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("holds", "should"), [(True, False), (False, True)])
-def test_a_verdict_that_is_not_as_expected_is_told(
-    lab: Any, tmp_path: Path, holds: bool, should: bool
+def test_a_verdict_that_is_not_as_expected_is_told_and_no_failure(
+    lab: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    holds: bool,
+    should: bool,
 ) -> None:
     verdict = lab.verdicts.Verdict("A", "one", "1", "1", holds, should)
-    assert not lab.verdicts.measure({"a": section(lab, verdict)}, tmp_path / "x", quick=True)
+    monkeypatch.setattr(lab.theory, "SECTIONS", {"a": section(lab, verdict)})
+    monkeypatch.setattr("sys.argv", ["theory.py", "--output", str(tmp_path / "x"), "--quick"])
+    lab.theory.main()  # no exit
     assert "not as expected" in (tmp_path / "x.md").read_text()
+    said = capsys.readouterr().out
+    assert "not as expected: A: one: 1" in said
+    counts = lab.verdicts.Counts(1, int(holds), 1)
+    assert said.splitlines()[-1] == f"{tmp_path / 'x'}.md: {counts.line}"
+
+
+@pytest.mark.parametrize("error", [DataError("no such series"), ValueError("NaN")])
+def test_a_measurement_that_fails_is_a_failure(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(quick: bool) -> None:
+        raise error
+
+    monkeypatch.setattr(lab.theory, "SECTIONS", {"a": fail})
+    monkeypatch.setattr("sys.argv", ["theory.py", "--output", str(tmp_path / "x")])
+    with pytest.raises((SystemExit, ValueError)) as ended:
+        lab.theory.main()
+    if isinstance(ended.value, SystemExit):
+        assert ended.value.code == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sections_are_chosen_by_name(lab: Any) -> None:

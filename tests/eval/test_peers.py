@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -343,6 +344,76 @@ def test_rows_of_an_earlier_version_are_measured_again(
     (row,) = peers.measure(bed, found, path, Console(quiet=True)).to_dict("records")
     assert [row[name] for name in ("WQL", "SQL", "MASE")] == [1.0] * 3
     assert row["own skill"] == bed.skills.overall().value
+
+
+CHANGES = ("weights", "series", "skills", "calibration", "code", "version", "smaller", "script")
+
+
+@pytest.mark.parametrize("what", [*CHANGES, "none", "a line that was cut off", "no table"])
+def test_a_row_is_taken_only_if_all_it_depends_on_is_the_same(
+    peers: ModuleType,
+    methods: ModuleType,
+    testbed: ModuleType,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+) -> None:
+    path, given = tmp_path / "rows.csv", tmp_path / "model"
+    shutil.copytree(checkpoints["chronos-bolt"], given)
+    found = [
+        peers.Peer("dense copy", "c", methods.PeerTestbed.dense),
+        peers.Peer("next smaller size", "m", partial(peers.smaller, str(given)), str(given)),
+    ]
+    measured = []
+
+    def measure(**options: Any) -> pd.DataFrame:
+        bed = little_bed(methods, checkpoints, **options)
+        if what == "weights" and measured:
+            with torch.no_grad():
+                next(bed.original.model.parameters())[0] += 1
+        if what == "series" and measured:
+            bed.config = bed.config.model_copy(update={"max_series": 3})
+        if what == "skills" and measured:
+            bed.probe = ProbeConfig(tasks=("seasons",), num_series=2)
+        measured.clear()
+        monkeypatch.setattr(bed, "row", lambda pipeline, label: (
+            measured.append(label) or {"WQL": 1.0, "SQL": 1.0, "own skill": 0.5}
+        ))  # fmt: skip
+        frame: pd.DataFrame = peers.measure(bed, found, path, Console(quiet=True))
+        return frame
+
+    first = measure()
+    assert measured == ["c", "m"]
+    options: dict[str, Any] = {}
+    if what == "calibration":
+        options["calibration"] = CALIBRATION
+    elif what == "code":
+        monkeypatch.setattr(testbed, "code_digest", lambda parts: "another")
+    elif what == "version":
+        monkeypatch.setattr(testbed, "versions", lambda: {"torch": "0"})
+    elif what == "script":
+        monkeypatch.setattr(testbed, "__file__", str(tmp_path / "testbed.py"))
+        for file in EVAL.glob("*.py"):
+            shutil.copy(file, tmp_path)
+        with (tmp_path / "peer_methods.py").open("a") as stream:
+            stream.write("# another method\n")
+    elif what == "smaller":
+        loaded = load(given)
+        with torch.no_grad():
+            next(loaded.model.parameters())[0] += 1
+        loaded.model.save_pretrained(given)
+    elif what == "a line that was cut off":
+        path.write_text(path.read_text()[:-4])
+    elif what == "no table":
+        path.write_text('a,b\n1,2,3,4\n"')
+    again = {"none": [], "smaller": ["m"], "a line that was cut off": ["m"]}.get(what, ["c", "m"])
+    frame = measure(**options)
+    assert measured == again
+    assert sorted(frame["label"]) == sorted(first["label"])
+    said = capsys.readouterr().out
+    assert ("are of another model" in said) == (what in CHANGES or what.startswith("a line"))
 
 
 class Echo:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -324,15 +325,29 @@ def test_pretrained_model_is_uploaded_with_its_recipe(
     assert "pretrain.yaml in" in command("push", directory, repo_id).line
 
 
-def test_exported_files_go_up_beside_the_weights_they_were_made_of(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], tmp_path: Path, repo_id: str
-) -> None:
+@pytest.fixture(scope="module")
+def graph(command: Client, made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("onnxruntime")
-    onnx = tmp_path / "onnx"
-    assert command("export", bolt, "--output", onnx).code == 0
+    output = tmp_path_factory.mktemp("graph") / "onnx"
+    assert command("export", made["chronos-bolt-fold"], "--output", output).code == 0
+    return output
+
+
+@pytest.fixture
+def exported(graph: Path, tmp_path: Path) -> Path:
+    """A copy of the graph of the weights in ``bolt``."""
+    return Path(shutil.copytree(graph, tmp_path / "onnx"))
+
+
+def test_exported_files_go_up_beside_the_weights_they_were_made_of(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    tmp_path: Path, repo_id: str,
+) -> None:  # fmt: skip
+    onnx = exported
     outcome = command("push", bolt, repo_id, "--onnx", onnx)
     assert outcome.code == 0, outcome.err
-    assert f"onnx/tscompress-export.json names {bolt}" in outcome.err
+    source = made["chronos-bolt-fold"]
+    assert f"onnx/tscompress-export.json names {source}" in outcome.err
     stored = hub.repositories[repo_id].files()
     assert {name[5:]: found for name, found in stored.items() if name[:5] == "onnx/"} == contents(
         onnx
@@ -358,6 +373,116 @@ def test_exported_files_go_up_beside_the_weights_they_were_made_of(
     (onnx / "model.onnx").write_bytes((onnx / "model.onnx").read_bytes() + b"x")
     assert "sha256" in command("push", bolt, repo_id, "--onnx", onnx).line
     assert len(hub.log) == requests
+
+
+def onnx_in(repository: Repository, revision: str = "main") -> dict[str, bytes]:
+    files = repository.files(revision).items()
+    return {name[5:]: content for name, content in files if name.startswith("onnx/")}
+
+
+@pytest.mark.parametrize("branch", [None, "small/fold"])
+def test_a_graph_of_other_weights_goes_with_the_commit(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    repo_id: str, branch: str | None,
+) -> None:  # fmt: skip
+    options = [] if branch is None else ["--branch", branch]
+    assert command("push", bolt, repo_id, "--onnx", exported, *options).code == 0
+    repository, revision = hub.repositories[repo_id], branch or "main"
+    graph, commits = onnx_in(repository, revision), len(repository.commits)
+    # Of the same weights it is not stale.
+    outcome = command("push", bolt, repo_id, *options)
+    assert outcome.code == 0, outcome.err
+    assert "is of these weights and stays" in outcome.err
+    assert onnx_in(repository, revision) == graph
+
+    requests = len(hub.log)
+    outcome = command("push", made["chronos-t5-fold"], repo_id, "--dry-run")
+    assert "would remove what an earlier push with --onnx left in onnx/" in outcome.err
+    assert len(hub.log) == requests
+    outcome = command("push", made["chronos-t5-fold"], repo_id, "--json", *options)
+    assert outcome.code == 0, outcome.err
+    assert set(json.loads(outcome.out)["removed"]) == {f"onnx/{name}" for name in graph}
+    assert len(repository.commits) == commits + 2
+    assert onnx_in(repository, revision) == {}
+    files = repository.files(revision)
+    assert files["config.json"] == (made["chronos-t5-fold"] / "config.json").read_bytes()
+    # There is nothing left to remove.
+    assert json.loads(command("push", bolt, repo_id, "--json", *options).out)["removed"] == []
+
+
+def test_what_someone_else_has_in_onnx_stays(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+) -> None:
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    repository = hub.repositories[repo_id]
+    mine = {"model.onnx": b"another graph", "notes.txt": b"mine"}
+    repository.commit("main", {f"onnx/{name}": content for name, content in mine.items()})
+    outcome = command("push", made["chronos-t5-fold"], repo_id)
+    assert outcome.code == 0, outcome.err
+    assert "onnx/model.onnx in" in outcome.err
+    assert "removed  onnx/README.md" in outcome.out
+    assert onnx_in(repository) == mine
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"{", b"[]", b"{}", b'{"format": 99}', None],
+)
+def test_a_folder_whose_record_is_none_of_ours_stays(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    repo_id: str, record: bytes | None,
+) -> None:  # fmt: skip
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    repository = hub.repositories[repo_id]
+    repository.commit("main", {"onnx/tscompress-export.json": record})
+    before = onnx_in(repository)
+    outcome = command("push", made["chronos-t5-fold"], repo_id)
+    assert outcome.code == 0, outcome.err
+    assert ("is none of this tscompress" in outcome.err) == (record is not None)
+    assert onnx_in(repository) == before
+
+
+def test_a_record_reaches_only_its_own_folder(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+) -> None:
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    repository = hub.repositories[repo_id]
+    record = json.loads(repository.files()["onnx/tscompress-export.json"])
+    content = b"mine"
+    record["sha256"] |= {"../mine.onnx": sha256(content).hexdigest(),
+                         "sub/mine.onnx": sha256(content).hexdigest()}  # fmt: skip
+    mine = {"mine.onnx": content, "onnx/sub/mine.onnx": content}
+    text = json.dumps(record).encode()
+    repository.commit("main", {**mine, "onnx/tscompress-export.json": text})
+    assert command("push", made["chronos-t5-fold"], repo_id).code == 0
+    assert {name: repository.files().get(name) for name in mine} == mine
+    assert onnx_in(repository).keys() == {"sub/mine.onnx"}
+
+
+def test_graphs_of_another_family_go_where_new_ones_come(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    repo_id: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    other = tmp_path / "t5-onnx"
+    assert command("export", made["chronos-t5-fold"], "--output", other).code == 0
+    outcome = command("push", made["chronos-t5-fold"], repo_id, "--onnx", other, "--json")
+    assert json.loads(outcome.out)["removed"] == ["onnx/model.onnx"]
+    assert onnx_in(hub.repositories[repo_id]) == contents(other)
+
+
+@pytest.mark.parametrize("kind", ["lose", "cut", "status"])
+def test_a_removal_whose_answer_was_lost_is_found(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    repo_id: str, kind: str,
+) -> None:  # fmt: skip
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    status = {"status": 503} if kind == "status" else {}
+    with hub.failing("POST /api/models/.*/commit/", kind, times=1, **status):
+        outcome = command("push", made["chronos-t5-fold"], repo_id, "--json")
+    assert outcome.code == 0, outcome.err
+    assert "onnx/model.onnx" in json.loads(outcome.out)["removed"]
+    assert onnx_in(hub.repositories[repo_id]) == {}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from full_disk import full_disk
 from own_checkpoint import RECORD, record
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
-from tscompress.io import files
+from tscompress.io import files, making_way
 from tscompress.io.files import (
     check_file,
     check_output,
@@ -203,6 +204,52 @@ def test_what_the_block_does_not_write_stays(old: Path) -> None:
         (directory / "log").write_text("new")
         (directory / "b.txt").write_text("new")
     assert contents(old) == {"a.txt": "old", "log": "new", "b.txt": "new", "sub/c.txt": "old"}
+
+
+def test_what_an_earlier_run_wrote_and_this_one_does_not_goes(old: Path) -> None:
+    for name in ("log", "more"):
+        (old / name).write_text(LOG)
+    with new_directory(old, force=True, writes=["log", "more"]) as directory:
+        (directory / "log").write_text(LOG * 2)
+    assert contents(old) == {"a.txt": "old", "log": LOG * 2}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_what_another_process_adds_meanwhile_is_refused_or_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, put, codes = tmp_path / "target", files._put, list[int]()
+
+    def add(name: str) -> None:
+        with new_directory(target, force=True, writes=[name]) as directory:
+            (directory / name).write_text(LOG)
+
+    def in_child() -> int:
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            monkeypatch.undo()
+            making_way._HELD.clear()  # of the parent
+            code = 1
+            try:
+                add("theirs")
+                code = 0
+            except OutputExistsError:
+                code = 2
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def late(*given: Any, **options: Any) -> bool:
+        codes.append(in_child())
+        return put(*given, **options)
+
+    add("first")
+    monkeypatch.setattr(files, "_put", late)
+    add("ours")
+    assert codes in ([0], [2])
+    kept = {"theirs"} if codes == [0] else set()
+    assert contents(target).keys() == {"first", "ours"} | kept
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

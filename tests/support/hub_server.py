@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-LFS_SUFFIXES = (".safetensors", ".png")
+LFS_SUFFIXES = (".safetensors", ".png", ".onnx")
 LICENCES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "other")
 TASKS = ("time-series-forecasting", "text-generation", "image-classification")
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -57,8 +57,10 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     pull_requests: int = 0
 
-    def commit(self, branch: str, files: dict[str, bytes]) -> str:
-        content = {**self.commits.get(self.branches.get(branch, ""), {}), **files}
+    def commit(self, branch: str, files: Mapping[str, bytes | None]) -> str:
+        """Add files to a branch; those without content are removed."""
+        found = {**self.commits.get(self.branches.get(branch, ""), {}), **files}
+        content = {name: one for name, one in found.items() if one is not None}
         sha = secrets.token_hex(20)
         self.commits[sha] = content
         self.branches[branch] = sha
@@ -363,7 +365,8 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.hub.repositories[repo_id]
         if revision not in repository.branches:
             return self._no(404, "RevisionNotFound")
-        files = {}
+        files: dict[str, bytes | None] = {}
+        head = repository.commits[repository.branches[revision]]
         for line in self.body.splitlines():
             item = json.loads(line)
             value = item["value"]
@@ -373,6 +376,10 @@ class _Handler(BaseHTTPRequestHandler):
                 if value["oid"] not in self.hub.lfs:
                     return self._no(400, "MissingObject")
                 files[value["path"]] = self.hub.lfs[value["oid"]]
+            elif item["key"] == "deletedFile":
+                if value["path"] not in head:
+                    return self._no(400, "NoSuchFile")
+                files[value["path"]] = None
         answer: dict[str, Any] = {}
         if opens_pr:
             repository.pull_requests += 1
@@ -409,7 +416,10 @@ class _Handler(BaseHTTPRequestHandler):
             "private": repository.private,
             "gated": "manual" if repository.gated else False,
             "tags": [],
-            "siblings": [{"rfilename": path} for path in repository.commits[sha]],
+            "siblings": [
+                {"rfilename": path} | (_blob(path, file) if "blobs" in self.query else {})
+                for path, file in repository.commits[sha].items()
+            ],
         }
         return lambda: self._json(content)
 
@@ -453,6 +463,15 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
             content, status = content[first : last + 1], 206
         return lambda: self._send(content, status, headers)
+
+
+def _blob(path: str, content: bytes) -> dict[str, Any]:
+    """What the Hub says of a file among the metadata of a repository."""
+    found: dict[str, Any] = {"size": len(content), "blobId": git_id(content)}
+    if path.endswith(LFS_SUFFIXES):
+        sha256 = content_id(path, content)
+        found["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 130}
+    return found
 
 
 def takes_branch(name: str) -> bool:

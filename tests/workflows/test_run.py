@@ -471,6 +471,66 @@ def test_a_graph_of_before_is_not_replaced_unasked(
     assert not other.with_name("chronos-bolt-fold").exists()
 
 
+def test_a_graph_of_before_goes_with_its_checkpoint(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    exporting = exporting_recipe(checkpoints, tmp_path / "out", "float32").model_copy(
+        update={"evaluation": None, "bench": None}
+    )
+    checkpoint, graph = run(exporting).checkpoint, tmp_path / "out" / "chronos-bolt-fold-onnx"
+    plain = exporting.model_copy(update={"export": None})
+    before = contents(tmp_path)
+    # It alone is enough, as after someone removed the checkpoint.
+    checkpoint.rename(tmp_path / "elsewhere")
+    with pytest.raises(OutputExistsError, match=graph.name):
+        run(plain)
+    (tmp_path / "elsewhere").rename(checkpoint)
+
+    def stop(*_: object) -> None:
+        assert not graph.exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_measure_", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(plain, force=True)
+    assert contents(tmp_path) == before
+
+    (graph / "mine.txt").write_text("mine")  # not ours alone any more
+    with pytest.raises(OutputExistsError, match=r"mine\.txt"):
+        run(plain, force=True)
+    (graph / "mine.txt").unlink()
+    assert contents(tmp_path) == before
+
+    assert run(plain, force=True).exported is None
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [checkpoint.name]
+
+
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_what_no_run_exported_stays_beside_a_checkpoint(
+    checkpoints: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"], tmp_path / "out", profile=None, evaluation=None, bench=None
+    )
+    other, elsewhere = tmp_path / "out" / "chronos-bolt-fold-onnx", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "tscompress-export.json").write_text("{}")
+    other.parent.mkdir()
+    if kind == "link":
+        other.symlink_to(elsewhere)
+    else:
+        other.mkdir()
+        (other / "mine.txt").write_text("mine")
+    before = contents(tmp_path)
+    for force in (False, True):
+        run(recipe, force=force)
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert other.is_symlink() == (kind == "link")
+
+
 @pytest.mark.parametrize("missing", [True, False])
 def test_an_export_that_cannot_be_is_refused_before_the_model_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool

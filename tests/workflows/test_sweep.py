@@ -33,6 +33,7 @@ from tscompress.errors import (
     TscompressError,
 )
 from tscompress.evaluation.intervals import pareto_front
+from tscompress.io.own_outputs import is_own_file
 from tscompress.workflows import measure_point as measuring
 from tscompress.workflows import sweep as sweeping
 from tscompress.workflows import sweep_points
@@ -344,7 +345,9 @@ def test_output_has_table_figure_and_points(done: tuple[SweepResult, SweepRecipe
     for identity, kept in zip(result.frame["id"][1:], fronts[1:], strict=True):
         point = result.directory / "points" / identity
         assert bool(list(point.rglob("*.safetensors"))) == kept
-        assert Measured.model_validate_json((point / "point.json").read_text()).id == identity
+        stored = json.loads((point / "point.json").read_text())
+        assert Measured.model_validate(stored["result"]).id == identity
+        assert is_own_file(point / "point.json")
 
 
 def test_the_table_shows_every_point(done: tuple[SweepResult, SweepRecipe]) -> None:
@@ -451,14 +454,22 @@ def test_stopped_sweep_resumes(
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"id": "other"}', "cut"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "other"}', "cut", "figure", "no hash"])
 def test_a_damaged_point_is_measured_again(
     checkpoints: dict[str, Path], tmp_path: Path, damage: str
 ) -> None:
     chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "o", grid=[{"rank": [4]}], **QUICK)
     first = sweep(chosen)
     path = tmp_path / "o" / "points" / first.frame["id"][1] / "point.json"
-    path.write_text(path.read_text()[:200] if damage == "cut" else damage)
+    text = path.read_text()
+    stored = json.loads(text)
+    changed = {**stored["result"], "fit_seconds": 0.0}
+    damaged = {
+        "cut": text[:200],
+        "figure": json.dumps({**stored, "result": changed}),
+        "no hash": json.dumps(stored["result"]),
+    }
+    path.write_text(damaged.get(damage, damage))
     told = Record()
     again = sweep(chosen, on_point=told)
     assert told.measured == ["fold, d_kv 4"]

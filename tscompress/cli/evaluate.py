@@ -135,6 +135,7 @@ def evaluate(
     from tscompress.evaluation.comparison import check_comparison
     from tscompress.evaluation.gift_eval import GiftEvalResults
     from tscompress.evaluation.score_cache import ScoreCache
+    from tscompress.workflows.compress import claimed_by_main
     from tscompress.workflows.evaluate_models import (
         check_evaluation,
         evaluate_models,
@@ -161,6 +162,7 @@ def evaluate(
         refuse(context, "--seeds has every seed", ("seed",))
     config = _evaluation_config(context, files, batch_size=parse_batch_size(batch_size), seed=seed)
     _read_suite(config, processes.is_main)
+    context.with_resource(claimed_by_main(output))
     cache = None if no_cache else ScoreCache()
     layout = GiftEvalResults() if gift_eval else None
     scored = partial(_scored, device=processes.device(device), dtype=dtype)
@@ -265,6 +267,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     """``evaluate`` with a suite of fev's tasks."""
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.evaluation.fev_tasks import summaries_table
+    from tscompress.workflows.compress import claimed_by_main
     from tscompress.workflows.evaluate_fev import check_summaries, evaluate_fev, save_summaries
 
     given = context.params
@@ -276,6 +279,7 @@ def _evaluate_fev(context: typer.Context) -> None:
     inputs = tasks, *(name for name, _ in models)
     if output is not None:
         check_summaries(output, force=force, inputs=inputs)
+    context.with_resource(claimed_by_main(output))
     with progress_bars() as advance:
         summaries = evaluate_fev(
             tasks,
@@ -339,6 +343,7 @@ def compare(
     from tscompress.evaluation.results import SCORES_FILE
     from tscompress.evaluation.tables import comparison_tables
     from tscompress.io.files import check_output, new_directory, write_text_atomically
+    from tscompress.workflows.compress import claimed_by_main
     from tscompress.workflows.evaluate import compare as compare_all
     from tscompress.workflows.evaluate import is_model
 
@@ -353,6 +358,7 @@ def compare(
         evaluation = {}
     else:
         evaluation = _evaluation_options(context, files)
+    context.with_resource(claimed_by_main(output))
     found: list[EvaluationResult] = []
     with progress_bars() as advance:
         if evaluation:

@@ -72,5 +72,6 @@ def push(
         lines = ["would push, in bytes:", *lines, "", done.card]
     else:
         where = done.pull_request or done.url
+        lines += [f"     removed  {name}" for name in done.removed]
         lines = [*lines, f"pushed to {done.repo_id}: {where}"]
     show(as_json, done.to_dict(), "\n".join(lines))

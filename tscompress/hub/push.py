@@ -24,6 +24,7 @@ from tscompress.hub.contents import (
     refuse_secrets,
     verified,
 )
+from tscompress.hub.earlier_onnx import WOULD_REMOVE
 from tscompress.hub.onnx_files import onnx_files
 from tscompress.hub.origin import read_checkpoint_record
 from tscompress.hub.upload import Upload
@@ -50,6 +51,9 @@ class PushResult:
         Name and size in bytes of each uploaded file.
     left_behind
         Other files in the directory, which are not uploaded.
+    removed
+        Files that the commit removed from the repository: of ``onnx/``, those that tscompress wrote
+        there of other weights. Unknown before a push.
     notes
         Notes for the user, one sentence each.
     commit, url
@@ -66,6 +70,7 @@ class PushResult:
     commit: str | None = None
     url: str | None = None
     pull_request: str | None = None
+    removed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         done = self.pull_request or self.url or "dry run"
@@ -119,6 +124,8 @@ def push(
         For the card; by default those that ``tscompress run`` wrote above the directory.
     onnx
         A directory that :func:`tscompress.export` made of this checkpoint, to go up as ``onnx/``.
+        What an earlier push left there goes in the same commit, if tscompress wrote it, it is as it
+        was, and it is of other weights.
     force
         Also replace a card that was written by hand.
     timeout_seconds
@@ -184,16 +191,23 @@ def push(
     sizes = {CARD_FILE: len(card.encode())} | contents.sizes
     inside = {name.partition("/")[0] for name in sizes}
     left = tuple(sorted(p.name for p in directory.iterdir() if p.name not in inside))
-    planned = PushResult(repo_id, sizes, left, tuple(notes), card)
     if dry_run:
-        return planned
+        return PushResult(repo_id, sizes, left, (*notes, WOULD_REMOVE), card)
     contents.check_state()
     if not by_hand:
         write_text_atomically(directory / CARD_FILE, card)
     upload = Upload(repo_id, contents, card, message, branch, create_pr, private, timeout_seconds)
-    repo_id, done = upload.run()
+    done = upload.run()
     return PushResult(
-        repo_id, sizes, left, tuple(notes), card, done.oid, done.commit_url, done.pr_url
+        done.repo_id,
+        sizes,
+        left,
+        (*notes, *done.notes),
+        card,
+        done.commit.oid,
+        done.commit.commit_url,
+        done.commit.pr_url,
+        done.removed,
     )
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, get_token
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    get_token,
+)
 
 from tscompress.errors import HubError
 from tscompress.hub.card import CARD_FILE
 from tscompress.hub.contents import Contents
+from tscompress.hub.earlier_onnx import EarlierOnnx, earlier_onnx
 from tscompress.io.hub_errors import Push, push_errors_in_words
 from tscompress.io.network import (
     bounded_requests,
@@ -17,6 +25,15 @@ from tscompress.io.network import (
     status_of,
     with_retries,
 )
+
+
+class Uploaded(NamedTuple):
+    """The full id of the repository, the commit, the files that it removed, and notes."""
+
+    repo_id: str
+    commit: CommitInfo
+    removed: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -32,8 +49,8 @@ class Upload:
     private: bool
     timeout_seconds: float
 
-    def run(self) -> tuple[str, CommitInfo]:
-        """The full id of the repository and the commit.
+    def run(self) -> Uploaded:
+        """Make the commit.
 
         Raises
         ------
@@ -53,7 +70,7 @@ class Upload:
                 with self._errors_in_words(f"creating the branch {branch!r}"):
                     with_retries(lambda: api.create_branch(repo_id, branch=branch, exist_ok=True))
             with self._errors_in_words("the pull request" if self.create_pr else "the commit"):
-                return repo_id, self._commit(api, repo_id)
+                return self._commit(api, repo_id)
 
     def _create_repository(self, api: HfApi) -> str:
         private = True if self.private else None
@@ -65,14 +82,15 @@ class Upload:
             )
         return repo_id
 
-    def _commit(self, api: HfApi, repo_id: str) -> CommitInfo:
+    def _commit(self, api: HfApi, repo_id: str) -> Uploaded:
         """Upload and commit; a commit whose answer was lost is found, not repeated."""
         additions: list[CommitOperationAdd] = []
+        earlier: list[EarlierOnnx] = []  # of each attempt
 
         def send() -> CommitInfo:
             return api.create_commit(
                 repo_id,
-                additions,
+                [*additions, *(CommitOperationDelete(name, False) for name in earlier[-1].stale)],
                 commit_message=self.message,
                 revision=self.branch,
                 create_pr=self.create_pr,
@@ -80,6 +98,10 @@ class Upload:
 
         def upload() -> None:
             self.contents.check_state()
+            # Again for each attempt: what a commit has removed cannot be removed once more.
+            earlier.append(
+                with_retries(lambda: earlier_onnx(api, repo_id, self.branch, self.contents))
+            )
             # Again for each attempt: the Hub then reports which files it has already.
             records = {CARD_FILE: self.card.encode(), **self.contents.records}
             additions[:] = [CommitOperationAdd(name, content) for name, content in records.items()]
@@ -94,7 +116,9 @@ class Upload:
             for addition in additions[len(records) :]:
                 self.contents.check_hash(addition.path_in_repo, addition.upload_info.sha256.hex())
 
-        return with_retries(send, before=upload, retry_on=self._may_repeat)
+        commit = with_retries(send, before=upload, retry_on=self._may_repeat)
+        removed = dict.fromkeys(name for one in earlier for name in one.stale)
+        return Uploaded(repo_id, commit, tuple(removed), earlier[0].notes)
 
     def _may_repeat(self, error: BaseException) -> bool:
         # A pull request whose answer was lost may be open already: do not open a second one.

@@ -10,11 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tscompress.errors import OutputError, OutputExistsError, UsageError
-from tscompress.io.making_way import journal_of, undo_killed
+from tscompress.io.making_way import claimed_once, journal_of, undo_killed
 from tscompress.io.own_outputs import foreign_part, holds_own, is_own_file
 from tscompress.io.places import CAN_LOCK, followed, foreign, lock, naming, remove, sync
 
@@ -276,22 +276,27 @@ def new_directory(
 ) -> Iterator[Path]:
     """A temporary sibling of ``target`` that takes its place when the block ends without an error.
 
-    Siblings that a killed process left are removed first. With ``writes``, what ``target`` holds
-    and the block does not write stays as it is. Of a link, what it points to is the target.
+    Siblings that a killed process left are removed first. Of a link, what it points to is the
+    target. With ``writes``, what ``target`` holds stays as it is, but for what the block writes,
+    and for files of ``writes`` that it does not: those are of an earlier run. ``target`` is claimed
+    while such a block runs: of two processes, each would keep what the other is about to replace.
 
     Raises
     ------
     OutputExistsError
         ``target`` holds something, or does when the block ends, and ``force`` is false; or what
         tscompress did not write or one of ``inputs`` would be replaced, see :func:`check_output`;
-        or another process has claimed it, see :func:`tscompress.io.making_way.undo_killed`.
+        or another process has claimed it, see :func:`tscompress.io.making_way.claimed`.
     OutputError
         The disk is full, or the directory cannot be written to.
     """
     shown, inputs = target, tuple(inputs)
-    with naming(shown):
+    with ExitStack() as stack, naming(shown):
         target = followed(shown)
-        undo_killed([target])
+        if writes is None:
+            undo_killed([target])
+        else:
+            stack.enter_context(claimed_once([target]))
         _restore(target, _aside(target))
         _remove_leftovers(target)
         check_output(shown, force=force, inputs=inputs, writes=writes)
@@ -302,11 +307,11 @@ def new_directory(
             _settle(temporary)
             if writes is not None:
                 files = (path for path in temporary.rglob("*") if not path.is_dir())
-                writes = [str(path.relative_to(temporary)) for path in files]
+                writes = {*writes, *(str(path.relative_to(temporary)) for path in files)}
             if force:  # what stands there now may have come meanwhile
                 check_output(shown, force=True, inputs=inputs, writes=writes)
             if writes is not None and target.is_dir():
-                _link_others(target, temporary)
+                _link_others(target, temporary, writes)
             if not _put(temporary, target, force=force):
                 raise _exists(shown)
             try:
@@ -374,11 +379,11 @@ def _remove_leftovers(target: Path) -> None:
             os.close(lock)
 
 
-def _link_others(old: Path, new: Path) -> None:
-    """Hard links in ``new`` to the files of ``old`` that it has no file of its own for."""
+def _link_others(old: Path, new: Path, writes: Collection[str]) -> None:
+    """Hard links in ``new`` to the files of ``old``, but for those of ``writes``."""
 
     def link(source: str, copy: str) -> str:
-        if not os.path.lexists(copy):
+        if os.path.relpath(copy, new) not in writes:
             try:
                 os.link(source, copy, follow_symlinks=False)
             except OSError:  # a file system without

@@ -150,6 +150,24 @@ def claimed(paths: Iterable[Path]) -> Iterator[Claim]:
 
 
 @contextmanager
+def claimed_once(paths: Sequence[Path]) -> Iterator[None]:
+    """The same; what this process has claimed already stays claimed by it, and nothing is undone.
+
+    Raises
+    ------
+    OutputExistsError, OutputError
+        As :func:`claimed`.
+    """
+    with naming(paths[0]):
+        held = _is_held(journal_of(followed(paths[0])))
+    if held:
+        yield
+        return
+    with claimed(paths):
+        yield
+
+
+@contextmanager
 def making_way(paths: Iterable[Path]) -> Iterator[None]:
     """Claim some paths, and :meth:`Claim.making_way` for what takes their place."""
     with claimed(paths) as claim, claim.making_way():

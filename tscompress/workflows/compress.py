@@ -513,7 +513,7 @@ def check_recovery_directory(work: Path, inputs: Iterable[str | Path | None]) ->
 def claimed_by_main(path: Path | None) -> Iterator[None]:
     """Keep other processes from an output or the directory of a recovery while the block runs.
 
-    None: from none. Of the processes of one recovery, the first claims it.
+    None: from none. Of the processes of one recovery or evaluation, the first claims it.
 
     Raises
     ------

@@ -80,7 +80,7 @@ def measure_point(point: Point, identity: str, output: Path, device: str) -> Mea
         save(compressed, directory / name, force=True)
         again = load(directory / name, device=device, dtype=torch.float32)
         measured = _measured(again, point, identity, name, seconds)
-        write_text_atomically(directory / POINT_FILE, measured.model_dump_json() + "\n")
+        _write(measured, directory)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -111,12 +111,22 @@ def _measured(
     )
 
 
+def _write(measured: Measured, directory: Path) -> None:
+    """With a hash of the content, so that a damaged figure is none."""
+    content = measured.model_dump(mode="json")
+    text = json.dumps({"sha256": digest_of(content), "result": content})
+    write_text_atomically(directory / POINT_FILE, text + "\n")
+
+
 def finished(output: Path, identity: str) -> Measured | None:
-    """The result of :func:`measure_point`; None if it did not finish."""
+    """The result of :func:`measure_point`; None if it did not finish, or was changed since."""
     try:
-        text = (output / POINTS_DIRECTORY / identity / POINT_FILE).read_text(encoding="utf-8")
-        found = Measured.model_validate_json(text)
-    except (OSError, ValueError):
+        path = output / POINTS_DIRECTORY / identity / POINT_FILE
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["sha256"] != digest_of(stored["result"]):
+            return None
+        found = Measured.model_validate(stored["result"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if found.id == identity else None
 
@@ -135,8 +145,7 @@ def measure_original(
     found = finished(output, identity)
     if found is None:
         found = _measured(original, Point(recipe, ORIGINAL), identity, None, 0.0)
-        path = output / POINTS_DIRECTORY / identity / POINT_FILE
-        write_text_atomically(path, found.model_dump_json() + "\n")
+        _write(found, output / POINTS_DIRECTORY / identity)
     return found
 
 

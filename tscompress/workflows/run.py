@@ -35,6 +35,7 @@ from tscompress.probing.results import ProbeResult
 from tscompress.profiling.measure import profile
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.progress import OnProgress, silent
+from tscompress.runtime.record import is_exported
 from tscompress.workflows.compress import (
     check_recovery_directory,
     check_sizes,
@@ -113,7 +114,8 @@ def run(
     The checkpoint's directory keeps the original's name (``chronos-bolt-base-fold``): AutoGluon
     chooses batch size and device by it, and asks for a GPU where the path contains
     ``chronos-t5-small``, ``-base`` or ``-large``. A stopped recovery resumes when the same
-    recipe is run again; with another, only ``force`` replaces it.
+    recipe is run again; with another, only ``force`` replaces it. A graph that an earlier run
+    exported goes with its checkpoint, also where the recipe exports none.
 
     ``on_series`` is called with what was read of each file of series, before a model is loaded.
 
@@ -154,10 +156,12 @@ def finishing_run(
     output = user_path(recipe.output)
     target, work = output / f"{Path(model_name(recipe.model)).name}-{recipe.method}", output / WORK
     inputs = *inputs, *inputs_of(recipe)
-    graph = None if recipe.export is None else target.with_name(f"{target.name}-onnx")
-    outputs = [target] if graph is None else [target, graph]
+    graph = target.with_name(f"{target.name}-onnx")
+    undo_killed([target, graph, *beside])
+    # A graph of before is of the weights that go, so that it goes with them.
+    goes = recipe.export is not None or _is_graph(graph)
+    outputs = [target, graph] if goes else [target]
     replaced = [*outputs, *beside]
-    undo_killed(replaced)
     for path in outputs:
         check_output(path, force=force, inputs=inputs)
     for path in beside:
@@ -190,6 +194,11 @@ def finishing_run(
             _measure_(result, recipe, loaded.revision, device, on_progress)
             yield result
         finish_recovery(compressed, work)
+
+
+def _is_graph(directory: Path) -> bool:
+    """Whether an exported model lies there; behind a link it is somewhere else's."""
+    return is_exported(directory) and not directory.is_symlink()
 
 
 def _check_export(device: str) -> None:
@@ -246,11 +255,9 @@ def _profile(
         )
 
 
-def _export_(
-    result: RunResult, recipe: Recipe, graph: Path | None, on_progress: OnProgress
-) -> None:
+def _export_(result: RunResult, recipe: Recipe, graph: Path, on_progress: OnProgress) -> None:
     """Write the saved checkpoint as a graph, if the recipe asks for that."""
-    if recipe.export is None or graph is None:
+    if recipe.export is None:
         return
     on_progress("export", 0, 1)
     result.exported = export(result.checkpoint, graph, precision=recipe.export.precision)
