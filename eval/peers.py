@@ -369,6 +369,7 @@ STYLES = {
     "Fracast-0": Style("black", "h", filled=False),
 }
 PANELS = (("latency", "WQL"), ("latency", "MASE"), ("latency", "skill"), ("on disk", "skill"))
+TIMES = (0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 50)
 TICKS = (-30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100)
 
 
@@ -392,7 +393,13 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
             axes.set_yticks(TICKS, labels=[f"{tick:+g}" if tick else "0" for tick in TICKS])
             shown = 100 * (frame[[f"{metric} low", f"{metric} high"]].to_numpy() - 1)
             axes.set_ylim(min(-0.3, 1.3 * shown.min()), max(0.5, 1.3 * shown.max()))
-        axes.set_xlim(left=0)
+        if cost == "latency":  # from a quarter of the dense model's to many times as long
+            axes.set_xscale("log")
+            shown = [t for t in TIMES if 0.8 * frame[cost].min() < t < 1.2 * frame[cost].max()]
+            axes.set_xticks(shown, labels=[f"{time:g}" for time in shown])
+            axes.minorticks_off()
+        else:
+            axes.set_xlim(left=0)
     legend_beside(figure, panels[0, 1])
     figure.savefig(path, dpi=160)
 

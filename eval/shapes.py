@@ -15,7 +15,7 @@ float32 on the CPU; `--memory` then writes each model to a temporary directory a
 in a process of its own. With `--device cuda`: bfloat16, and peak memory. Time is that of the whole
 predict call, with what the pipeline does on the CPU. A batch of 32 series keeps a large GPU waiting
 for launches, so Chronos-Bolt and Chronos-2 run there with 256 series too. Chronos-T5 waits at every
-step of its decoder: its base shape has 8 series × 20 paths, 16 steps and 5 rounds, on a CPU as
+step of its decoder: its base shape has 8 series × 20 paths and 16 steps, on a CPU as
 well; the second command is meant to end within two minutes on an H100. Chronos asks for exactly as
 many new tokens as the horizon has steps, so random weights cannot end early. `--quick` only shows
 that it runs.
@@ -216,7 +216,7 @@ COMPARISONS = (
     Comparison("chronos-bolt", "small", BOLT_FOLDED, PATCH_WORKLOAD, LARGE_BATCH),
     Comparison(
         "chronos-t5", "base", T5_FOLDED,
-        T5_WORKLOAD.model_copy(update={"batch_size": 8, "repeats": 5, "warmup": 1}),
+        T5_WORKLOAD.model_copy(update={"batch_size": 8, "warmup": 1}),
         by_default=False,
     ),
     Comparison(
