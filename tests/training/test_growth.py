@@ -11,6 +11,7 @@ from conftest import tiny_recipe
 from pydantic import ValidationError
 from torch import nn
 
+from tscompress.checkpoints.load import load
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import RecipeError
 from tscompress.training.growth import grow_
@@ -18,6 +19,7 @@ from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
 from tscompress.training.pretrain_recipe import PretrainRecipe
+from tscompress.training.pretraining import pretrain
 
 TRAINED = ["chronos-bolt", "chronos-t5", "chronos-2"]
 LARGER = {"d_model": 48, "num_heads": 5, "d_ff": 96, "num_layers": 3, "num_decoder_layers": 3}
@@ -119,6 +121,29 @@ def test_another_family_is_refused(tmp_path: Path) -> None:
     save_pretrained(trained("chronos-t5"), tmp_path / "t5")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"start_from: .* is a chronos-t5 model"):
         build_model(recipe("chronos-bolt", str(tmp_path / "t5")))
+
+
+@pytest.mark.parametrize("shape", [{}, LARGER])
+def test_a_share_of_the_start_is_kept(shape: dict[str, int], tmp_path: Path) -> None:
+    save_pretrained(trained("chronos-bolt"), tmp_path / "start")  # type: ignore[arg-type]
+    plain = recipe("chronos-bolt", str(tmp_path / "start"), **shape)
+    torch.manual_seed(plain.seed)
+    weights = {"start": dict(build_model(plain).named_parameters())}
+    for share in (0.0, 0.25):
+        changed = plain.model_copy(update={"keep_of_start": share})
+        path = pretrain(changed, tmp_path / str(share))
+        assert path is not None
+        model: nn.Module = load(str(path), dtype="float32").model
+        weights[str(share)] = dict(model.named_parameters())
+    for name, mean in weights["0.25"].items():
+        expected = torch.lerp(weights["0.0"][name], weights["start"][name], 0.25)
+        torch.testing.assert_close(mean, expected, rtol=1e-2, atol=1e-3)  # stored in bfloat16
+    assert any(not torch.allclose(a, weights["0.0"][n]) for n, a in weights["0.25"].items())
+
+
+def test_a_share_of_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match="keep_of_start"):
+        PretrainRecipe.model_validate(recipe("chronos-bolt").model_dump() | {"keep_of_start": 0.5})
 
 
 def test_a_run_starts_from_one_thing() -> None:

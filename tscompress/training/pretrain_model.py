@@ -6,9 +6,11 @@ head sizes differ between attention blocks from the first step on.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+from accelerate.utils import set_seed
 from chronos.chronos import ChronosConfig
 from torch import nn
 from transformers import PreTrainedModel, T5Config
@@ -51,6 +53,25 @@ def start_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
                 f"is {recipe.family}."
             )
         grow_(model, small.model)
+
+
+def mean_with_start(model: PreTrainedModel, recipe: PretrainRecipe) -> PreTrainedModel:
+    """The trained ``model``, or the mean of its weights and those that it started from.
+
+    ``keep_of_start`` of the recipe is the share of the latter: what a training on other data forgot
+    comes back in part (Wortsman et al., "Robust fine-tuning of zero-shot models", 2022).
+    """
+    share = recipe.keep_of_start
+    if not share:
+        return model
+    with torch.random.fork_rng():
+        set_seed(recipe.seed)  # what is new in a larger shape is drawn as it was
+        start = build_model(recipe).to(next(model.parameters()).device)
+    mean = copy.deepcopy(model)
+    with torch.no_grad():
+        for ours, first in zip(mean.parameters(), start.parameters(), strict=True):
+            ours.lerp_(first, share)
+    return mean
 
 
 def design(recipe: PretrainRecipe) -> tuple[T5Config, Plan | None]:

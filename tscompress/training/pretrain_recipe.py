@@ -135,6 +135,12 @@ class PretrainRecipe(BaseModel):
         default=None,
         description="trained model of the same or a smaller shape, which is grown; null: scratch",
     )
+    keep_of_start: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of start_from's weights in the mean that is written",
+    )
     freeze_embedding: bool = Field(default=False, description="leave the embedding as it starts")
     precision: Precision | None = Field(
         default=None, description="null: bf16 where the hardware multiplies in it"
@@ -173,6 +179,8 @@ class PretrainRecipe(BaseModel):
             for name in ("embedding_from", "schedule"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"start_from and {name} exclude each other; leave one out")
+        elif self.keep_of_start:
+            raise ValueError("keep_of_start is a share of start_from's weights; give that, too")
         return self
 
     @model_validator(mode="after")

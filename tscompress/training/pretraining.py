@@ -37,7 +37,13 @@ from tscompress.training.loop import StopRequest, attention_for_training, traini
 from tscompress.training.optimizers import make_optimizer
 from tscompress.training.pretrain_batches import batches_from, drawing_processes, stage_corpora
 from tscompress.training.pretrain_losses import loss_function
-from tscompress.training.pretrain_model import design, embedding_of, fresh_model, start_
+from tscompress.training.pretrain_model import (
+    design,
+    embedding_of,
+    fresh_model,
+    mean_with_start,
+    start_,
+)
 from tscompress.training.pretrain_output import (
     CHECKPOINT,
     LOG_FILE,
@@ -216,7 +222,8 @@ class _Run:
     def write_model(self, name: str) -> Path:
         """Write the current model into a directory of the run."""
         path = self.output / name
-        write_model(self.model, self.recipe, path, self.plan, self.parts)
+        model = mean_with_start(self.model, self.recipe) if self.is_done else self.model
+        write_model(model, self.recipe, path, self.plan, self.parts)
         return path
 
 
