@@ -186,12 +186,17 @@ def evaluate(
     if output is not None:
         also = None if layout is None else partial(layout.save, result=evaluated.model, dtype=dtype)
         save_evaluation(output, evaluated, margin, also=also, force=force, inputs=inputs)
+    show(as_json, _shown(evaluated, margin), *_tables(evaluated, margin))
+
+
+def _shown(evaluated: EvaluatedModels, margin: float) -> dict[str, Any]:
+    """What ``--json`` prints: contributions of series are only for files."""
     content = evaluated.to_dict(margin)
-    for key in ("result", "against"):  # contributions of series are only for files
+    for key in ("result", "against"):
         for row in content.get(key, {}).get("rows", ()):
             row.pop("series", None)
             row.pop("series_names", None)
-    show(as_json, content, *_tables(evaluated, margin))
+    return content
 
 
 def _read_suite(config: EvaluationConfig, says: bool) -> Suite:

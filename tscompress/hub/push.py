@@ -26,7 +26,7 @@ from tscompress.hub.contents import (
 )
 from tscompress.hub.earlier_onnx import WOULD_REMOVE
 from tscompress.hub.onnx_files import onnx_files
-from tscompress.hub.origin import read_checkpoint_record
+from tscompress.hub.origin import CheckpointRecord, read_checkpoint_record
 from tscompress.hub.upload import Upload
 from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path, write_text_atomically
@@ -161,12 +161,8 @@ def push(
     notes += about_local_paths(checkpoint)
     check_forecast(directory)
     licence = licence_of(checkpoint, fetch=not dry_run)
-    if not licence and checkpoint.base is None:
-        notes.append(
-            f"the licence of a model trained from scratch is yours to choose; add it to {CARD_FILE}"
-        )
-    elif not licence and checkpoint.base is not None:
-        notes.append(f"the licence of {checkpoint.base.source!r} is unknown; the card has none")
+    if not licence:
+        notes.append(_without_licence(checkpoint))
     card = card_by_hand(directory / CARD_FILE, force=force)
     by_hand = card is not None
     if card is None:
@@ -198,17 +194,18 @@ def push(
         write_text_atomically(directory / CARD_FILE, card)
     upload = Upload(repo_id, contents, card, message, branch, create_pr, private, timeout_seconds)
     done = upload.run()
-    return PushResult(
-        done.repo_id,
-        sizes,
-        left,
-        (*notes, *done.notes),
-        card,
-        done.commit.oid,
-        done.commit.commit_url,
-        done.commit.pr_url,
-        done.removed,
-    )
+    commit, said = done.commit, (*notes, *done.notes)
+    made = commit.oid, commit.commit_url, commit.pr_url
+    return PushResult(done.repo_id, sizes, left, said, card, *made, done.removed)
+
+
+def _without_licence(checkpoint: CheckpointRecord) -> str:
+    """A note on the card."""
+    if checkpoint.base is None:
+        return (
+            f"the licence of a model trained from scratch is yours to choose; add it to {CARD_FILE}"
+        )
+    return f"the licence of {checkpoint.base.source!r} is unknown; the card has none"
 
 
 def _texts(records: Mapping[str, bytes]) -> dict[str, str]:
