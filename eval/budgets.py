@@ -138,7 +138,10 @@ def measure(
 ) -> pd.DataFrame:
     """The table: a row for every trial, and those that it had before; costs come at the end."""
     found = {(row["budget"], row["arm"]): row for row in rows_of(table, ("SQL", "own skill"))}
-    paths = {trial.key: models / "-".join(trial.key).replace(" ", "-") for trial in trials}
+    paths = {
+        trial.key: models / "-".join(trial.key).replace(",", "").replace(" ", "-")
+        for trial in trials
+    }
     for trial in trials:
         small = compressed(bed, trial, windows, paths[trial.key])
         if trial.key not in found:
