@@ -161,6 +161,13 @@ TABLES = (
     Table(
         "table2-t5", "table2.py --model reference/t5 --max-series 100 --output DIR/table2-t5", 20
     ),
+    Table(
+        "budgets-bolt",
+        "budgets.py --model reference/bolt --budget parameters=0.6 --budget parameters=0.4 "
+        "--budget parameters=0.25 --budget macs=0.3 --output DIR/budgets "
+        "--models DIR/budgets-models",
+        25,
+    ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
     Table(
         "shapes-gpu",

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Measure
-from tscompress.budget.measure_sensitivity import DEFAULT_WIDTHS, measure_sensitivity
+from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
@@ -69,10 +69,7 @@ def plan_within_budget(
     """
     workload = workload_for(loaded, workload or Workload())
     fitted, held_out = split_windows(batches)
-    narrows = schedule.may_narrow
-    sensitivity = _measured(
-        loaded, fitted, held_out, fold, on_progress, depth=schedule.depth, width=narrows
-    )
+    sensitivity = _measured(loaded, fitted, held_out, fold, on_progress, depth=schedule.depth)
     itemsize = loaded.stored_dtype.itemsize
     costs = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
 
@@ -97,7 +94,7 @@ def plan_within_budget(
             costs,
             multiple=schedule.multiple,
             depth=schedule.depth,
-            narrower=narrower if narrows else None,
+            narrower=narrower if schedule.may_narrow else None,
         )
         chosen = choose_folded(candidates, schedule.budget, costs, **measuring)
     plan = plan_of(loaded, chosen, schedule, fold)
@@ -192,7 +189,7 @@ def sensitivities(
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
     fold = fold or FoldConfig()
-    return _measured(loaded, *split_windows(batches), fold, on_progress, depth=depth, width=True)
+    return _measured(loaded, *split_windows(batches), fold, on_progress, depth=depth)
 
 
 def _measured(
@@ -203,14 +200,12 @@ def _measured(
     on_progress: OnProgress,
     *,
     depth: bool,
-    width: bool,
 ) -> Sensitivity:
     return measure_sensitivity(
         loaded,
         fitted,
         holdout=held_out,
         fold=fold,
-        width_ratios=DEFAULT_WIDTHS if width else (),
         layers=depth,
         on_progress=partial(on_progress, "sensitivity"),
     )
