@@ -72,7 +72,7 @@ def measure(bed: Testbed, methods: Sequence[str], path: Path, console: Console) 
     settings = bed.settings("methods", "fold", "testbed")
     known = rows_with(path, ("SQL", "own skill"), [settings])
     dense = {"model": bed.model, "method": "dense", "budget": 1.0, "attention": 1.0}
-    rows: list[dict[str, Any]] = [dense | bed.original_row()]
+    rows: list[dict[str, Any]] = [dense | bed.original_row() | {"settings": settings}]
     models = [("dense", bed.original.forecaster)]
     for method, ratio, compressed in compressed_models(bed, methods):
         models.append((f"{method} {ratio}", compressed.forecaster))

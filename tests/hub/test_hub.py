@@ -397,7 +397,7 @@ def test_a_graph_of_other_weights_goes_with_the_commit(
 
     requests = len(hub.log)
     outcome = command("push", made["chronos-t5-fold"], repo_id, "--dry-run")
-    assert "would remove what an earlier push with --onnx left in onnx/" in outcome.err
+    assert "left files of other weights in onnx/, they would be removed" in outcome.err
     assert len(hub.log) == requests
     outcome = command("push", made["chronos-t5-fold"], repo_id, "--json", *options)
     assert outcome.code == 0, outcome.err

@@ -42,6 +42,7 @@ from tscompress.training.pretrain_batches import (
 from tscompress.training.pretrain_losses import loss_function, token_cross_entropy
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
+from tscompress.training.pretrain_state import whole
 from tscompress.training.pretraining import Progress, parameter_groups, pretrain
 from tscompress.training.token_tables import fourier_token_embedding
 from tscompress.training.windows import Bucket
@@ -495,7 +496,7 @@ def test_processes_that_draw_outlive_a_signal_to_the_training(tmp_path: Path) ->
     recipe = short("chronos-bolt", steps=40)
     (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
     program = f"""
-import os, signal
+import multiprocessing, os, signal
 from pathlib import Path
 from tscompress.training.loop import StopRequest
 from tscompress.training.pretrain_batches import batches_from, stage_corpora
@@ -504,14 +505,17 @@ recipe = PretrainRecipe.model_validate_json(Path({str(tmp_path / "recipe.json")!
 with StopRequest() as stop:
     batches = batches_from(recipe, stage_corpora(recipe), 0, 2)
     drawn = [next(batches)]
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGTERM)
     os.killpg(os.getpgrp(), signal.SIGTERM)
     drawn += batches
-print(stop.requested, len(drawn))
+batches.close()
+print(stop.requested, len(drawn), len(multiprocessing.active_children()))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True
     )
-    assert done.stdout.split() == ["True", "40"], done.stderr
+    assert done.stdout.split() == ["True", "40", "0"], done.stderr
 
 
 def test_a_gpu_has_its_batches_drawn_ahead() -> None:
@@ -610,6 +614,14 @@ def test_only_some_keys_may_change_on_the_way(tmp_path: Path) -> None:
     assert model is not None
     record = json.loads((model / "provenance.json").read_text())["pretraining"]
     assert record["parts"] == [[0, recipe.learning_rate, 6], [3, 5e-4, 6]]
+
+
+def test_a_checkpoint_of_before_a_key_was_there_resumes() -> None:
+    recipe = short("chronos-bolt")
+    begun = recipe.model_dump(mode="json")
+    del begun["keep_of_start"], begun["corpus"]["trend_weight"], begun["stages"][0]["groups"]
+    assert whole(begun) == recipe.model_dump(mode="json")
+    assert whole(begun | {"gone": 1}) == begun | {"gone": 1}
 
 
 def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from tscompress.runtime.record import RECORD_FILE, read_record, readable
 _RECORD = f"{ONNX_FOLDER}/{RECORD_FILE}"
 #: Of a dry run, which does not look at the repository.
 WOULD_REMOVE = (
-    f"would remove what an earlier push with --onnx left in {ONNX_FOLDER}/, where that is of other "
-    "weights"
+    f"if an earlier push with --onnx left files of other weights in {ONNX_FOLDER}/, they would be "
+    "removed"
 )
 
 
@@ -56,6 +56,8 @@ def earlier_onnx(api: HfApi, repo_id: str, revision: str | None, contents: Conte
         return Path(api.hf_hub_download(repo_id, name, revision=info.sha))
 
     record = _record_of(local(_RECORD))
+    if record is None and _RECORD in contents.records:
+        return EarlierOnnx()
     if record is None:
         note = f"{ONNX_FOLDER}/ in {repo_id!r} stays: its {RECORD_FILE} is none of this tscompress"
         return EarlierOnnx(notes=(note,))
@@ -66,6 +68,9 @@ def earlier_onnx(api: HfApi, repo_id: str, revision: str | None, contents: Conte
             "for the card to name it"
         )
         return EarlierOnnx(notes=() if own else (note,))
+    if not record["source"].get("sha256"):
+        note = f"{ONNX_FOLDER}/ in {repo_id!r} stays: its record names no weights that it is of"
+        return EarlierOnnx(notes=() if _RECORD in contents.records else (note,))
     ours, changed = [_RECORD], list[str]()
     for name, sha256 in record["sha256"].items():
         place = f"{ONNX_FOLDER}/{name}"
@@ -73,7 +78,8 @@ def earlier_onnx(api: HfApi, repo_id: str, revision: str | None, contents: Conte
             large = there[place].lfs
             found = sha256_of(local(place)) if large is None else large.sha256
             (ours if found == sha256 else changed).append(place)
-    notes = tuple(f"{place} in {repo_id!r} was changed since and stays" for place in changed)
+    staying = [place for place in changed if place not in contents.sizes]
+    notes = tuple(f"{place} in {repo_id!r} was changed since and stays" for place in staying)
     return EarlierOnnx(tuple(name for name in ours if name not in contents.sizes), notes)
 
 

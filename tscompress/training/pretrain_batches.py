@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
@@ -80,29 +81,33 @@ class _Steps(Dataset[ForecastBatch]):
 
 def batches_from(
     recipe: PretrainRecipe, corpora: Sequence[SyntheticCorpus], first: int, processes: int = 0
-) -> Iterator[ForecastBatch]:
+) -> Generator[ForecastBatch]:
     """The batches of all steps from ``first`` on, the same for any number of processes.
 
-    ``processes`` draw them ahead; with 0, this one draws each as it is asked for.
+    ``processes`` draw them ahead and end when the iterator is closed; with 0, this one draws each
+    as it is asked for. Where Python starts processes afresh (Windows, macOS, Linux from 3.14 on), a
+    script that trains on a GPU needs its ``if __name__ == "__main__"``.
     """
     loader = DataLoader(
         _Steps(recipe, corpora, first),
         batch_size=None,
         num_workers=processes,
-        worker_init_fn=_apart_from_signals,
+        worker_init_fn=_leave_signals,
         generator=torch.Generator(),  # or it would draw from the one of the training
     )
-    return iter(loader)
+    yield from loader
 
 
-def _apart_from_signals(_: int) -> None:
-    """What stops a training, Ctrl-C too, goes to its group of processes: this one leaves it."""
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)
+def _leave_signals(_: int) -> None:
+    """The training saves and ends its processes itself; Ctrl-C and SIGTERM often reach all."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def drawing_processes(device: torch.device) -> int:
     """Processes that draw batches: a GPU trains faster than one core draws."""
     if device.type == "cpu":
         return 0
-    return max(1, min(4, (os.cpu_count() or 1) // 2))
+    allowed = getattr(os, "sched_getaffinity", None)
+    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
+    return max(1, min(4, cores // 2))

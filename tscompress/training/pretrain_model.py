@@ -10,7 +10,6 @@ import copy
 from typing import Any
 
 import torch
-from accelerate.utils import set_seed
 from chronos.chronos import ChronosConfig
 from torch import nn
 from transformers import PreTrainedModel, T5Config
@@ -64,8 +63,8 @@ def mean_with_start(model: PreTrainedModel, recipe: PretrainRecipe) -> PreTraine
     share = recipe.keep_of_start
     if not share:
         return model
-    with torch.random.fork_rng():
-        set_seed(recipe.seed)  # what is new in a larger shape is drawn as it was
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # what is new in a larger shape is drawn as it was
         start = build_model(recipe).to(next(model.parameters()).device)
     mean = copy.deepcopy(model)
     with torch.no_grad():

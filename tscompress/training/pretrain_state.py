@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from tscompress.errors import RecipeError
 from tscompress.io.files import write_text_atomically
 from tscompress.io.untrusted import shown
@@ -46,8 +48,7 @@ def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float
     """
     record = read_training_record(checkpoint)
     ours = recipe.model_dump(mode="json")
-    # A checkpoint of before a key was there has its default.
-    begun = _defaults() | json.loads(record.get("recipe", "{}"))
+    begun = whole(json.loads(record.get("recipe", "{}")))
     for content in (begun, ours):
         for stage in content.get("stages", [])[-1:]:
             stage["steps"] = "any"
@@ -62,11 +63,12 @@ def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float
     return parts
 
 
-def _defaults() -> dict[str, Any]:
-    """The keys of a recipe that need not be given, but for what JSON cannot have."""
-    fields = PretrainRecipe.model_fields.items()
-    plain = (bool, int, float, str, type(None))
-    return {name: field.default for name, field in fields if isinstance(field.default, plain)}
+def whole(begun: dict[str, Any]) -> dict[str, Any]:
+    """The recipe that a checkpoint holds; keys of later versions have their defaults."""
+    try:
+        return PretrainRecipe.model_validate(begun).model_dump(mode="json")
+    except ValidationError:  # one of another version, whose first strange key is named
+        return begun
 
 
 def with_part(parts: list[list[float]], first: int, recipe: PretrainRecipe) -> list[list[float]]:

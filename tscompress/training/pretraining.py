@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,10 @@ class _Run:
         meter = _Meter(self.step, recipe.total_steps)
         saved_at = time.monotonic()
         processes = drawing_processes(self.accelerator.device)
-        batches = batches_from(recipe, self.corpora, self.step, processes)
-        with log_up_to(self.step, self.output / LOG_FILE).open("a") as log:
+        with (
+            log_up_to(self.step, self.output / LOG_FILE).open("a") as log,
+            closing(batches_from(recipe, self.corpora, self.step, processes)) as batches,
+        ):
             while not self.is_done and not stop.requested:
                 rate = recipe.learning_rate_at(self.step)
                 meter.add(*self._train_step(next(batches), rate))
