@@ -82,7 +82,9 @@ TABLES = (
     ),
     Table(
         "fold-sizes-t5",
-        "fold.py sizes --model reference/t5 --max-series 100 --output DIR/fold-sizes",
+        "fold.py sizes --model reference/t5 --max-series 100 --size 32,0.5 --size 32,0.5,208 "
+        "--size 64,0.5,160 --size 64,0.5,128 --size 32,0.25 --size 32,0.25,160 --size 32,0.25,112 "
+        "--size 32,0.25,96 --output DIR/fold-sizes",
         30,
     ),
     Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 14),
