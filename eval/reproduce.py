@@ -194,9 +194,9 @@ TABLES = (
     ),
     Table(
         "recover-t5",
-        "recover.py --model reference/t5 --max-series 100 --trial 64,0.5,10,d_model=128 "
-        "--trial 32,0.25,10,d_model=160 --seed 0 --output DIR/recover",
-        35,
+        "recover.py --model reference/t5 --max-series 100 --trial 32,0.25,10,d_model=160 "
+        "--seed 0 --output DIR/recover",
+        18,
     ),
     Table(
         "recover-layers-t5",
