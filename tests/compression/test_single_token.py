@@ -230,7 +230,8 @@ def test_the_command_has_the_option(bolt: Path, tmp_path: Path, command: Command
         assert load(out).plan.single_token  # type: ignore[union-attr]
     assert difference(*(load(out).forecaster for out in outs)) == 0
     assert recipe_of({"single_token": True}).schedule is None
-    outcome = command("bench", bolt, outs[0], "--context-length", 64, "--repeats", 1)
+    workload = "--context-length", 64, "--repeats", 1, "--warmup", 0, "--no-memory"
+    outcome = command("bench", outs[0], "--against", bolt, *workload)
     assert outcome.code == 0, outcome.err
 
 
