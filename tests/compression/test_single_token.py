@@ -228,7 +228,8 @@ def test_the_command_has_the_option(bolt: Path, tmp_path: Path, command: Command
         outcome = command("compress", bolt, "--output", out, *how)
         assert outcome.code == 0, outcome.err
         assert load(out).plan.single_token  # type: ignore[union-attr]
-    assert difference(*(load(out).forecaster for out in outs)) == 0
+    first, second = (load(out).forecaster for out in outs)
+    assert difference(first, second) == 0
     assert recipe_of({"single_token": True}).schedule is None
     workload = "--context-length", 64, "--repeats", 1, "--warmup", 0, "--no-memory"
     outcome = command("bench", outs[0], "--against", bolt, *workload)

@@ -35,7 +35,8 @@ def test_graph_is_smaller_and_forecasts_as_the_original(
     dropped = (4 * 24 * 32 - 24 * 24) + (4 * 24 * 32 - 2 * 24 * 4)
     assert stored[1] - stored[0] > 0.9 * dropped
     series = [WAVE, WAVE[:33]]
-    found = tscompress.runtime.load(tmp_path / "graph").predict(series, 8)
+    runtime: Any = tscompress.runtime.load(tmp_path / "graph")
+    found = runtime.predict(series, 8)
     expected = tscompress.load(checkpoints["chronos-bolt"]).forecaster.predict(
         [torch.from_numpy(one) for one in series], prediction_length=8
     )
