@@ -78,6 +78,7 @@ def compress(
     width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
     univariate: bool = False,
+    single_token: bool = False,
     schedule: Schedule | PlannedSchedule | tuple[float, float] | str | None = None,
     budget: float | str | Budget | PlannedSchedule | None = None,
     plan: Plan | None = None,
@@ -131,6 +132,11 @@ def compress(
         keys of group attention are dropped, its values and outputs are one matrix where that is
         smaller. Alone it is exact and reads no series. A factored checkpoint, which refuses
         covariates, several targets in a task and ``cross_learning``.
+    single_token
+        With fold, of Chronos-Bolt, but not with a budget: its decoder reads one token, so queries
+        and keys of its self-attention do nothing, and its first layer has the same query for every
+        series. They are dropped or have one dimension a head. Alone it is exact and reads no
+        series. A factored checkpoint.
     plan
         Instead of all of these: a plan made or edited before.
     exclude
@@ -171,6 +177,7 @@ def compress(
         "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
         "layers": layers, "schedule": schedule, "budget": budget, "exclude": exclude,
         "feed_forward": feed_forward, "univariate": univariate,
+        "single_token": single_token,
     }  # fmt: skip
     recipe = recipe_of(
         options,

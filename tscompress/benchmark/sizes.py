@@ -16,6 +16,7 @@ from tscompress.families.base import Pass
 from tscompress.families.exported import ExportedModel
 from tscompress.families.registry import adapter_of_model
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
+from tscompress.layers.univariate import OwnValues
 from tscompress.runtime.record import GRAPH_SUFFIX, is_exported
 
 
@@ -112,6 +113,8 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 def _cached_values_per_token(attention: Any) -> int:
     if isinstance(attention, LatentCrossAttention):  # one latent for all layers
         return attention.cached_values
+    if isinstance(attention, OwnValues):
+        return 0
     return int(attention.k.out_features) + int(attention.v.out_features)
 
 

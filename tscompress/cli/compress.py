@@ -92,6 +92,14 @@ def compress(
             "of group attention; exact, refuses covariates, needs tscompress to load.",
         ),
     ] = False,
+    single_token: Annotated[
+        bool,
+        typer.Option(
+            "--single-token",
+            help="With fold, Chronos-Bolt: without what its decoder, which reads one token, never "
+            "needs; exact, needs tscompress to load.",
+        ),
+    ] = False,
     epsilon: Annotated[float | None, typer.Option(help="Keep each matrix's ε-rank.")] = None,
     energy: Annotated[float | None, typer.Option(help="Keep this share of the energy.")] = None,
     schedule: Annotated[
@@ -167,8 +175,9 @@ def compress(
         form = files.form(reads=series is not None)
         chosen = _recipe_of(given, edited, model, output, series, form, calibration_series)
         alone = edited or chosen
-        if alone.univariate and not alone.calibrates:
-            refuse(context, "univariate alone does not calibrate", _CALIBRATION)
+        if (alone.univariate or alone.single_token) and not alone.calibrates:
+            name = "univariate" if alone.univariate else "single_token"
+            refuse(context, f"{name} alone does not calibrate", _CALIBRATION)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})
     work = None if dry_run else recovery_directory(output)

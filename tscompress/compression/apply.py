@@ -41,7 +41,7 @@ def fold_planned_(
 ) -> None:
     """Drop the layers that a plan does not keep and fold the others; see :func:`apply_fold_`.
 
-    A plan that drops group attention alone needs no ``batches`` and no fit.
+    A plan that only drops what does nothing needs no ``batches`` and no fit.
 
     Raises
     ------

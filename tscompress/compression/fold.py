@@ -102,7 +102,7 @@ def fold_(
     """
     plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
     config = config.resolved(loaded)
-    if plan.univariate:
+    if plan.univariate or plan.single_token:
         separate_series_(loaded, plan)
     if adapter_of_layers(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]
@@ -195,7 +195,7 @@ class _Fold:
         name = step.block.name
         if not isinstance(step.block, AttentionBlock):
             _fold_feed_forward_(self.loaded, step, self.hidden[name], self.config)
-        elif self.heads[name].univariate:
+        elif self.heads[name].values_only:
             head = self.narrowed[name]
             values, role = fold_own_values_(self.loaded, step, head, self.config)
             refit_(step, values, role, self.config)

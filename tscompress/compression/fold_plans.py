@@ -153,6 +153,7 @@ def fold_plan_of(
     exclude: Sequence[str] = (),
     free_frequencies: bool = False,
     univariate: bool = False,
+    single_token: bool = False,
 ) -> Plan:
     """A plan to fold heads by a schedule, and all hidden layers to a share of their units.
 
@@ -170,7 +171,7 @@ def fold_plan_of(
     exclude
         Shell patterns on names of attention blocks, feed-forwards and patch embeddings that keep
         their size; the result is then a factored checkpoint.
-    free_frequencies, univariate
+    free_frequencies, univariate, single_token
         As for :func:`fold_plan`.
 
     Raises
@@ -208,8 +209,11 @@ def fold_plan_of(
         record["latent"] = latent
     if width is not None:
         record["width"] = width
-    if univariate:
-        record["univariate"] = True
+    record |= {
+        name: True
+        for name, asked in (("univariate", univariate), ("single_token", single_token))
+        if asked
+    }
     return fold_plan(
         model,
         architecture,
@@ -220,6 +224,7 @@ def fold_plan_of(
         width=width,
         free_frequencies=free_frequencies,
         univariate=univariate,
+        single_token=single_token,
         schedule=record,
     )
 
@@ -235,6 +240,7 @@ def fold_plan(
     width: int | None = None,
     free_frequencies: bool = False,
     univariate: bool = False,
+    single_token: bool = False,
     kept_layers: Mapping[str, Sequence[int]] | None = None,
     schedule: Mapping[str, object] | None = None,
 ) -> Plan:
@@ -257,6 +263,9 @@ def fold_plan(
     univariate
         Every series is a group of its own: group attention has no queries and keys. The result is a
         factored checkpoint.
+    single_token
+        The decoder reads a single token: its self-attention has no queries and keys, and its first
+        layer one dimension a head where all series have the same query. A factored checkpoint.
     kept_layers
         Stack to the indices of the kept layers. ``model`` already has only these.
     schedule
@@ -270,19 +279,18 @@ def fold_plan(
     sized = {name for sizes in (qk, vo, hidden) if isinstance(sizes, Mapping) for name in sizes}
     if latent is not None:
         _check_latent(architecture, sized)
-    if univariate and not any(block.across_series for block in architecture.attention):
-        raise PlanError(
-            f"a {architecture.family} model has no group attention, so every series is forecast "
-            "alone already; leave out univariate."
-        )
+    _check_single_keys(architecture, univariate, single_token)
     heads = []
     for block in architecture.attention:
-        if univariate and block.across_series:
-            heads.append(_univariate_plan(model, block, vo))
+        if (univariate and block.across_series) or (single_token and block.single_key):
+            heads.append(_values_plan(model, block, vo))
             continue
         reads_latent = latent is not None and block.reads_encoder
         sizes = (latent, latent) if reads_latent else (qk, vo)
-        heads.append(_head_plan(model, block, *sizes, reads_latent, free_frequencies))
+        head = _head_plan(model, block, *sizes, reads_latent, free_frequencies)
+        if single_token and block.constant_query and not reads_latent:
+            head = head.model_copy(update={"qk_size": 1, "constant_query": True})
+        heads.append(head)
     units = _hidden_plans(model, architecture, hidden)
     known = {head.name for head in heads} | {layer.name for layer in units}
     if sized - known:
@@ -299,6 +307,21 @@ def fold_plan(
         kept_layers=None if not kept_layers else {k: tuple(v) for k, v in kept_layers.items()},
         width=narrow,
     )
+
+
+def _check_single_keys(architecture: Architecture, univariate: bool, single_token: bool) -> None:
+    """Refuse to drop queries and keys that matter, or are not there."""
+    family, blocks = architecture.family, architecture.attention
+    if univariate and not any(block.across_series for block in blocks):
+        raise PlanError(
+            f"a {family} model has no group attention, so every series is forecast alone already; "
+            "leave out univariate."
+        )
+    if single_token and not any(block.single_key for block in blocks):
+        raise PlanError(
+            f"a {family} model has no decoder that reads a single token, as Chronos-Bolt's does; "
+            "leave out single_token."
+        )
 
 
 def _check_latent(architecture: Architecture, sized: set[str]) -> None:
@@ -344,10 +367,15 @@ def _head_plan(
     )
 
 
-def _univariate_plan(model: nn.Module, block: AttentionBlock, vo: Sizes) -> HeadPlan:
+def _values_plan(model: nn.Module, block: AttentionBlock, vo: Sizes) -> HeadPlan:
+    """The plan of a block without queries and keys."""
     before = _heads_before(model, block, "v")
-    size = _size_of(vo, block.name, before["head_size"])
-    return _validated(HeadPlan, **before, qk_size=size, vo_size=size, univariate=True)
+    size = 1 if block.constant_query else _size_of(vo, block.name, before["head_size"])
+    why = {"univariate": block.across_series, "single_key": block.single_key}
+    constant = block.constant_query
+    return _validated(
+        HeadPlan, **before, qk_size=size, vo_size=size, **why, constant_query=constant
+    )
 
 
 def _heads_before(model: nn.Module, block: AttentionBlock, role: str) -> dict[str, Any]:
@@ -429,7 +457,9 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
     """
     if plan.family != architecture.family:
         raise PlanError(f"the plan is for {plan.family}; the model is a {architecture.family}.")
-    whole = fold_plan(model, architecture, univariate=plan.univariate)
+    whole = fold_plan(
+        model, architecture, univariate=plan.univariate, single_token=plan.single_token
+    )
     check_heads(head for head in plan.heads if head.parameters < head.dense_parameters)
     there: tuple[HeadPlan | HiddenPlan, ...] = (*whole.heads, *whole.hidden)
     given: tuple[HeadPlan | HiddenPlan, ...] = (*plan.heads, *plan.hidden)
@@ -462,6 +492,7 @@ def _unfolded(layer: HeadPlan | HiddenPlan | None) -> dict[str, object]:
     """The fields of a planned layer that describe the original."""
     assert layer is not None
     chosen = {"qk_size", "vo_size", "frequencies", "latent", "univariate", "kept"}
+    chosen |= {"single_key", "constant_query"}
     return layer.model_dump(exclude=chosen)
 
 

@@ -31,7 +31,7 @@ class ChronosBolt(PatchFamily):
         return bool(config.get("chronos_pipeline_class") == "ChronosBoltPipeline")
 
     def describe(self, model: nn.Module) -> Architecture:
-        return describe_t5(self.name, model)
+        return describe_t5(self.name, model, single_token=True)
 
     def patch_features(self, model: nn.Module, contexts: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised values and mask ``[B, S, 2 P]``, and which patches have data ``[B, S]``."""

@@ -10,14 +10,17 @@ from transformers import T5ForConditionalGeneration
 from tscompress.errors import RecipeError, UnsupportedModelError
 from tscompress.families.base import ModelShape
 from tscompress.families.stacks import Sublayer, stack_layers, sublayers
+from tscompress.layers.univariate import OwnValues
 from tscompress.plan.architecture import Architecture, AttentionBlock, BlockKind, FeedForward
 
 #: transformers 5 always ties, and uses the former only to decide whether to scale.
 UNTIED = {"tie_word_embeddings": False, "scale_decoder_outputs": False}
 
 
-def describe_t5(family: str, model: nn.Module) -> Architecture:
+def describe_t5(family: str, model: nn.Module, *, single_token: bool = False) -> Architecture:
     """The architecture of a model of T5 stacks.
+
+    ``single_token``: its decoder always reads the start token alone.
 
     Raises
     ------
@@ -31,16 +34,18 @@ def describe_t5(family: str, model: nn.Module) -> Architecture:
         if hasattr(sublayer.module, "DenseReluDense"):
             feed_forward.append(_feed_forward(sublayer))
         else:
-            attention.append(_attention(sublayer, encoder_layers))
+            attention.append(_attention(sublayer, encoder_layers, single_token))
     return Architecture(family, tuple(attention), tuple(feed_forward))
 
 
-def _attention(sublayer: Sublayer, encoder_layers: int) -> AttentionBlock:
+def _attention(sublayer: Sublayer, encoder_layers: int, single_token: bool) -> AttentionBlock:
     cross = hasattr(sublayer.module, "EncDecAttention")
     child = "EncDecAttention" if cross else "SelfAttention"
     attention: Any = getattr(sublayer.module, child)
     name = f"{sublayer.name}.{child}"
-    if not hasattr(attention, "k"):
+    own = isinstance(attention, OwnValues)  # those of one head, whatever the heads were
+    roles = [role for role in ("v", "o", "vo") if getattr(attention, role, None)] if own else "qkvo"
+    if not (own or hasattr(attention, "k")):
         raise UnsupportedModelError(
             f"{name} reads a latent and has no keys and values; "
             "profile or compress the original checkpoint."
@@ -53,8 +58,10 @@ def _attention(sublayer: Sublayer, encoder_layers: int) -> AttentionBlock:
         sublayer=sublayer.index,
         kind="cross" if cross else kind,
         depth=sublayer.layer + (encoder_layers if cross else 0),
-        num_heads=attention.n_heads,
-        projections={role: f"{name}.{role}" for role in "qkvo"},
+        num_heads=1 if own else attention.n_heads,
+        projections={role: f"{name}.{role}" for role in roles},
+        single_key=single_token and sublayer.stack == "decoder" and not cross,
+        constant_query=single_token and (sublayer.stack, sublayer.layer) == ("decoder", 0),
     )
 
 

@@ -7,6 +7,8 @@ built, the planned modules are replaced by empty ones, and weights are filled in
 
 from __future__ import annotations
 
+from typing import Any
+
 from chronos.chronos2.layers import MHA, MLP
 from chronos.chronos2.layers import ResidualBlock as Chronos2ResidualBlock
 from chronos.chronos_bolt import ResidualBlock as BoltResidualBlock
@@ -21,6 +23,7 @@ from transformers.models.t5.modeling_t5 import (
 from tscompress.errors import PlanError
 from tscompress.lab.in_context_models import SelfAttention
 from tscompress.layers.latent_cross_attention import LatentCrossAttention
+from tscompress.layers.single_token import OwnToken
 from tscompress.layers.sized_attention import (
     SizedChronos2Attention,
     SizedT5Attention,
@@ -58,9 +61,10 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
         _heads_text(plan.num_heads, size, size, plan.d_model, rotary),
         _heads_text(heads, qk_size, vo_size, attention.d_model, turns),
     )
-    sized: nn.Module
-    if plan.univariate:
-        sized = _own_values(attention, plan)
+    sized: Any
+    if plan.values_only:
+        sized = own_values_of(attention, plan)
+        sized.resize_(None if plan.merged else plan.num_heads * plan.vo_size)
     elif plan.latent:
         first = _first_latent(model, plan)
         sized = LatentCrossAttention.empty_like(attention, plan.qk_size, first)
@@ -73,16 +77,23 @@ def replace_heads_(model: nn.Module, plan: HeadPlan) -> nn.Module:
             attention, plan.qk_size, plan.vo_size, plan.frequencies
         )
     model.set_submodule(plan.name, sized)
-    return sized
+    return sized  # type: ignore[no-any-return]
 
 
-def _own_values(attention: nn.Module, plan: HeadPlan) -> nn.Module:
-    """Empty values and outputs of each series alone, one matrix or two as planned."""
-    if not isinstance(attention, MHA):
-        raise PlanError(f"the plan has {plan.name} univariate; only Chronos-2 has group attention.")
-    values = OwnValues.of(attention)
-    values.resize_(None if plan.merged else plan.num_heads * plan.vo_size)
-    return values
+def own_values_of(attention: nn.Module, plan: HeadPlan) -> OwnValues:
+    """The values and outputs of attention to a single key, not copies.
+
+    Raises
+    ------
+    PlanError
+        Attention of another kind than the plan's.
+    """
+    if plan.univariate and isinstance(attention, MHA):
+        return OwnValues.of(attention)
+    if plan.single_key and isinstance(attention, T5Attention):
+        return OwnToken.of(attention)
+    kind = "univariate; only Chronos-2 has group" if plan.univariate else "to a single key; T5 has"
+    raise PlanError(f"the plan has {plan.name} {kind} attention.")
 
 
 def _first_latent(model: nn.Module, plan: HeadPlan) -> LatentCrossAttention | None:

@@ -12,6 +12,7 @@ import torch
 from chronos.chronos2.layers import MHA, AttentionOutput, GroupSelfAttention
 from chronos.chronos2.model import Chronos2Encoder
 from torch import Tensor, nn
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from tscompress.errors import PlanError, UsageError
 from tscompress.layers.sized_attention import bare, empty_linear
@@ -19,7 +20,7 @@ from tscompress.runtime.univariate import groups_message
 
 
 class OwnValues(nn.Module):
-    """W_O W_V x in the place of group attention.
+    """W_O W_V x in the place of attention to a single key.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class OwnValues(nn.Module):
         self.v, self.o, self.vo = v, o, vo
 
     @classmethod
-    def of(cls, attention: MHA) -> OwnValues:
+    def of(cls, attention: MHA | T5Attention) -> OwnValues:
         """The same layers of values and outputs, not copies."""
         return cls(attention.v, attention.o, None).train(attention.training)
 

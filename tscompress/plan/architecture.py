@@ -40,7 +40,7 @@ class _Block:
 class AttentionBlock(_Block):
     """One q, k, v, o set; these are the roles of its projections.
 
-    Group attention of a univariate model has ``v`` and ``o``, or their product ``vo``.
+    Attention to a single key may have only ``v`` and ``o``, or their product ``vo``.
 
     Attributes
     ----------
@@ -52,12 +52,18 @@ class AttentionBlock(_Block):
     depth
         Number of attention layers before its inputs (Yu et al., 2025, sec. 5). Cross-attention
         reads the encoder's output, so it counts after every encoder layer.
+    single_key
+        Whether its softmax is always over one key, so that queries and keys do nothing.
+    constant_query
+        Whether its queries are the same for all series.
     """
 
     kind: BlockKind
     depth: int
     num_heads: int
     softmax: bool = True
+    single_key: bool = False
+    constant_query: bool = False
 
     @property
     def reads_encoder(self) -> bool:

@@ -77,6 +77,12 @@ class HeadPlan(BaseModel):
         Whether every series is a group of its own, in group attention. Its softmax is then over one
         element: queries and keys are dropped, and ``qk_size`` = ``vo_size`` is a share of the rank
         of the product of outputs and values.
+    single_key
+        The same of self-attention in a decoder that reads a single token.
+    constant_query
+        Whether the block is the first of such a decoder, whose queries are the same for all series:
+        one dimension a head is exact, of queries and keys in cross-attention, of values in
+        self-attention.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,6 +97,8 @@ class HeadPlan(BaseModel):
     frequencies: tuple[int, ...] | None = None
     latent: bool = False
     univariate: bool = False
+    single_key: bool = False
+    constant_query: bool = False
 
     @model_validator(mode="after")
     def _is_group_attention(self) -> HeadPlan:
@@ -98,6 +106,17 @@ class HeadPlan(BaseModel):
             raise ValueError(
                 f"{self.name}: only group attention is univariate, with qk_size = vo_size"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_of_a_single_token(self) -> HeadPlan:
+        if self.single_key and (self.kind != "decoder" or self.qk_size != self.vo_size):
+            raise ValueError(
+                f"{self.name}: only decoder self-attention has a single key, with qk_size = vo_size"
+            )
+        constant = self.single_key or (self.kind == "cross" and not self.latent)
+        if self.constant_query and not (constant and self.qk_size == 1):
+            raise ValueError(f"{self.name}: only a decoder has a constant query, with qk_size 1")
         return self
 
     @model_validator(mode="after")
@@ -135,13 +154,20 @@ class HeadPlan(BaseModel):
         return self
 
     @property
+    def values_only(self) -> bool:
+        """Whether queries and keys are dropped."""
+        return self.univariate or self.single_key
+
+    @property
     def merged(self) -> bool:
         """Whether values and outputs are one matrix, which has no more weights than the two."""
-        return self.univariate and self.d_model <= 2 * self.num_heads * self.vo_size
+        return self.values_only and self.d_model <= 2 * self.num_heads * self.vo_size
 
     @property
     def unchanged(self) -> bool:
         """Whether the original's forecasts are kept, of single series if it is univariate."""
+        if self.constant_query:
+            return self.values_only or self.vo_size == self.head_size
         whole = self.head_size == self.qk_size == self.vo_size and not self.latent
         return whole or self.merged
 
@@ -155,7 +181,7 @@ class HeadPlan(BaseModel):
         """Weights after, of this block; a projection to a latent belongs to all blocks."""
         if self.latent:
             return 2 * self.d_model * self.num_heads * self.qk_size
-        if self.univariate:
+        if self.values_only:
             return self.d_model * min(self.d_model, 2 * self.num_heads * self.vo_size)
         return 2 * self.d_model * self.num_heads * (self.qk_size + self.vo_size)
 
@@ -164,9 +190,9 @@ class HeadPlan(BaseModel):
         """The sizes after, for people."""
         if self.latent:
             return f"latent {self.qk_size}"
-        if self.univariate:
+        if self.values_only:
             rank = "" if self.merged else f" of rank {self.num_heads * self.vo_size}"
-            return f"univariate, values and outputs{rank}"
+            return f"{'univariate' if self.univariate else 'single key'}, values and outputs{rank}"
         if self.qk_size == self.vo_size:
             return f"head size {self.qk_size}"
         return f"head sizes {self.qk_size} (q, k), {self.vo_size} (v)"

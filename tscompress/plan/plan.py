@@ -91,6 +91,8 @@ class Plan(BaseModel):
             raise ValueError("all cross-attention reads one latent: give every block the same size")
         if len({head.univariate for head in self.heads if head.kind == "group"}) > 1:
             raise ValueError("all group attention is univariate, or none of it")
+        if len({head.single_key for head in self.heads if head.kind == "decoder"}) > 1:
+            raise ValueError("all decoder self-attention has a single key, or none of it")
         return self
 
     @property
@@ -114,9 +116,14 @@ class Plan(BaseModel):
         return any(head.univariate for head in self.heads)
 
     @property
+    def single_token(self) -> bool:
+        """Whether the decoder reads a single token, and what that makes useless is dropped."""
+        return any(head.single_key or head.constant_query for head in self.heads)
+
+    @property
     def calibrates(self) -> bool:
-        """Whether the model is fitted to series; without, only group attention is dropped."""
-        if not self.univariate:
+        """Whether the model is fitted to series; without, only what does nothing is dropped."""
+        if not (self.univariate or self.single_token):
             return self.method != "svd"
         sizes = (entry.kept < entry.d_ff for entry in self.hidden)
         heads = (not head.unchanged for head in self.heads)
@@ -134,7 +141,7 @@ class Plan(BaseModel):
         """``(d_kv, d_ff)`` of the stock config of the folded model; None if sizes differ."""
         sizes = {size for head in self.heads for size in (head.qk_size, head.vo_size)}
         units = {hidden.kept for hidden in self.hidden}
-        own_layers = self.latent or self.univariate
+        own_layers = self.latent or self.univariate or self.single_token
         if self.method != "fold" or len(sizes) != 1 or len(units) != 1 or own_layers:
             return None
         (d_kv,), (d_ff,) = sizes, units
@@ -233,7 +240,7 @@ class Plan(BaseModel):
         else:
             if self.width:
                 lines.append(f"fold, residual stream: {self.width.kept} of {self.width.d_model}")
-            heads = [head for head in self.heads if not (head.latent or head.univariate)]
+            heads = [head for head in self.heads if not (head.latent or head.values_only)]
             kept = {
                 "queries and keys": [head.qk_size for head in heads],
                 "values": [head.vo_size for head in heads],
@@ -249,6 +256,13 @@ class Plan(BaseModel):
                 lines.append(
                     f"univariate: group attention without queries and keys, {merged} of "
                     f"{len(groups)} blocks one matrix"
+                )
+            single = [head for head in self.narrowed().heads if head.single_key]
+            if single:
+                merged = sum(head.merged for head in single)
+                lines.append(
+                    f"single token: decoder self-attention without queries and keys, {merged} of "
+                    f"{len(single)} blocks one matrix"
                 )
         lines = [*filter(None, lines), attention]
         before, after = (

@@ -346,7 +346,9 @@ def _batches(
     if series is not None and recipe.recover is None:
         if recipe.method == "svd":
             raise UsageError("svd does not calibrate; give no series, or use another method.")
-        raise UsageError("univariate alone does not calibrate; give no series, or sizes with it.")
+        raise UsageError(
+            "single_token or univariate alone does not calibrate; give no series, or sizes with it."
+        )
     return []
 
 
@@ -469,6 +471,7 @@ def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",
         univariate=recipe.univariate,
+        single_token=recipe.single_token,
     )
 
 

@@ -34,7 +34,7 @@ Options = Mapping[str, Any]
 #: At most one of these may be given: it chooses ranks or head sizes.
 _SCHEDULES = ("rank", "epsilon", "energy", "schedule", "fit", "budget")
 _WITH_BUDGET = ("layout", "multiple", "depth", "keep_width")
-_SELECTION = ("exclude", "feed_forward", "univariate")
+_SELECTION = ("exclude", "feed_forward", "univariate", "single_token")
 #: Every option that a plan made by hand replaces, besides ``method``.
 SIZE_OPTIONS = (*_SCHEDULES, "powers_of_two", *_WITH_BUDGET, *SIZES_BESIDE_HEADS, *_SELECTION)
 
@@ -71,7 +71,7 @@ def recipe_of(
         sizes = _sizes_of_plan(plan.method)
     else:
         sizes = {name: options.get(name) for name in SIZES_BESIDE_HEADS}
-        alone = (*sizes.values(), options.get("univariate"))
+        alone = (*sizes.values(), options.get("univariate"), options.get("single_token"))
         needed = method != "fold" or not any(map(is_given, alone))
         schedule = choose_schedule(method, options, required=needed)
         layers = sizes["layers"]
@@ -82,6 +82,7 @@ def recipe_of(
             "exclude": tuple(options.get("exclude") or ()),
             "feed_forward": options.get("feed_forward", False),
             "univariate": options.get("univariate") or False,
+            "single_token": options.get("single_token") or False,
         }
     return validate(Recipe, {"model": "-", "output": "-", **sizes, **fields}, source)
 
@@ -117,7 +118,7 @@ def choose_schedule(
         alone = method == "fold" and not given
         raise UsageError(
             f"{came}; give exactly one of rank, epsilon, energy, schedule, fit and budget"
-            + (", or ff_ratio, latent, layers or univariate alone." if alone else ".")
+            + (", or ff_ratio, latent, layers, univariate or single_token alone." if alone else ".")
         )
     ((name, value),) = given.items()
     if isinstance(value, bool):

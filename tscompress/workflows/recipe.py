@@ -145,6 +145,10 @@ class Recipe(BaseModel):
         default=False,
         description="with fold, Chronos-2: every series is forecast alone, without group attention",
     )
+    single_token: bool = Field(
+        default=False,
+        description="with fold, Chronos-Bolt: drop what its decoder of one token does not need",
+    )
     fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(
         default=(), description="shell patterns on layer names; a width narrows these as well"
@@ -181,7 +185,7 @@ class Recipe(BaseModel):
     def calibrates(self) -> bool:
         """Whether it fits the model to series."""
         sizes = (self.schedule, *(getattr(self, name) for name in SIZES_BESIDE_HEADS))
-        alone = self.univariate and all(size is None for size in sizes)
+        alone = (self.univariate or self.single_token) and all(size is None for size in sizes)
         return self.method != "svd" and not alone
 
     @property
@@ -203,6 +207,7 @@ _CHOSEN_BY_A_BUDGET = {
     "layers": "a budget chooses the layers by depth: true; give no layers too",
     "exclude": "a budget considers every layer; give no exclude with it",
     "univariate": "a budget plans group attention too; give sizes with univariate instead",
+    "single_token": "a budget plans the decoder too; give sizes with single_token instead",
 }
 #: Fields that only fold has.
 _OF_FOLD = {
@@ -211,6 +216,7 @@ _OF_FOLD = {
     "width": "width is for fold; {method} factors each projection",
     "layers": "layers is for fold; {method} keeps all of them",
     "univariate": "univariate is for fold; {method} factors each projection",
+    "single_token": "single_token is for fold; {method} factors each projection",
 }
 
 
@@ -218,8 +224,12 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
     """Reasons why a recipe of fold is invalid."""
     schedule = recipe.schedule
     sizes = [getattr(recipe, name) for name in SIZES_BESIDE_HEADS]
-    if schedule is None and not recipe.univariate and all(size is None for size in sizes):
-        yield "fold needs a schedule of head sizes, ff_ratio, latent, width, layers or univariate"
+    drops = recipe.univariate or recipe.single_token
+    if schedule is None and not drops and all(size is None for size in sizes):
+        yield (
+            "fold needs a schedule of head sizes, ff_ratio, latent, width, layers, univariate or "
+            "single_token"
+        )
     if schedule is not None and schedule.kind == "budget":
         yield (
             "a budget for fold has a measure, such as "
