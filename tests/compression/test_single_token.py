@@ -9,10 +9,19 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline
 from conftest import Command, assert_refused
+from single_key import (
+    FEW,
+    NOT_WITH_IT,
+    SHORT_RECOVERY,
+    WAVE,
+    WAVES,
+    assert_option_refused,
+    difference,
+)
 
 import tscompress
 import tscompress.pipelines  # registers the pipeline class
-from tscompress.benchmark.sizes import kv_cache_bytes
+from tscompress.benchmark.sizes import kv_cache_bytes, parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.fold_plans import fold_plan
@@ -21,14 +30,10 @@ from tscompress.errors import PlanError, RecipeError, UsageError
 from tscompress.layers.single_token import OwnToken
 from tscompress.plan.plan import Plan
 from tscompress.profiling.measure import profile
-from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.training.windows import Bucket
 from tscompress.workflows.options import recipe_of
 
-FEW = tscompress.CalibrationConfig(num_series=16, context_length=64, batch_size=8)
-WAVE = torch.sin(torch.arange(60.0) / 3)
 GAPS = torch.where((torch.arange(60) > 20) & (torch.arange(60) < 56), torch.nan, WAVE)
-SERIES = [WAVE, WAVE[:40].square(), GAPS]
+SERIES = (*WAVES, GAPS)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +46,6 @@ def single(bolt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint without other changes."""
     small = tscompress.compress(bolt, single_token=True)
     return tscompress.save(small, tmp_path_factory.mktemp("single") / "chronos-bolt")
-
-
-def parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def difference(ours: Any, theirs: Any, steps: int = 16) -> float:
-    """Largest difference of a quantile, as a share of the largest of its series."""
-    forecasts = (pipeline.predict(SERIES, prediction_length=steps) for pipeline in (ours, theirs))
-    pairs = zip(*forecasts, strict=True)
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
 def rescaled(bolt: Path, scale: float = 3.0) -> LoadedModel:
@@ -71,11 +65,11 @@ def rescaled(bolt: Path, scale: float = 3.0) -> LoadedModel:
 
 def test_forecasts_are_the_originals_to_rounding(bolt: Path, single: Path) -> None:
     original, small = load(bolt), load(single)
-    found = difference(small.forecaster, original.forecaster)
+    found = difference(small.forecaster, original.forecaster, SERIES)
     print(f"float32: {found:.1e}")
     assert found < 1e-5
     with pytest.warns(UserWarning, match="length"):  # beyond one call
-        assert difference(small.forecaster, original.forecaster, steps=40) < 1e-5
+        assert difference(small.forecaster, original.forecaster, SERIES, steps=40) < 1e-5
 
 
 def test_the_decoder_agrees_in_float64(bolt: Path) -> None:
@@ -106,7 +100,7 @@ def test_parameters_are_those_of_the_plan(bolt: Path, single: Path) -> None:
     assert small.plan is not None
     before, after = small.plan.parameters()
     # The relative bias, 32 x 4, is of the decoder's self-attention too.
-    assert parameters(original.model) - parameters(small.model) == before - after + 32 * 4
+    assert parameter_count(original.model) - parameter_count(small.model) == before - after + 32 * 4
     # Self-attention: four of 24 x 32 become one of 24 x 24, in the first layer two of 24 x 4.
     # Queries and keys of the first cross-attention: from 24 x 32 to 24 x 4.
     dropped = (4 * 24 * 32 - 24 * 24) + (4 * 24 * 32 - 2 * 24 * 4) + 2 * 24 * (32 - 4)
@@ -163,7 +157,7 @@ def test_several_tokens_are_refused(single: Path) -> None:
 def test_folds_combine_with_it(bolt: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     small = tscompress.compress(bolt, single_token=True, calibration=FEW, **options)
     without = tscompress.compress(bolt, calibration=FEW, **options)
-    assert parameters(small.model) < parameters(without.model)
+    assert parameter_count(small.model) < parameter_count(without.model)
     # What is dropped does nothing, so the rest is fitted as well.
     original = load(bolt).forecaster
     ours, theirs = (difference(one.forecaster, original) for one in (small, without))
@@ -215,13 +209,7 @@ def test_it_is_profiled_recovered_and_has_a_smaller_cache(bolt: Path, single: Pa
     # Of self-attention nothing, and of the first cross-attention keys of one dimension a head.
     patches = 64 // int(original.config["chronos_config"]["input_patch_size"]) + 1
     assert cached[0] - cached[1] == 4 * (4 * 32 + (32 - 4) * patches)
-    config = RecoveryConfig(
-        steps=4,
-        buckets=(Bucket(context_length=32, horizon=16, batch_size=8),),
-        held_out_series=8,
-        real_series=(),
-    )
-    recovered = tscompress.recover(small, original, config)
+    recovered = tscompress.recover(small, original, SHORT_RECOVERY)
     assert recovered.recovery is not None
     assert recovered.recovery.finished
 
@@ -251,15 +239,10 @@ def test_the_command_has_the_option(bolt: Path, tmp_path: Path, command: Command
 def test_other_families_are_refused(
     family: str, checkpoints: dict[str, Path], tmp_path: Path, command: Command
 ) -> None:
-    out = tmp_path / "out"
-    outcome = command("compress", checkpoints[family], "--single-token", "--output", out)
-    assert_refused(outcome, 2, family)
-    assert not out.exists()
+    assert_option_refused(command, checkpoints[family], "--single-token", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    "options", [{"budget": "parameters=0.5"}, {"method": "svd", "rank": 3}], ids=str
-)
+@pytest.mark.parametrize("options", NOT_WITH_IT, ids=str)
 def test_budgets_and_factors_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="single_token"):
         recipe_of({"single_token": True, **options})

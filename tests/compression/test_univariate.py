@@ -11,9 +11,19 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
 from conftest import Command, assert_refused
+from single_key import (
+    FEW,
+    NOT_WITH_IT,
+    SHORT_RECOVERY,
+    WAVE,
+    WAVES,
+    assert_option_refused,
+    difference,
+)
 
 import tscompress
 import tscompress.pipelines  # registers the pipeline class
+from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.factored_methods import adapted_layers
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import calibration_batches
@@ -22,13 +32,7 @@ from tscompress.families.groups import group_size, reads_covariates
 from tscompress.layers.univariate import OwnValues, is_univariate
 from tscompress.plan.plan import Plan
 from tscompress.profiling.measure import profile
-from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.training.windows import Bucket
 from tscompress.workflows.options import recipe_of
-
-FEW = tscompress.CalibrationConfig(num_series=16, context_length=64, batch_size=8)
-WAVE = torch.sin(torch.arange(60.0) / 3)
-SERIES = [WAVE, WAVE[:40].square()]
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +47,6 @@ def univariate(chronos2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return tscompress.save(small, tmp_path_factory.mktemp("univariate") / "chronos-2")
 
 
-def parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def difference(ours: Any, theirs: Any, steps: int = 40) -> float:
-    """Largest difference of a quantile, as a share of the largest of its series."""
-    forecasts = (pipeline.predict(SERIES, prediction_length=steps) for pipeline in (ours, theirs))
-    pairs = zip(*forecasts, strict=True)
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-
-
 # --------------------------------------------------------------------------------------------------
 # Alone
 # --------------------------------------------------------------------------------------------------
@@ -61,7 +54,7 @@ def difference(ours: Any, theirs: Any, steps: int = 40) -> float:
 
 def test_forecasts_are_the_originals_to_rounding(chronos2: Path, univariate: Path) -> None:
     original, small = load(chronos2), load(univariate)
-    assert difference(small.forecaster, original.forecaster) < 1e-5
+    assert difference(small.forecaster, original.forecaster, steps=40) < 1e-5
     # Beyond one call, of series with missing patches, and of single ones.
     with pytest.warns(UserWarning, match="prediction length"):
         assert difference(small.forecaster, original.forecaster, steps=100) < 1e-5
@@ -79,7 +72,7 @@ def test_parameters_are_those_of_the_plan(chronos2: Path, univariate: Path) -> N
     original, small = load(chronos2), load(univariate)
     assert small.plan is not None
     before, after = small.plan.parameters()
-    assert parameters(original.model) - parameters(small.model) == before - after
+    assert parameter_count(original.model) - parameter_count(small.model) == before - after
     # Per layer: four of 24 x 32 become one of 24 x 24.
     assert before - after == 2 * (4 * 24 * 32 - 24 * 24)
     assert [head.merged for head in small.plan.heads] == [False, True] * 2
@@ -107,7 +100,7 @@ def test_checkpoint_opens_in_chronos(univariate: Path) -> None:
         found = opener.from_pretrained(univariate)
         assert is_univariate(found.inner_model)
         assert difference(found, expected) == 0
-        assert found.embed(SERIES)[0][0].shape[-1] == 24
+        assert found.embed(list(WAVES))[0][0].shape[-1] == 24
     assert json.loads((univariate / "config.json").read_text())["model_type"] == "tscompress"
 
 
@@ -153,7 +146,7 @@ def test_folds_combine_with_it(
         assert values.v.weight.shape == (4 * options["rank"], width)
         assert groups[0].parameters < width * width
     again = load(tscompress.save(small, tmp_path / "out"))
-    assert parameters(again.model) == parameters(small.model)
+    assert parameter_count(again.model) == parameter_count(small.model)
     assert difference(again.forecaster, small.forecaster) < 1e-6
 
 
@@ -200,13 +193,7 @@ def test_calibration_and_recovery_have_no_groups(chronos2: Path, univariate: Pat
         for loaded, how in ((original, {}), (original, {"grouped": False}), (small, {}))
     ]
     assert grouped == [True, False, False]
-    config = RecoveryConfig(
-        steps=4,
-        buckets=(Bucket(context_length=32, horizon=16, batch_size=8),),
-        held_out_series=8,
-        real_series=(),
-    )
-    recovered = tscompress.recover(small, original, config)
+    recovered = tscompress.recover(small, original, SHORT_RECOVERY)
     assert recovered.recovery is not None
     assert recovered.recovery.finished
     assert is_univariate(recovered.model)
@@ -276,7 +263,7 @@ def test_several_series_in_a_group_are_refused(univariate: Path, inputs: Any) ->
 
 def test_cross_learning_is_refused(univariate: Path) -> None:
     pipeline: Any = load(univariate).forecaster
-    for series in ([WAVE], SERIES):
+    for series in ([WAVE], list(WAVES)):
         with pytest.raises(UsageError, match="cross_learning"):
             pipeline.predict_quantiles(series, prediction_length=8, cross_learning=True)
 
@@ -285,15 +272,10 @@ def test_cross_learning_is_refused(univariate: Path) -> None:
 def test_families_without_groups_are_refused(
     family: str, checkpoints: dict[str, Path], tmp_path: Path, command: Command
 ) -> None:
-    out = tmp_path / "out"
-    outcome = command("compress", checkpoints[family], "--univariate", "--output", out)
-    assert_refused(outcome, 2, family)
-    assert not out.exists()
+    assert_option_refused(command, checkpoints[family], "--univariate", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    "options", [{"budget": "parameters=0.5"}, {"method": "svd", "rank": 3}], ids=str
-)
+@pytest.mark.parametrize("options", NOT_WITH_IT, ids=str)
 def test_budgets_and_factors_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="univariate"):
         recipe_of({"univariate": True, **options})

@@ -250,20 +250,7 @@ class Plan(BaseModel):
                 lines.append(f"fold, {label}: {min(sizes)} to {max(sizes)}" if sizes else "")
             if self.latent:
                 lines.append(f"fold, all cross-attention: one latent of {self.latent}")
-            groups = [head for head in self.narrowed().heads if head.univariate]
-            if groups:
-                merged = sum(head.merged for head in groups)
-                lines.append(
-                    f"univariate: group attention without queries and keys, {merged} of "
-                    f"{len(groups)} blocks one matrix"
-                )
-            single = [head for head in self.narrowed().heads if head.single_key]
-            if single:
-                merged = sum(head.merged for head in single)
-                lines.append(
-                    f"single token: decoder self-attention without queries and keys, {merged} of "
-                    f"{len(single)} blocks one matrix"
-                )
+            lines += self._dropped()
         lines = [*filter(None, lines), attention]
         before, after = (
             a + b
@@ -284,6 +271,21 @@ class Plan(BaseModel):
             settled = "" if measured is None else f" measured {measured:.4f};"
             lines.append(f"budget {self.schedule.get('budget')}:{settled} of the original's {text}")
         return lines
+
+    def _dropped(self) -> list[str]:
+        """Attention that lost its queries and keys, a line a kind."""
+        kinds = {
+            "univariate: group attention": [h for h in self.narrowed().heads if h.univariate],
+            "single token: decoder self-attention": [
+                h for h in self.narrowed().heads if h.single_key
+            ],
+        }
+        return [
+            f"{kind} without queries and keys, {sum(head.merged for head in heads)} of "
+            f"{len(heads)} blocks one matrix"
+            for kind, heads in kinds.items()
+            if heads
+        ]
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, replacing the file in one step."""
