@@ -442,6 +442,55 @@ def test_a_folder_whose_record_is_none_of_ours_stays(
     assert onnx_in(repository) == before
 
 
+def test_a_record_that_names_no_weights_says_nothing_of_them(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+) -> None:
+    # That of a model in memory, which someone put there by hand.
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    repository = hub.repositories[repo_id]
+    record = json.loads(repository.files()["onnx/tscompress-export.json"])
+    record["source"]["sha256"] = {}
+    repository.commit("main", {"onnx/tscompress-export.json": json.dumps(record).encode()})
+    before = onnx_in(repository)
+    outcome = command("push", made["chronos-t5-fold"], repo_id)
+    assert outcome.code == 0, outcome.err
+    assert "names no weights" in outcome.err
+    assert onnx_in(repository) == before
+
+
+def test_a_file_that_changes_during_the_push_stays(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+) -> None:
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    repository, changes = hub.repositories[repo_id], [{"onnx/model.onnx": b"another graph"}]
+
+    def meanwhile(request: str) -> None:
+        if changes and request.startswith("POST") and "/commit/" in request:
+            repository.commit("main", changes.pop())
+
+    hub.on_step = meanwhile
+    outcome = command("push", made["chronos-t5-fold"], repo_id, "--json")
+    assert outcome.code == 0, outcome.err
+    assert not changes
+    assert onnx_in(repository) == {"model.onnx": b"another graph"}
+    assert "onnx/model.onnx" not in json.loads(outcome.out)["removed"]
+
+
+def test_files_that_go_up_again_are_not_said_to_stay(
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    repo_id: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    repository, other = hub.repositories[repo_id], tmp_path / "t5-onnx"
+    assert command("export", made["chronos-t5-fold"], "--output", other).code == 0
+    for changed in ({"onnx/README.md": b"mine"}, {"onnx/tscompress-export.json": b"{"}):
+        repository.commit("main", changed)
+        outcome = command("push", made["chronos-t5-fold"], repo_id, "--onnx", other)
+        assert outcome.code == 0, outcome.err
+        assert "stays" not in outcome.err
+        assert contents(other).items() <= onnx_in(repository).items()
+
+
 def test_a_record_reaches_only_its_own_folder(
     command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
 ) -> None:

@@ -370,6 +370,8 @@ class _Handler(BaseHTTPRequestHandler):
         for line in self.body.splitlines():
             item = json.loads(line)
             value = item["value"]
+            if value.get("parentCommit") not in (None, repository.branches[revision]):
+                return self._no(412, "PreconditionFailed")
             if item["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif item["key"] == "lfsFile":

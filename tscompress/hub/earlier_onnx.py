@@ -35,10 +35,13 @@ class EarlierOnnx:
         Those that tscompress wrote, unchanged since, of other weights than those that go up.
     notes
         Why others stay, one sentence each.
+    seen_at
+        The commit that was looked at.
     """
 
     stale: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    seen_at: str | None = None
 
 
 def earlier_onnx(api: HfApi, repo_id: str, revision: str | None, contents: Contents) -> EarlierOnnx:
@@ -80,7 +83,8 @@ def earlier_onnx(api: HfApi, repo_id: str, revision: str | None, contents: Conte
             (ours if found == sha256 else changed).append(place)
     staying = [place for place in changed if place not in contents.sizes]
     notes = tuple(f"{place} in {repo_id!r} was changed since and stays" for place in staying)
-    return EarlierOnnx(tuple(name for name in ours if name not in contents.sizes), notes)
+    stale = tuple(name for name in ours if name not in contents.sizes)
+    return EarlierOnnx(stale, notes, info.sha)
 
 
 def _record_of(path: Path) -> Mapping[str, Any] | None:

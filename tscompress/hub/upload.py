@@ -26,6 +26,9 @@ from tscompress.io.network import (
     with_retries,
 )
 
+#: Status of a commit whose parent is no longer the newest.
+_MOVED_ON = 412
+
 
 class Uploaded(NamedTuple):
     """The full id of the repository, the commit, the files that it removed, and notes."""
@@ -88,9 +91,12 @@ class Upload:
         earlier: list[EarlierOnnx] = []  # of each attempt
 
         def send() -> CommitInfo:
+            found = earlier[-1]
             return api.create_commit(
                 repo_id,
-                [*additions, *(CommitOperationDelete(name, False) for name in earlier[-1].stale)],
+                [*additions, *(CommitOperationDelete(name, False) for name in found.stale)],
+                # What someone changed since the look is not removed: look again.
+                parent_commit=found.seen_at if found.stale else None,
                 commit_message=self.message,
                 revision=self.branch,
                 create_pr=self.create_pr,
@@ -116,15 +122,20 @@ class Upload:
             for addition in additions[len(records) :]:
                 self.contents.check_hash(addition.path_in_repo, addition.upload_info.sha256.hex())
 
-        commit = with_retries(send, before=upload, retry_on=self._may_repeat)
+        def may_repeat(error: BaseException) -> bool:
+            if status_of(error) == _MOVED_ON:  # nothing was removed
+                earlier.pop()
+            return self._may_repeat(error)
+
+        commit = with_retries(send, before=upload, retry_on=may_repeat)
         removed = dict.fromkeys(name for one in earlier for name in one.stale)
         return Uploaded(repo_id, commit, tuple(removed), earlier[0].notes)
 
     def _may_repeat(self, error: BaseException) -> bool:
         # A pull request whose answer was lost may be open already: do not open a second one.
         if self.create_pr:
-            return status_of(error) in (429, 503)
-        return is_passing(error)
+            return status_of(error) in (_MOVED_ON, 429, 503)
+        return status_of(error) == _MOVED_ON or is_passing(error)
 
     def _errors_in_words(self, doing: str) -> AbstractContextManager[None]:
         push = Push(self.repo_id, self.create_pr, self.timeout_seconds)
