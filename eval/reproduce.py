@@ -172,6 +172,12 @@ TABLES = (
     ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
     Table(
+        "shapes-chronos2",
+        "shapes.py --threads 2 --models chronos-2-base --repeats 5 --output DIR/shapes-chronos2",
+        5,
+        threads=2,
+    ),
+    Table(
         "shapes-gpu",
         "shapes.py --device cuda --models chronos-2-base chronos-bolt-base chronos-t5-base "
         "--output DIR/shapes-gpu",
