@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -491,31 +492,58 @@ def test_batches_are_the_same_from_any_number_of_processes(processes: int) -> No
                 assert torch.equal(torch.nan_to_num(found), torch.nan_to_num(expected))
 
 
+def drawn_by_processes(end: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A program that has two processes draw 40 batches, one of which is slow to start, and goes on
+    as ``end`` says after the first."""
+    recipe = short("chronos-bolt", steps=40)
+    (directory / "recipe.json").write_text(recipe.model_dump_json())
+    program = f"""
+import multiprocessing, os, signal, time
+from pathlib import Path
+from tscompress.training import pretrain_batches
+from tscompress.training.loop import StopRequest
+from tscompress.training.pretrain_recipe import PretrainRecipe
+recipe = PretrainRecipe.model_validate_json(
+    Path({str(directory / "recipe.json")!r}).read_text()
+)
+leave_signals = pretrain_batches._leave_signals
+def slowly(worker):
+    time.sleep(worker)
+    leave_signals(worker)
+pretrain_batches._leave_signals = slowly
+batches = pretrain_batches.batches_from(
+    recipe, pretrain_batches.stage_corpora(recipe), 0, 2
+)
+with StopRequest() as stop:
+    drawn = [next(batches)]
+{textwrap.indent(end, "    ")}
+"""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, start_new_session=True, timeout=100,
+    )  # fmt: skip
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_processes_that_draw_outlive_a_signal_to_the_training(tmp_path: Path) -> None:
-    recipe = short("chronos-bolt", steps=40)
-    (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
-    program = f"""
-import multiprocessing, os, signal
-from pathlib import Path
-from tscompress.training.loop import StopRequest
-from tscompress.training.pretrain_batches import batches_from, stage_corpora
-from tscompress.training.pretrain_recipe import PretrainRecipe
-recipe = PretrainRecipe.model_validate_json(Path({str(tmp_path / "recipe.json")!r}).read_text())
-with StopRequest() as stop:
-    batches = batches_from(recipe, stage_corpora(recipe), 0, 2)
-    drawn = [next(batches)]
-    for process in multiprocessing.active_children():
-        os.kill(process.pid, signal.SIGTERM)
-    os.killpg(os.getpgrp(), signal.SIGTERM)
-    drawn += batches
-batches.close()
+    done = drawn_by_processes(
+        """
+for process in multiprocessing.active_children():
+    os.kill(process.pid, signal.SIGTERM)
+os.killpg(os.getpgrp(), signal.SIGTERM)
+drawn += batches
 print(stop.requested, len(drawn), len(multiprocessing.active_children()))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True
+""",
+        tmp_path,
     )
     assert done.stdout.split() == ["True", "40", "0"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes without a main module")
+def test_a_training_that_fails_ends_though_processes_draw_for_it(tmp_path: Path) -> None:
+    done = drawn_by_processes('raise RuntimeError("it failed")', tmp_path)
+    assert done.returncode == 1
+    assert "it failed" in done.stderr
 
 
 def test_a_gpu_has_its_batches_drawn_ahead() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from multiprocessing.util import Finalize
 
 import numpy as np
 import torch
@@ -17,6 +20,9 @@ from tscompress.data.training_collections import training_series
 from tscompress.errors import RecipeError
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.windows import draw_bucket, split_windows
+
+#: Signals that processes drawing batches leave to the training.
+_LEFT = (signal.SIGINT, signal.SIGTERM)
 
 
 def stage_corpora(recipe: PretrainRecipe) -> list[SyntheticCorpus]:
@@ -95,13 +101,41 @@ def batches_from(
         worker_init_fn=_leave_signals,
         generator=torch.Generator(),  # or it would draw from the one of the training
     )
-    yield from loader
+    others = set(multiprocessing.active_children())
+    with _signals_held():
+        drawn = iter(loader)
+    started = [child for child in multiprocessing.active_children() if child not in others]
+    # At its exit Python asks its children to end with a signal that these ignore, and waits.
+    killed = Finalize(None, _kill, (started,), exitpriority=0)
+    try:
+        yield from drawn
+    finally:
+        del drawn  # ends them in order
+        killed()
+
+
+@contextmanager
+def _signals_held() -> Generator[None]:
+    """Ctrl-C and SIGTERM wait, also in processes that start meanwhile, where they are ignored."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_signals(_: int) -> None:
     """The training saves and ends its processes itself; Ctrl-C and SIGTERM often reach all."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _LEFT:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _kill(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
 
 
 def drawing_processes(device: torch.device) -> int:
