@@ -17,7 +17,11 @@ from torch import nn
 from tscompress.budget import forecast_loss as losses_module
 from tscompress.budget import measure_sensitivity as sensitivity
 from tscompress.budget import sensitivity_cache
-from tscompress.budget.forecast_loss import Forecasts, forecast_losses
+from tscompress.budget.forecast_loss import (
+    Forecasts,
+    forecast_loss,
+    forecast_losses,
+)
 from tscompress.budget.measure_sensitivity import default_head_sizes, measure_sensitivity
 from tscompress.budget.sensitivity import Part, PartKind, Sensitivity, rising
 from tscompress.checkpoints.load import LoadedModel, load
@@ -48,11 +52,6 @@ def windows(
     context, target = scaled[:, :steps].clone(), scaled[:, steps:].clone()
     context[0, : steps // 2] = torch.nan  # a shorter series
     return ForecastBatch(context, target, GROUPS if grouped else None)
-
-
-def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int]:
-    """Of series without a covariate known ahead."""
-    return forecast_losses(loaded, batch)[0]
 
 
 BATCHES = [windows(0, grouped=True), windows(1, steps=32, horizon=8)]

@@ -55,6 +55,12 @@ def forecast_losses(loaded: LoadedModel, batch: ForecastBatch) -> tuple[_Total, 
     return total(replace(batch, target=without)), total(replace(batch, target=with_one))
 
 
+def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int]:
+    """Of all series: the sum of :func:`forecast_losses`, and the number of steps."""
+    (without, few), (with_one, more) = forecast_losses(loaded, batch)
+    return without + with_one, few + more
+
+
 class _CachedOutput(nn.Module):
     """Takes the place of an unchanged module and returns its cached output for each batch."""
 
