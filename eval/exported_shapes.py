@@ -11,8 +11,9 @@ to the original in torch, with 95 % intervals over the rounds. Peak memory is th
 its own, which opens the model and forecasts, beyond the interpreter and its libraries; of the first
 and the last call. Random weights have no quality; time, memory and bytes do not depend on them.
 
-Rows are written after each call, and a run that is started again resumes after the last; rows of
-other code, versions, machines or options are measured again. `--quick` only shows that it runs.
+Rows are written after each call, and a run that is started again resumes after the last; those of
+other code, versions or machines are measured again. Shapes that are not asked for stay in the table
+as they are: every ratio is to a model of its own shape and call. `--quick` only shows that it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import pandas as pd
 import torch
 from exported import directories_of, graph_bytes, in_turn
-from output import parser_of, rows_with, write_tables
+from output import parser_of, rows_of, write_tables
 from rich import print as show
 from shapes import (
     PATCH_WORKLOAD,
@@ -54,7 +55,7 @@ _CALLS = ((1, 512), (32, 512), (1, 2048), (32, 2048))
 #: Code of the package that a row depends on.
 _CODE = ("benchmark", "checkpoints", "exporting", "families", "layers", "runtime", "workflows")
 _KEY = ("shape", "series", "steps")
-_MEASURED = ("latency", "bytes")
+_MEASURED = ("latency", "bytes", "settings")
 
 
 def workloads(family: FamilyName, *, repeats: int, quick: bool = False) -> list[Workload]:
@@ -83,7 +84,8 @@ def measure(shape: Shape, calls: Sequence[Workload], known: set[tuple[Any, ...]]
             found = in_turn(models, call, memory=call in (calls[0], calls[-1]))
             yield [
                 dict(zip(_KEY, key_of(shape, call), strict=True))
-                | {"model": label, "bytes": graph_bytes(models[label])} | columns
+                | {"model": label, "rounds": call.repeats, "bytes": graph_bytes(models[label])}
+                | columns
                 for label, columns in found.items()
             ]  # fmt: skip
 
@@ -97,7 +99,7 @@ def settings_of(call: Workload) -> str:
     """Eight characters that change with all that the rows of a call depend on."""
     sources = [Path(__file__).with_name(name).read_text() for name in ("shapes.py", "exported.py")]
     return digest(
-        call.model_copy(update={"batch_size": 1, "context_length": 1}),
+        call.model_copy(update={"batch_size": 1, "context_length": 1, "repeats": 1}),
         code_digest(_CODE),
         versions(),
         importlib.metadata.version("onnxruntime"),
@@ -156,7 +158,9 @@ def main() -> None:
         for family in FAMILIES
     }
     settings = {family: settings_of(found[0]) for family, found in calls.items()}
-    rows = rows_with(Path(f"{options.output}.csv"), _MEASURED, settings.values())
+    wanted = {shape.label: settings[shape.family] for shape in shapes}
+    earlier = rows_of(Path(f"{options.output}.csv"), (*_KEY, *_MEASURED))
+    rows = [row for row in earlier if row["settings"] == wanted.get(row["shape"], row["settings"])]
     known = {tuple(row[name] for name in _KEY) for row in rows}
     for shape in shapes:
         for found in measure(shape, calls[shape.family], known):
