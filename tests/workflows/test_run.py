@@ -18,6 +18,7 @@ from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.leakage import guarded
@@ -551,7 +552,7 @@ def test_covariate_tasks_of_a_model_that_will_read_none_are_refused_first(
         checkpoints["chronos-2"],
         tmp_path / "out",
         schedule=None,
-        univariate=True,
+        fold=FoldConfig(univariate=True),
         probe=ProbeConfig(tasks=("response",), num_series=2),
     )
     with pytest.raises(UsageError) as refused:

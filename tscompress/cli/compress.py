@@ -174,10 +174,9 @@ def compress(
         given["layers"] = None if layers is None else integers(layers, "--layers")
         form = files.form(reads=series is not None)
         chosen = _recipe_of(given, edited, model, output, series, form, calibration_series)
-        alone = edited or chosen
-        if (alone.univariate or alone.single_token) and not alone.calibrates:
-            name = "univariate" if alone.univariate else "single_token"
-            refuse(context, f"{name} alone does not calibrate", _CALIBRATION)
+        dropped = chosen.fold.dropped if edited is None else edited.dropped
+        if dropped and not (edited or chosen).calibrates:
+            refuse(context, f"{dropped[0]} alone does not calibrate", _CALIBRATION)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})
     work = None if dry_run else recovery_directory(output)

@@ -196,7 +196,7 @@ def _compress_loaded_(
     method = method_of(recipe, plan)
     fits = calibrates(recipe, plan)
     calibrated = calibration_series(recipe, series) if fits else None
-    grouped = not (recipe.univariate or (plan is not None and plan.univariate))
+    grouped = not (recipe.fold.univariate or (plan is not None and plan.univariate))
     batches = _batches(loaded, recipe, fits, calibrated if fits else series, grouped)
     summary = summary_of(calibrated)
     given = given_source(series, recipe.series)
@@ -297,7 +297,7 @@ def plan_loaded(
         return _calibrated_on(_factor_plan(loaded, recipe, batches, on_progress)[0], summary)
     measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
     recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-    batches = _batches(loaded, recipe, True, given, not recipe.univariate) if measures else []
+    batches = _batches(loaded, recipe, True, given, not recipe.fold.univariate) if measures else []
     return _calibrated_on(_fold_plan(loaded, recipe, batches, on_progress), summary)
 
 
@@ -470,8 +470,8 @@ def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
         width=None if asked is None else dimensions_of(asked, loaded.config["d_model"]),
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",
-        univariate=recipe.univariate,
-        single_token=recipe.single_token,
+        univariate=recipe.fold.univariate,
+        single_token=recipe.fold.single_token,
     )
 
 
