@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from hooks import hook_count
 from safetensors.torch import load_file, save_file
 from stock_chronos import StockChronos
 
@@ -168,7 +169,7 @@ def test_hooks_are_gone_even_after_a_failure(
 
     with pytest.raises(KeyboardInterrupt):
         collect_moments(loaded, batches, names, on_batch=fail)
-    assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+    assert hook_count(loaded.model) == 0
 
 
 def test_given_series_are_used_and_seeded(checkpoints: dict[str, Path]) -> None:

@@ -202,7 +202,9 @@ def test_plans_that_change_forecasts_are_refused(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_it_is_profiled_recovered_and_has_a_smaller_cache(bolt: Path, single: Path) -> None:
+def test_a_single_token_model_is_profiled_and_recovered_with_a_smaller_cache(
+    bolt: Path, single: Path
+) -> None:
     original, small = load(bolt), load(single)
     found = profile(small, calibration=FEW)
     assert {weight.role for weight in found.weights if weight.kind == "decoder"} >= {"vo", "v"}
@@ -250,6 +252,6 @@ def test_budgets_and_factors_are_refused(options: dict[str, Any]) -> None:
         recipe_of({"single_token": True, **options})
 
 
-def test_it_is_not_compressed_again(single: Path) -> None:
+def test_a_single_token_model_is_not_compressed_again(single: Path) -> None:
     with pytest.raises(PlanError):
         tscompress.compress(single, fold=SINGLE)

@@ -229,7 +229,7 @@ def test_a_recipe_has_the_key(chronos2: Path, tmp_path: Path, command: Command) 
 # --------------------------------------------------------------------------------------------------
 
 
-def test_it_is_profiled_and_probed(univariate: Path) -> None:
+def test_a_univariate_model_is_profiled_and_probed(univariate: Path) -> None:
     small = load(univariate)
     assert not reads_covariates(small.forecaster)
     found = profile(small, calibration=FEW)

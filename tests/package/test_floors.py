@@ -278,7 +278,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_what_is_private_or_inherited_needs_no_docstring(made_up: Path) -> None:
+def test_private_and_inherited_names_need_no_docstring(made_up: Path) -> None:
     assert undocumented_below(importlib.import_module("made_up")) == []
 
 

@@ -312,7 +312,7 @@ def new_directory(
                 check_output(shown, force=True, inputs=inputs, writes=writes)
             if writes is not None and target.is_dir():
                 _link_others(target, temporary, writes)
-            if not _put(temporary, target, force=force):
+            if not put(temporary, target, force=force):
                 raise _exists(shown)
             try:
                 sync(target.parent)
@@ -414,7 +414,7 @@ def _settle(temporary: Path) -> None:
     temporary.chmod(0o777 & ~mask)
 
 
-def _put(source: Path, target: Path, *, force: bool) -> bool:
+def put(source: Path, target: Path, *, force: bool) -> bool:
     """Rename ``source`` to ``target``; False if something is there and ``force`` is false."""
     for _ in range(_ATTEMPTS):
         try:
@@ -433,7 +433,7 @@ def _put(source: Path, target: Path, *, force: bool) -> bool:
 
 
 def _take_back(source: Path, target: Path) -> None:
-    """Undo :func:`_put`; what was moved aside is put back by :func:`_restore`."""
+    """Undo :func:`put`; what was moved aside is put back by :func:`_restore`."""
     if os.path.lexists(source):
         exchange(source, target)
     else:

@@ -24,7 +24,7 @@ _ENDED, _OPEN = b"}", b"{"
 #: Of names for a few dozen outputs, more than enough.
 _LONGEST_JOURNAL = 2**20
 #: Device and inode of the journals that this process has locked.
-_HELD: set[tuple[int, int]] = set()
+HELD: set[tuple[int, int]] = set()
 
 
 class Claim:
@@ -101,7 +101,7 @@ class Claim:
         found = os.fstat(self._descriptor)
         if not found.st_size:
             journal_of(self._paths[0]).unlink(missing_ok=True)
-        _HELD.discard((found.st_dev, found.st_ino))
+        HELD.discard((found.st_dev, found.st_ino))
         os.close(self._descriptor)
 
     def _write(self, entries: Mapping[str, bool]) -> None:
@@ -199,7 +199,7 @@ def _is_held(journal: Path) -> bool:
         found = journal.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return (found.st_dev, found.st_ino) in _HELD
+    return (found.st_dev, found.st_ino) in HELD
 
 
 def _locked(journal: Path, shown: Path) -> int | None:
@@ -223,7 +223,7 @@ def _locked(journal: Path, shown: Path) -> int | None:
         try:
             found = os.fstat(descriptor)
             if os.path.samestat(journal.lstat(), found):
-                _HELD.add((found.st_dev, found.st_ino))
+                HELD.add((found.st_dev, found.st_ino))
                 return descriptor
         except FileNotFoundError:  # its owner has just ended, and removed it
             pass
