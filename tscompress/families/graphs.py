@@ -63,9 +63,13 @@ class Exportable(ABC):
     ----------
     compared_values
         What is compared of a graph and its source.
+    page_name
+        Name for readers of a page that forecasts in a browser; None: such a page cannot compute its
+        forecasts.
     """
 
     compared_values: ClassVar[str] = "quantiles"
+    page_name: ClassVar[str | None] = None
 
     @abstractmethod
     def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
