@@ -1098,11 +1098,11 @@ def test_no_option_is_taken_and_ignored(
         "model: x\noutput: y\nmethod: svd\nschedule: {kind: rank, rank: 2}\n"
     )
     outcome = command("compress", bolt, "--output", "out", "--recipe", "recipe.yaml", *option)
-    assert_refused(outcome, 2, f"--recipe says everything; {option[0]} cannot go with it")
+    assert_refused(outcome, 2, f"--recipe has all options; {option[0]} cannot go with it")
     if option[0] in ("--plan", "--calibration-series"):
         return
     outcome = command("compress", bolt, "--output", "out", "--plan", "plan.json", *option)
-    assert_refused(outcome, 2, f"--plan says every size; {option[0]} cannot go with it")
+    assert_refused(outcome, 2, f"--plan has every size; {option[0]} cannot go with it")
     assert not Path("out").exists()
 
 

@@ -650,7 +650,7 @@ def test_empty_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_plan_excludes_other_sizes(checkpoint: Path) -> None:
     plan = Plan(family="chronos-bolt", method="fold", kept_layers={"encoder": (0,)})
-    with pytest.raises(UsageError, match="a plan says every size"):
+    with pytest.raises(UsageError, match="a plan has every size"):
         tscompress.compress(checkpoint, plan=plan, rank=0)
 
 

@@ -425,7 +425,7 @@ def test_invalid_widths_are_refused(checkpoint: Path) -> None:
     with pytest.raises(RecipeError, match="a budget chooses the width"):
         tscompress.compress(checkpoint, budget="parameters=0.5", width=WIDTH)
     plan = fold_plan(load(checkpoint).model, load(checkpoint).architecture, width=WIDTH)
-    with pytest.raises(UsageError, match="a plan says every size"):
+    with pytest.raises(UsageError, match="a plan has every size"):
         tscompress.compress(checkpoint, plan=plan, width=WIDTH)
 
 

@@ -60,7 +60,13 @@ class Forecasts:
         self._cached: dict[str, _CachedOutput] = {}
 
     def loss(self) -> float:
-        """Mean over all observed target steps."""
+        """Mean over all observed target steps.
+
+        Raises
+        ------
+        DataError
+            No window has an observed target after a context that varies.
+        """
         totals = list(self._each(lambda batch: forecast_loss(self.loaded, batch)))
         count = sum(steps for _, steps in totals)
         if not count:

@@ -162,12 +162,12 @@ def compress(
     sizes = ("method", *SIZE_OPTIONS)
     edited = None if plan is None else Plan.load(plan)
     if edited is not None:
-        refuse(context, "--plan says every size", sizes)
+        refuse(context, "--plan has every size", sizes)
     if recipe is None and (method if edited is None else edited.method) == "svd":
         refuse(context, "svd does not calibrate", _CALIBRATION)
     if recipe is not None:
         ignored = ("plan", "calibration_series", *SERIES_OPTIONS, *sizes)
-        refuse(context, "--recipe says everything", ignored)
+        refuse(context, "--recipe has all options", ignored)
         chosen = load_recipe(recipe, model=model, output=output)
     else:
         given = {name: context.params[name] for name in sizes}

@@ -271,7 +271,7 @@ def _given_windows(
     stratify: bool,
     longest: int,
 ) -> list[_Drawn]:
-    """``count`` windows of the given series, or fewer if there are not so many."""
+    """``count`` windows of the given series, or all if there are fewer."""
     known: Sequence[str | None] = [None] * len(given)
     if isinstance(given, LabelledSeries):
         known = given.frequencies

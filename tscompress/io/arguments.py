@@ -23,7 +23,7 @@ def check_type(name: str, value: object, kinds: tuple[type, ...], allowed: str) 
     Raises
     ------
     UsageError
-        It says what came, and ``allowed``, such as ``a path``.
+        It names what came, and ``allowed``, such as ``a path``.
     """
     if not isinstance(value, kinds):
         raise UsageError(f"{name} is {described(value)}; give {allowed}.")

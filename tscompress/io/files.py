@@ -415,7 +415,13 @@ def _settle(temporary: Path) -> None:
 
 
 def put(source: Path, target: Path, *, force: bool) -> bool:
-    """Rename ``source`` to ``target``; False if something is there and ``force`` is false."""
+    """Rename ``source`` to ``target``; False if something is there and ``force`` is false.
+
+    Raises
+    ------
+    OSError
+        The system refuses the rename.
+    """
     for _ in range(_ATTEMPTS):
         try:
             source.rename(target)  # also over an empty directory
@@ -441,7 +447,13 @@ def _take_back(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap what two paths name, in one step; False where the system cannot."""
+    """Swap what two paths name, in one step; False where the system cannot.
+
+    Raises
+    ------
+    OSError
+        The system can, and refuses these.
+    """
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

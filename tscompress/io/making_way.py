@@ -1,8 +1,8 @@
 """Outputs that a long work replaces together: it ends, or they are as they were, also after a kill.
 
-While it lasts, what stood there lies beside under another name, and a journal says which did. The
-journal is locked, so that nobody else works there and a living process is told from a killed one,
-whose half of an output the next one undoes.
+While it lasts, what stood there lies beside under another name, and a journal records which did.
+The journal is locked, so that nobody else works there and a living process differs from a killed
+one, whose half of an output the next one undoes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Claim:
 
     def __init__(self, paths: Sequence[Path], descriptor: int | None) -> None:
         self._paths, self._descriptor = paths, descriptor
-        #: What a killed process left to undo of other paths, as its journal says.
+        #: What a killed process left to undo of other paths, by its journal.
         self._left: dict[str, bool] = {}
 
     @contextmanager
@@ -67,15 +67,15 @@ class Claim:
         Raises
         ------
         OutputExistsError
-            The journal is none, or something lies where no journal says that it was moved to. Or
-            what is to be undone was changed since.
+            The journal is unreadable, something lies at a place of moved outputs without a journal,
+            or an output was changed since.
         """
         if self._descriptor is not None:
             record = os.pread(self._descriptor, _LONGEST_JOURNAL, 0)
             if record:
                 self._undo(record)
         for path in filter(os.path.lexists, map(_before, self._paths)):
-            raise foreign(path, "lies where outputs make way to, and no run says what it is")
+            raise foreign(path, "lies where outputs make way to, and no run recorded it")
 
     def _undo(self, record: bytes) -> None:
         """Delete what ended works moved; of others, put back what was in paths that are claimed."""
@@ -232,7 +232,7 @@ def _locked(journal: Path, shown: Path) -> int | None:
 
 
 def _entries(record: bytes, paths: Sequence[Path]) -> dict[str, bool]:
-    """What a journal says: whether each path was there. It reaches ``paths`` and its directory.
+    """Entries of a journal: whether each path was there. It reaches ``paths`` and its directory.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def _is_below(key: str, directory: Path) -> bool:
 
 def _no_journal(journal: Path) -> OutputExistsError:
     return OutputExistsError(
-        f"{str(journal)!r} should say what a killed run moved, and cannot be read; nothing was "
+        f"{str(journal)!r} should record what a killed run moved, and cannot be read; nothing was "
         "undone: look at what lies beside it, then remove it."
     )
 

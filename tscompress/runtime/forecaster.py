@@ -149,7 +149,7 @@ class PatchForecaster(Forecaster):
 
     @staticmethod
     def masked(name: str, mask: str, values: FloatArray) -> dict[str, npt.NDArray[Any]]:
-        """Values without NaN, and 1 where there is one."""
+        """``[...]`` without NaN, and 1 where there is a value; both as inputs of the graph."""
         there = np.isfinite(values)
         return {name: np.where(there, values, np.float32(0)), mask: there.astype(np.float32)}
 

@@ -253,7 +253,7 @@ def _calibration_record(
     summary: SeriesSummary | None,
     batches: Sequence[ForecastBatch],
 ) -> dict[str, Any]:
-    """What a checkpoint says of its calibration; ``source`` of given series, None: the recipe's."""
+    """The record of a calibration; ``source`` of given series, None: the recipe's."""
     record = recipe.calibration.model_dump()
     if source is not None:
         record["source"] = source
@@ -273,8 +273,8 @@ def _check_unfinished(directory: Path, differs: str | None) -> None:
     """
     if differs is not None:
         raise OutputExistsError(
-            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; go on as it "
-            "was begun, or start afresh with --force (force=True)."
+            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; resume it "
+            "as it was begun, or start afresh with --force (force=True)."
         )
 
 

@@ -38,7 +38,7 @@ _SELECTION = ("exclude", "feed_forward", *DROPS)
 #: Every option that a plan made by hand replaces, besides ``method``.
 SIZE_OPTIONS = (*_SCHEDULES, "powers_of_two", *_WITH_BUDGET, *SIZES_BESIDE_HEADS, *_SELECTION)
 
-PLAN_ALONE = "a plan says every size; give no schedule or selection with it."
+PLAN_ALONE = "a plan has every size; give no schedule or selection with it."
 _NO_POWER_LAW = "powers_of_two rounds a power law; give schedule D0,ALPHA with it."
 
 

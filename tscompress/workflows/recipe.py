@@ -144,7 +144,7 @@ class Recipe(BaseModel):
     )  # fmt: skip
     fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(
-        default=(), description="shell patterns on layer names; a width narrows these as well"
+        default=(), description="shell patterns on layer names; a width slices these as well"
     )
     feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
     series: GivenSeries = Field(

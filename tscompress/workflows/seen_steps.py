@@ -25,8 +25,8 @@ from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | None) -> str | None:
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
-    What it was fitted to is read again, as the model or the records beside its weights say; the
-    history before the steps that are scored may be among it.
+    The series that it was fitted to are read again, by the records of the model or beside its
+    weights; the history before the steps that are scored may be among it.
 
     Returns
     -------

@@ -18,7 +18,7 @@ class SeriesFormat(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id_column: str | None = Field(
-        default=None, description="tells series apart; several as in 'store,item'"
+        default=None, description="identifies series; several as in 'store,item'"
     )
     time_column: str | None = None
     target_column: str | None = Field(

@@ -188,7 +188,7 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
     raise ValueError(
         f"no target column among {_listed(names)}; name one of {', '.join(TARGET_COLUMNS)}, or "
         "give --target-column, '*' if each of the others is a series, and --id-column if one "
-        "tells series apart"
+        "identifies series"
     )
 
 
