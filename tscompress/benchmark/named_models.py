@@ -63,7 +63,7 @@ def loaded_pipelines(
     share
         Each model also with shared cross-attention.
     options
-        ``revision``, ``device`` and ``dtype`` of what is loaded; the revision is of the last.
+        ``revision``, ``device`` and ``dtype`` of loaded models; the revision is of the last.
     """
     pipelines: dict[str, BaseChronosPipeline] = {}
     directories: dict[str, Path | None] = {}

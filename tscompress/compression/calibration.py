@@ -96,7 +96,7 @@ def check_calibration(config: object, series: object) -> None:
 
 
 def check_series(series: object) -> None:
-    """Refuse what is neither series nor the path of a file of them, nor None; UsageError."""
+    """Refuse all but series, the path of a file of them, and None; UsageError."""
     check_type(
         "series", series, (Iterable, Path, type(None)), "a list of series, or a file of them"
     )

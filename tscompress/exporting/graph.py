@@ -148,7 +148,7 @@ def _is_of(node: Any, module: str) -> bool:
 
 
 def _strip(model: Any) -> None:
-    """Remove what is for people: places in the source, docs, shapes of intermediate results."""
+    """Remove text for people: places in the source, docs, shapes of intermediate results."""
     graph = model.graph
     del graph.value_info[:], model.metadata_props[:], graph.metadata_props[:]
     model.doc_string = graph.doc_string = ""

@@ -131,7 +131,7 @@ def claimed(paths: Iterable[Path]) -> Iterator[Claim]:
     Raises
     ------
     OutputExistsError
-        Another process has claimed them. Or a killed one left what was changed since, what
+        Another process has claimed them. Or a killed one left outputs that were changed since, what
         tscompress did not write, or a journal that cannot be read.
     OutputError
         Nothing can be written there.
@@ -282,7 +282,7 @@ def _undo(paths: Sequence[Path], there: Mapping[str, bool], *, trusted: bool) ->
 
 
 def _check_own(path: Path) -> None:
-    """Refuse what tscompress did not write, or what was changed since.
+    """Refuse files that tscompress did not write, or that were changed since.
 
     Raises
     ------

@@ -93,7 +93,7 @@ def make_verdict(
     bench: BenchResult | None = None,
     probe: ProbeComparison | None = None,
 ) -> Verdict:
-    """The verdict on a compressed model; what was not measured is said to be so.
+    """The verdict on a compressed model; missing measurements are named.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ class Forecaster(ABC):
     Attributes
     ----------
     directory, record
-        Where it is, and what is written there of it.
+        Where it is, and its record there.
     context_length
         Steps of a series that it reads, the last ones.
     prediction_length
@@ -50,12 +50,12 @@ class Forecaster(ABC):
     @staticmethod
     @abstractmethod
     def check_settings(record: Record) -> None:
-        """Refuse a config without what a forecast reads.
+        """Refuse a config that lacks a setting of the forecast.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            With the name of what is missing or of another form.
+            Names the setting that is missing or of another form.
         """
 
     @property

@@ -179,7 +179,7 @@ class Recipe(BaseModel):
         if isinstance(fold, FoldConfig):
             fold = fold.model_dump(exclude_unset=True)
         if not isinstance(fold, Mapping):
-            return kept  # refused as what it is
+            return kept  # refused by its own check
         twice = [name for name in outside if name in fold and fold[name] != values[name]]
         if twice:
             raise ValueError(f"{twice[0]} and fold.{twice[0]} differ; give fold.{twice[0]} alone")

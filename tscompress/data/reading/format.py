@@ -1,4 +1,4 @@
-"""Columns and notation of a file of series; what is not given is found in the file, or refused."""
+"""Columns and notation of a file of series; other settings are found in the file, or refused."""
 
 from __future__ import annotations
 

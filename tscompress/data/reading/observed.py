@@ -34,7 +34,7 @@ class Observed(NamedTuple):
     covariates
         Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
     group
-        Name of what it is forecast together with; None: it is forecast by itself.
+        Name of the group that it is forecast with; None: it is forecast by itself.
     observed
         bool ``[T]``, where a value of the group is; None: where a value is.
     """

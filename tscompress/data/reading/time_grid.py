@@ -236,7 +236,7 @@ class RegularSeries:
     covariates
         Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
     group
-        Name of what it is forecast together with; such series are equally long, and at each end
+        Name of the group that it is forecast with; such series are equally long, and at each end
         one of them has a value. None: it is forecast by itself.
     """
 

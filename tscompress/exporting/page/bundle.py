@@ -27,7 +27,7 @@ from tscompress.io.text import rounded_count
 from tscompress.runtime.forecaster import PatchForecaster
 from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
 
-#: Of the folder: what it was made of, and hashes by which it is known as ours.
+#: Record of the folder: its sources, and hashes by which it is known as ours.
 PAGE_RECORD = "tscompress-page.json"
 
 _SCRIPTS = ("read.js", "forecast.js", "chart.js", "page.js")
