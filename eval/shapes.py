@@ -295,7 +295,7 @@ def write_checkpoint(shape: Shape, directory: Path) -> Path:
     stock.inner_model.save_pretrained(path)
     if not shape.fold.univariate:
         return path
-    small = tscompress.compress(path, univariate=True)
+    small = tscompress.compress(path, fold=tscompress.FoldConfig(univariate=True))
     return tscompress.save(small, directory / "univariate")
 
 

@@ -109,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         original = random_checkpoint(SHAPES[options.shape], Path(place) / "chronos-2")
         univariate = Path(place) / "chronos-2-univariate"
-        small = tscompress.compress(original, univariate=True)
+        small = tscompress.compress(original, fold=tscompress.FoldConfig(univariate=True))
         tscompress.save(small, univariate)
         print(small.plan.summary() if small.plan else "")
         del small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -21,7 +21,7 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.io.arguments import check_list, check_type
-from tscompress.plan.plan import Plan
+from tscompress.plan.plan import DROPS, Plan
 from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery_config import RecoveryConfig
@@ -45,26 +45,46 @@ _MOVED = {
     ("layout", "multiple", "depth", "keep_width"),
     "budget=PlannedSchedule(budget='parameters=0.5', layout='factored')",
 )
+#: Former keywords that are fields of ``fold`` now, and their replacements.
+_MOVED_TO_FOLD = {name: f"fold=FoldConfig({name}=True)" for name in DROPS}
 
 
 def _takes_moved_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Accept keywords that are now part of ``schedule`` and ``budget``, with a warning."""
+    """Accept keywords that are part of ``schedule``, ``budget`` and ``fold`` now, and warn."""
 
     @wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
         keywords: dict[str, Any] = dict(options)
-        moved = {name: keywords.pop(name) for name in _MOVED if name in keywords}
-        moved = {name: value for name, value in moved.items() if is_given(value)}
-        if moved:
-            if keywords.get("plan") is not None:
-                raise UsageError(PLAN_ALONE)
-            moved |= {name: keywords.pop(name, None) for name in ("rank", "schedule", "budget")}
-            keywords["schedule"] = choose_schedule(keywords.get("method", "fold"), moved)
-            name = next(name for name in _MOVED if name in moved)
-            warnings.warn(f"{name} moved; give {_MOVED[name]}", DeprecationWarning, stacklevel=2)
+        chosen = _taken(keywords, _MOVED)
+        drops = _taken(keywords, _MOVED_TO_FOLD)
+        if (chosen or drops) and keywords.get("plan") is not None:
+            raise UsageError(PLAN_ALONE)
+        if chosen:
+            sizes = {name: keywords.pop(name, None) for name in ("rank", "schedule", "budget")}
+            method = keywords.get("method", "fold")
+            keywords["schedule"] = choose_schedule(method, chosen | sizes)
+        if drops:
+            keywords["fold"] = _with_drops(keywords.get("fold"), drops)
+        for name in [*chosen, *drops][:1]:
+            instead = {**_MOVED, **_MOVED_TO_FOLD}[name]
+            warnings.warn(f"{name} moved; give {instead}", DeprecationWarning, stacklevel=2)
         return function(*args, **keywords)
 
     return call
+
+
+def _taken(keywords: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The ``names`` that have a value, taken out of ``keywords``."""
+    found = {name: keywords.pop(name) for name in names if name in keywords}
+    return {name: value for name, value in found.items() if is_given(value)}
+
+
+def _with_drops(fold: FoldConfig | None, drops: Mapping[str, Any]) -> FoldConfig:
+    """``fold`` with those options as well."""
+    check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
+    for name, value in drops.items():
+        check_type(name, value, (bool,), "True or False")
+    return (fold or FoldConfig()).model_copy(update=dict(drops))
 
 
 @_takes_moved_options
@@ -77,8 +97,6 @@ def compress(
     latent: int | None = None,
     width: int | float | None = None,
     layers: int | tuple[int, int] | None = None,
-    univariate: bool = False,
-    single_token: bool = False,
     schedule: Schedule | PlannedSchedule | tuple[float, float] | str | None = None,
     budget: float | str | Budget | PlannedSchedule | None = None,
     plan: Plan | None = None,
@@ -127,16 +145,6 @@ def compress(
         in the decoder; one number is for both. The others are dropped one by one: always the one
         whose removal raises the forecast loss on held-out calibration series least. The kept layers
         are fitted again. A recovery should follow.
-    univariate
-        With fold, of Chronos-2, but not with a budget: every series is forecast alone. Queries and
-        keys of group attention are dropped, its values and outputs are one matrix where that is
-        smaller. Alone it is exact and reads no series. A factored checkpoint, which refuses
-        covariates, several targets in a task and ``cross_learning``.
-    single_token
-        With fold, of Chronos-Bolt, but not with a budget: its decoder reads one token, so queries
-        and keys of its self-attention do nothing, and its first layer has the same query for every
-        series. They are dropped or have one dimension a head. Alone it is exact and reads no
-        series. A factored checkpoint.
     plan
         Instead of all of these: a plan made or edited before.
     exclude
@@ -145,7 +153,9 @@ def compress(
     feed_forward
         With svd: also factor the feed-forwards.
     fold
-        Options of folding.
+        Options of folding besides sizes. ``FoldConfig(univariate=True)`` of Chronos-2 and
+        ``FoldConfig(single_token=True)`` of Chronos-Bolt need no other size: they drop what a
+        forecast never needs, exactly, for a factored checkpoint.
     calibration, series
         Calibration series; ``series``, a list of 1-D series or a file of them, overrides the
         config's source.
@@ -176,8 +186,7 @@ def compress(
     options = {
         "method": method, "rank": rank, "ff_ratio": ff_ratio, "latent": latent, "width": width,
         "layers": layers, "schedule": schedule, "budget": budget, "exclude": exclude,
-        "feed_forward": feed_forward, "univariate": univariate,
-        "single_token": single_token,
+        "feed_forward": feed_forward,
     }  # fmt: skip
     recipe = recipe_of(
         options,

@@ -22,14 +22,17 @@ def singular_values(W: Tensor) -> Tensor:
 
 
 def epsilon_rank(sigma: Tensor, epsilon: float) -> int:
-    """Number of singular values with sigma_j / sigma_1 > epsilon (paper eq. 1); 0 for W = 0."""
+    """Number of singular values ``[r]`` with sigma_j / sigma_1 > epsilon (paper eq. 1).
+
+    0 for W = 0.
+    """
     if sigma.numel() == 0 or sigma[0] <= 0:
         return 0
     return int((sigma / sigma[0] > epsilon).sum())
 
 
 def stable_rank(sigma: Tensor) -> float:
-    """|W|_F^2 / sigma_1^2 of singular values in descending order; 0 for W = 0."""
+    """|W|_F^2 / sigma_1^2 of singular values ``[r]`` in descending order; 0 for W = 0."""
     if sigma.numel() == 0 or sigma[0] <= 0:
         return 0.0
     return float((sigma.double() / sigma[0].double()).square().sum())
@@ -48,7 +51,7 @@ def random_spectrum(m: int, n: int) -> tuple[float, ...]:
 
 
 def energy_rank(sigma: Tensor, energy: float) -> int:
-    """Smallest rank whose squared singular values sum to at least ``energy`` of the total."""
+    """Smallest rank whose squared values of ``[r]`` sum to at least ``energy`` of the total."""
     squared = sigma.to(torch.float64) ** 2
     total = float(squared.sum())
     if total <= 0:
@@ -112,7 +115,7 @@ class Roots:
 
     @classmethod
     def of(cls, C: Tensor) -> Roots:
-        """Roots by :func:`symmetric_roots`."""
+        """Roots of C ``[d, d]`` by :func:`symmetric_roots`."""
         return cls(*symmetric_roots(C))
 
 
@@ -402,5 +405,5 @@ def angle_matrix(U: Tensor) -> Tensor:
 
 
 def even_picks(count: int, most: int) -> Tensor:
-    """Indices of an even sub-sample of at most ``most`` of ``count`` rows, in order."""
+    """Indices ``[N]`` of an even sub-sample of N, at most ``most``, of ``count`` rows, in order."""
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()

@@ -30,7 +30,7 @@ from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 _ATTENTION = ("eager", "sdpa")
 #: Arguments of ``from_pretrained`` that locate a config.
 _WHERE = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-#: Of these, what says which version or part of an adapter, and nothing of its base.
+#: Of these, those of an adapter alone, not of its base.
 _OF_THE_ADAPTER = ("revision", "subfolder")
 
 
@@ -56,6 +56,13 @@ class FactoredChronosPipeline(BaseChronosPipeline):  # type: ignore[misc]
     ) -> BaseChronosPipeline:
         """The stock pipeline with the factored model. Takes ``revision``, ``device_map`` (one
         device), ``attn_implementation`` and ``dtype`` or ``torch_dtype``, as stock pipelines do.
+
+        Raises
+        ------
+        TypeError
+            Another keyword is given.
+        TscompressError
+            As :func:`tscompress.load`.
         """
         dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None)
         kwargs.pop("dtype", None)

@@ -38,7 +38,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write PNG that says what drew it, so that a later run knows it for its own."""
+    """Write PNG that records its software, by which a later run knows it for its own."""
     software = {"Software": f"tscompress {__version__}, Matplotlib"}
     temporary = path.with_name(f".{path.name}.tmp")  # a kill leaves no half of a figure
     figure.savefig(temporary, dpi=DPI, format="png", metadata=software)

@@ -139,7 +139,7 @@ def _verdicts(frame: pd.DataFrame) -> list[Verdict]:
     step = int(last["step"].iloc[0])
     found = []
     for m, part in last.groupby("covariates"):
-        found += _rises(part.sort_values("patch"), int(m), step)
+        found += rises(part.sort_values("patch"), int(m), step)
     slopes, regrets = last["slope, shuffled"], last["regret, shuffled"]
     found.append(Verdict(
         "Patches, control", "with covariates in another order no model responds or gains",
@@ -150,7 +150,7 @@ def _verdicts(frame: pd.DataFrame) -> list[Verdict]:
     return found
 
 
-def _rises(part: pd.DataFrame, m: int, step: int) -> Iterator[Verdict]:
+def rises(part: pd.DataFrame, m: int, step: int) -> Iterator[Verdict]:
     regrets, leaks = part["regret"].tolist(), part["leakage"].tolist()
     learnt = min(regrets) < NOTHING
     sizes = listed(part["patch"].tolist())

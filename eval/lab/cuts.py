@@ -186,7 +186,7 @@ def measured_cuts(
         place = directory / subject.name.replace(", ", "-").replace(" ", "-")
         place = place / f"{method}-{size}.json"
         setup = f"{asked} {subject.recovers(method, size)}"
-        kept = _kept(place, setup)
+        kept = kept_rows(place, setup)
         if kept is None:
             streams = streams or subject.streams()
             kept = _measured(subject, method, size, streams, recovery)
@@ -227,7 +227,7 @@ def _measured(
     return rows
 
 
-def _kept(place: Path, setup: str) -> list[dict[str, Any]] | None:
+def kept_rows(place: Path, setup: str) -> list[dict[str, Any]] | None:
     """Rows of an earlier run in the same setup; None of another one, or of a damaged file."""
     try:
         found = json.loads(place.read_text())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hooks import hook_count
 from torch import nn
 
 from tscompress.budget import forecast_loss as losses_module
@@ -70,11 +71,8 @@ def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch] = BATCHES) -
 
 def state(model: nn.Module) -> tuple[dict[str, torch.Tensor], list[str], int]:
     """Weights, modules with their types, and how many hooks there are."""
-    hooks = sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
-    )
     modules = [f"{name} {type(module).__name__}" for name, module in model.named_modules()]
-    return {k: v.clone() for k, v in model.state_dict().items()}, modules, hooks
+    return {k: v.clone() for k, v in model.state_dict().items()}, modules, hook_count(model)
 
 
 def assert_untouched(model: nn.Module, before: tuple[dict[str, torch.Tensor], Any, int]) -> None:

@@ -88,7 +88,7 @@ def test_written_config_is_read_by_both(
 
 
 def test_factored_checkpoint_of_a_converted_one(converted: Path, tmp_path: Path) -> None:
-    small = tscompress.compress(converted, univariate=True)
+    small = tscompress.compress(converted, fold=tscompress.FoldConfig(univariate=True))
     out = tscompress.save(small, tmp_path / "out")
     path = out / "config.json"
     config = json.loads(path.read_text())

@@ -86,7 +86,7 @@ def test_bench_has_the_bytes_of_the_graphs(
     ],
     ids=["load", "compress", "profile", "in memory", "export", "recover"],
 )
-def test_what_needs_layers_refuses_a_graph(act: Any, exported: dict[str, Path]) -> None:
+def test_functions_of_layers_refuse_a_graph(act: Any, exported: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="exported graph"):
         act(exported["chronos-bolt"])
 

@@ -114,7 +114,7 @@ def test_debug_lets_the_traceback_through(
         (ZeroDivisionError(), 1, "error: unexpected ZeroDivisionError: ; see --debug"),
     ],
 )  # fmt: skip
-def test_what_happens_on_the_way(
+def test_notes_on_the_way(
     command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     raised: BaseException, code: int, line: str,
 ) -> None:  # fmt: skip
@@ -245,7 +245,7 @@ def test_a_result_that_cannot_be_printed(bolt: Path, tmp_path: Path, machine: li
 
 
 @pytest.mark.parametrize("machine", [[], ["--json"]])
-def test_what_an_encoding_lacks_is_a_question_mark(bolt: Path, machine: list[str]) -> None:
+def test_characters_outside_the_encoding_are_question_marks(bolt: Path, machine: list[str]) -> None:
     done = subprocess.run(
         [*COMMAND, "profile", bolt, "--weights-only", *machine],
         check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),
@@ -255,7 +255,7 @@ def test_what_an_encoding_lacks_is_a_question_mark(bolt: Path, machine: list[str
     done.stdout.decode("ascii")
 
 
-def test_what_an_encoding_lacks_in_a_refusal() -> None:
+def test_refusals_with_characters_outside_the_encoding() -> None:
     done = subprocess.run(
         [*COMMAND, "profile", b"/none/\xff"],
         check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),
@@ -271,7 +271,7 @@ def test_what_an_encoding_lacks_in_a_refusal() -> None:
 
 @pytest.mark.parametrize("output", ["", ".", "x/..", "b\udcff"])
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_what_can_be_no_output_is_refused_before_any_work(
+def test_impossible_outputs_are_refused_before_any_work(
     command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbid: Forbid,
     output: str, force: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -444,9 +444,7 @@ def test_no_input_is_lost(
     assert snapshot(precious) == before
 
 
-def test_what_a_walk_would_write_over_is_refused(
-    command: Command, precious: Path, forbid: Forbid
-) -> None:
+def test_outputs_over_inputs_are_refused(command: Command, precious: Path, forbid: Forbid) -> None:
     for module in ("workflows.run", "workflows.sweep", "training.pretrain_model"):
         forbid(f"tscompress.{module}.load")
     forbid("tscompress.training.pretraining.pretrain")
@@ -1013,7 +1011,7 @@ FOR_FOLD = "has no measure; for fold give parameters="
         (["--rank", 3, "--revision", "main"], "a revision goes with a Hub id only"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_failures_are_one_line(
     command: Command, bolt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options: list[object], text: str,
 ) -> None:  # fmt: skip
@@ -1100,11 +1098,11 @@ def test_no_option_is_taken_and_ignored(
         "model: x\noutput: y\nmethod: svd\nschedule: {kind: rank, rank: 2}\n"
     )
     outcome = command("compress", bolt, "--output", "out", "--recipe", "recipe.yaml", *option)
-    assert_refused(outcome, 2, f"--recipe says everything; {option[0]} cannot go with it")
+    assert_refused(outcome, 2, f"--recipe has all options; {option[0]} cannot go with it")
     if option[0] in ("--plan", "--calibration-series"):
         return
     outcome = command("compress", bolt, "--output", "out", "--plan", "plan.json", *option)
-    assert_refused(outcome, 2, f"--plan says every size; {option[0]} cannot go with it")
+    assert_refused(outcome, 2, f"--plan has every size; {option[0]} cannot go with it")
     assert not Path("out").exists()
 
 

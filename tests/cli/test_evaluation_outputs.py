@@ -106,7 +106,7 @@ def test_no_file_of_an_earlier_evaluation_stays_beside_those_of_another(
     assert {path.name for path in output.iterdir()} == files
 
 
-def test_what_is_written_beside_other_files_is_claimed(tmp_path: Path) -> None:
+def test_outputs_beside_other_files_are_claimed(tmp_path: Path) -> None:
     output = tmp_path / "scores"
     with new_directory(output, writes=["log"]) as directory:
         with pytest.raises(OutputExistsError):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from hooks import hook_count
 from safetensors.torch import load_file, save_file
 from stock_chronos import StockChronos
 
@@ -168,7 +169,7 @@ def test_hooks_are_gone_even_after_a_failure(
 
     with pytest.raises(KeyboardInterrupt):
         collect_moments(loaded, batches, names, on_batch=fail)
-    assert not any(module._forward_pre_hooks for module in loaded.model.modules())
+    assert hook_count(loaded.model) == 0
 
 
 def test_given_series_are_used_and_seeded(checkpoints: dict[str, Path]) -> None:
@@ -649,7 +650,7 @@ def test_empty_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_plan_excludes_other_sizes(checkpoint: Path) -> None:
     plan = Plan(family="chronos-bolt", method="fold", kept_layers={"encoder": (0,)})
-    with pytest.raises(UsageError, match="a plan says every size"):
+    with pytest.raises(UsageError, match="a plan has every size"):
         tscompress.compress(checkpoint, plan=plan, rank=0)
 
 

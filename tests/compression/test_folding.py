@@ -19,6 +19,7 @@ from chronos import BaseChronosPipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from conftest import tiny_chronos2, tiny_recipe
+from hooks import hook_count
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -119,12 +120,6 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 def weights(loaded: LoadedModel) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in loaded.model.named_parameters()}
-
-
-def hooks(model: nn.Module) -> int:
-    return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -536,7 +531,7 @@ def test_layers_are_counted(checkpoint: Path) -> None:
 
 def test_no_hook_stays(checkpoint: Path) -> None:
     loaded = folded(checkpoint, qk=4, vo=2, hidden=20)
-    assert hooks(loaded.model) == 0
+    assert hook_count(loaded.model) == 0
 
 
 @pytest.mark.parametrize("stop", [1, 3, 7])
@@ -550,7 +545,7 @@ def test_no_hook_stays_after_a_failure_between_layers(checkpoint: Path, stop: in
 
     with pytest.raises(KeyboardInterrupt):
         apply_fold_(loaded, plan, calibration_batches(loaded, CALIBRATION), FOLD, fail)
-    assert hooks(loaded.model) == 0
+    assert hook_count(loaded.model) == 0
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3, 5, 8])
@@ -571,7 +566,7 @@ def test_no_hook_stays_after_a_failure_within_a_pass(checkpoint: Path, calls: in
     with pytest.raises(RuntimeError, match="out of memory"):
         apply_fold_(loaded, plan, calibration_batches(loaded, CALIBRATION), FOLD)
     own.remove()
-    assert hooks(model) == 0
+    assert hook_count(model) == 0
 
 
 def test_failed_fold_names_the_layer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from single_key import (
 
 import tscompress
 import tscompress.pipelines  # registers the pipeline class
+from tscompress import FoldConfig
 from tscompress.benchmark.sizes import kv_cache_bytes, parameter_count
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import LoadedModel, load
@@ -34,6 +35,7 @@ from tscompress.workflows.options import recipe_of
 
 GAPS = torch.where((torch.arange(60) > 20) & (torch.arange(60) < 56), torch.nan, WAVE)
 SERIES = (*WAVES, GAPS)
+SINGLE = FoldConfig(single_token=True)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def bolt(checkpoints: dict[str, Path]) -> Path:
 @pytest.fixture(scope="module")
 def single(bolt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint without other changes."""
-    small = tscompress.compress(bolt, single_token=True)
+    small = tscompress.compress(bolt, fold=SINGLE)
     return tscompress.save(small, tmp_path_factory.mktemp("single") / "chronos-bolt")
 
 
@@ -110,9 +112,9 @@ def test_parameters_are_those_of_the_plan(bolt: Path, single: Path) -> None:
 
 
 def test_no_series_is_read(bolt: Path, tmp_path: Path, command: Command) -> None:
-    assert tscompress.compress(bolt, single_token=True).calibration == {}
+    assert tscompress.compress(bolt, fold=SINGLE).calibration == {}
     with pytest.raises(UsageError, match="single_token"):
-        tscompress.compress(bolt, single_token=True, series=[WAVE.numpy()])
+        tscompress.compress(bolt, fold=SINGLE, series=[WAVE.numpy()])
     outcome = command("compress", bolt, "--single-token", "--output", tmp_path / "out",
                       "--calibration-series", 4)  # fmt: skip
     assert_refused(outcome, 2, "--calibration-series")
@@ -155,7 +157,7 @@ def test_several_tokens_are_refused(single: Path) -> None:
     ids=str,
 )
 def test_folds_combine_with_it(bolt: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    small = tscompress.compress(bolt, single_token=True, calibration=FEW, **options)
+    small = tscompress.compress(bolt, fold=SINGLE, calibration=FEW, **options)
     without = tscompress.compress(bolt, calibration=FEW, **options)
     assert parameter_count(small.model) < parameter_count(without.model)
     # What is dropped does nothing, so the rest is fitted as well.
@@ -200,7 +202,9 @@ def test_plans_that_change_forecasts_are_refused(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_it_is_profiled_recovered_and_has_a_smaller_cache(bolt: Path, single: Path) -> None:
+def test_a_single_token_model_is_profiled_and_recovered_with_a_smaller_cache(
+    bolt: Path, single: Path
+) -> None:
     original, small = load(bolt), load(single)
     found = profile(small, calibration=FEW)
     assert {weight.role for weight in found.weights if weight.kind == "decoder"} >= {"vo", "v"}
@@ -216,7 +220,7 @@ def test_it_is_profiled_recovered_and_has_a_smaller_cache(bolt: Path, single: Pa
 
 def test_the_command_has_the_option(bolt: Path, tmp_path: Path, command: Command) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: x\noutput: y\nsingle_token: true\nschedule: null\n")
+    recipe.write_text("model: x\noutput: y\nfold: {single_token: true}\nschedule: null\n")
     outs = tmp_path / "option", tmp_path / "recipe"
     for out, how in zip(outs, (["--single-token"], ["--recipe", recipe]), strict=True):
         outcome = command("compress", bolt, "--output", out, *how)
@@ -248,6 +252,6 @@ def test_budgets_and_factors_are_refused(options: dict[str, Any]) -> None:
         recipe_of({"single_token": True, **options})
 
 
-def test_it_is_not_compressed_again(single: Path) -> None:
+def test_a_single_token_model_is_not_compressed_again(single: Path) -> None:
     with pytest.raises(PlanError):
-        tscompress.compress(single, single_token=True)
+        tscompress.compress(single, fold=SINGLE)

@@ -23,6 +23,7 @@ from single_key import (
 
 import tscompress
 import tscompress.pipelines  # registers the pipeline class
+from tscompress import FoldConfig
 from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.factored_methods import adapted_layers
 from tscompress.checkpoints.load import load
@@ -34,6 +35,8 @@ from tscompress.plan.plan import Plan
 from tscompress.profiling.measure import profile
 from tscompress.workflows.options import recipe_of
 
+UNIVARIATE = FoldConfig(univariate=True)
+
 
 @pytest.fixture(scope="module")
 def chronos2(checkpoints: dict[str, Path]) -> Path:
@@ -43,7 +46,7 @@ def chronos2(checkpoints: dict[str, Path]) -> Path:
 @pytest.fixture(scope="module")
 def univariate(chronos2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint without other changes."""
-    small = tscompress.compress(chronos2, univariate=True)
+    small = tscompress.compress(chronos2, fold=UNIVARIATE)
     return tscompress.save(small, tmp_path_factory.mktemp("univariate") / "chronos-2")
 
 
@@ -85,10 +88,10 @@ def test_no_series_is_read(
     monkeypatch.setattr(
         "tscompress.workflows.compress.calibration_batches", lambda *_, **__: pytest.fail("read")
     )
-    small = tscompress.compress(chronos2, univariate=True)
+    small = tscompress.compress(chronos2, fold=UNIVARIATE)
     assert small.calibration == {}
     with pytest.raises(UsageError, match="univariate"):
-        tscompress.compress(chronos2, univariate=True, series=[WAVE.numpy()])
+        tscompress.compress(chronos2, fold=UNIVARIATE, series=[WAVE.numpy()])
     outcome = command("compress", chronos2, "--univariate", "--output", tmp_path / "out",
                       "--calibration-series", 4)  # fmt: skip
     assert_refused(outcome, 2, "--calibration-series")
@@ -132,7 +135,7 @@ def test_attention_weights_of_a_series_are_its_own(univariate: Path) -> None:
 def test_folds_combine_with_it(
     chronos2: Path, tmp_path: Path, options: dict[str, Any], merged: bool
 ) -> None:
-    small = tscompress.compress(chronos2, univariate=True, calibration=FEW, **options)
+    small = tscompress.compress(chronos2, fold=UNIVARIATE, calibration=FEW, **options)
     plan = small.plan
     assert plan is not None
     groups = [head for head in plan.narrowed().heads if head.univariate]
@@ -154,8 +157,8 @@ def test_values_of_a_lower_rank_have_the_least_error(chronos2: Path) -> None:
     # At rank 2 a head, group attention alone: the best of rank 8 is no worse than heads of 2.
     original = load(chronos2)
     rest = {"exclude": ["*layer.0*", "*mlp", "*patch*"], "calibration": FEW, "rank": 2}
-    fits = tscompress.FoldConfig(refit="none")
-    small = tscompress.compress(chronos2, univariate=True, fold=fits, **rest)
+    fits = FoldConfig(refit="none", univariate=True)
+    small = tscompress.compress(chronos2, fold=fits, **rest)
     kept: Any = small.model.get_submodule("encoder.block.0.layer.1.self_attention")
     dense: Any = original.model.get_submodule("encoder.block.0.layer.1.self_attention")
     product = OwnValues.of(dense).product()
@@ -212,7 +215,7 @@ def test_a_plan_that_reads_no_series_says_so(chronos2: Path, univariate: Path) -
 
 def test_a_recipe_has_the_key(chronos2: Path, tmp_path: Path, command: Command) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: x\noutput: y\nunivariate: true\nschedule: null\n")
+    recipe.write_text("model: x\noutput: y\nfold: {univariate: true}\nschedule: null\n")
     out = tmp_path / "out"
     outcome = command("compress", chronos2, "--output", out, "--recipe", recipe)
     assert outcome.code == 0, outcome.err
@@ -226,7 +229,7 @@ def test_a_recipe_has_the_key(chronos2: Path, tmp_path: Path, command: Command) 
 # --------------------------------------------------------------------------------------------------
 
 
-def test_it_is_profiled_and_probed(univariate: Path) -> None:
+def test_a_univariate_model_is_profiled_and_probed(univariate: Path) -> None:
     small = load(univariate)
     assert not reads_covariates(small.forecaster)
     found = profile(small, calibration=FEW)
@@ -284,7 +287,7 @@ def test_budgets_and_factors_are_refused(options: dict[str, Any]) -> None:
 def test_a_univariate_model_is_not_compressed_again(univariate: Path) -> None:
     for model in (univariate, load(univariate)):
         with pytest.raises(PlanError):
-            tscompress.compress(model, univariate=True)
+            tscompress.compress(model, fold=UNIVARIATE)
         with pytest.raises(PlanError):
             tscompress.compress(model, ff_ratio=0.5, calibration=FEW)
 

@@ -193,7 +193,7 @@ def test_rows_of_a_long_table_are_sorted_by_time(
         ("empty", "", "empty"),
     ],
 )
-def test_what_cannot_be_read(name: str, content: str | None, match: str, tmp_path: Path) -> None:
+def test_unreadable_sources(name: str, content: str | None, match: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if name == "empty":
         path.mkdir()
@@ -376,6 +376,6 @@ def test_a_leak_names_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [[[1.0, 2.0], "text"], [np.ones((2, 3))], [1.0, 2.0, 3.0]])
-def test_what_is_no_list_of_series(bad: Any) -> None:
+def test_values_that_are_no_list_of_series(bad: Any) -> None:
     with pytest.raises(DataError, match=r"series [01] "):
         SeriesStream([bad], longest=20)

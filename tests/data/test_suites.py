@@ -473,7 +473,7 @@ def test_other_series_are_not_recognised() -> None:
         ("empty.yaml", None, RecipeError, "no datasets"),
     ],
 )
-def test_what_is_no_suite_is_said_as_it_is(
+def test_names_that_are_no_suite_are_quoted(
     tmp_path: Path, name: str, horizon: int | None, kind: type[Exception], match: str
 ) -> None:
     (tmp_path / name).write_text("[]")

@@ -194,7 +194,7 @@ def test_local_days_are_days_when_clocks_change() -> None:
         (frame([], []), "there are no rows"),
     ],
 )  # fmt: skip
-def test_what_is_refused(table: pd.DataFrame, match: str) -> None:
+def test_refused_tables(table: pd.DataFrame, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         read(table)
 

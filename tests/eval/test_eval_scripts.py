@@ -466,7 +466,9 @@ def test_univariate_sizes_and_parity(scripts: Any, tmp_path: Path) -> None:
     )
     original = scripts.univariate.random_checkpoint(shape, tmp_path / "original")
     small = tmp_path / "small"
-    tscompress.save(tscompress.compress(original, univariate=True), small)
+    tscompress.save(
+        tscompress.compress(original, fold=tscompress.FoldConfig(univariate=True)), small
+    )
     assert scripts.univariate.largest_difference(original, original) == 0
     assert 0 < scripts.univariate.largest_difference(small, original) < 1e-5
     lines = scripts.univariate.sizes(original, small).splitlines()

@@ -233,9 +233,9 @@ def test_cuts_of_a_learner_are_measured_once_and_resumed(
 )
 def test_a_damaged_cut_is_none(scripts: Any, tmp_path: Path, text: str, kept: Any) -> None:
     path = tmp_path / "svd-1.json"
-    assert scripts.cuts._kept(path, "a") is None
+    assert scripts.cuts.kept_rows(path, "a") is None
     path.write_text(text)
-    assert scripts.cuts._kept(path, "a") == kept
+    assert scripts.cuts.kept_rows(path, "a") == kept
 
 
 def test_cuts_of_learners_of_instruments_are_measured(scripts: Any, tmp_path: Path) -> None:

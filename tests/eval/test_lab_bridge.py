@@ -55,7 +55,7 @@ def test_regret_rises_only_if_something_was_learnt(lab: Any, regrets: Any, holds
         {"patch": [1, 4, 16], "regret": regrets, "leakage": [0.1, 0.2, 0.3],
          "regret, low": [r - 0.01 for r in regrets], "regret, high": [r + 0.01 for r in regrets]}
     )  # fmt: skip
-    rises, leaks = lab.bridge_patches._rises(part, 1, 100)
+    rises, leaks = lab.bridge_patches.rises(part, 1, 100)
     assert rises.holds == holds
     assert leaks.holds
 

@@ -22,7 +22,9 @@ WAVE = np.sin(np.arange(60) / 3).astype(np.float32)
 def test_graph_is_smaller_and_forecasts_as_the_original(
     checkpoints: dict[str, Path], exported: dict[str, Path], tmp_path: Path
 ) -> None:
-    small = tscompress.compress(checkpoints["chronos-bolt"], single_token=True)
+    small = tscompress.compress(
+        checkpoints["chronos-bolt"], fold=tscompress.FoldConfig(single_token=True)
+    )
     assert tscompress.export(small, tmp_path / "graph").difference < 1e-5
     places = tmp_path / "graph", exported["chronos-bolt"]
     ours, full = (onnx.load(str(place / GRAPH_FILE)) for place in places)

@@ -29,7 +29,9 @@ def graphs(
     checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Path]:
     """A univariate model in memory, and its graph."""
-    small = tscompress.compress(checkpoints["chronos-2"], univariate=True)
+    small = tscompress.compress(
+        checkpoints["chronos-2"], fold=tscompress.FoldConfig(univariate=True)
+    )
     directory = tmp_path_factory.mktemp("univariate") / "graph"
     assert tscompress.export(small, directory).difference < 1e-5
     return small, directory

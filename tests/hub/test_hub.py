@@ -421,7 +421,7 @@ def test_a_graph_of_other_weights_goes_with_the_commit(
     assert json.loads(command("push", bolt, repo_id, "--json", *options).out)["removed"] == []
 
 
-def test_what_someone_else_has_in_onnx_stays(
+def test_files_of_others_in_onnx_stay(
     command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
 ) -> None:
     assert command("push", bolt, repo_id, "--onnx", exported).code == 0

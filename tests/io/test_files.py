@@ -132,7 +132,7 @@ def test_a_crash_between_the_renames_puts_the_old_directory_back(
     assert contents(old.parent) == {"target/a.txt": "old"}
 
 
-def test_what_is_there_is_refused_before_the_block_runs(old: Path) -> None:
+def test_existing_outputs_are_refused_before_the_block_runs(old: Path) -> None:
     with (
         pytest.raises(OutputExistsError, match=r"target.*--force"),
         new_directory(old),
@@ -184,7 +184,7 @@ def test_a_target_that_was_moved_aside_comes_back(old: Path) -> None:
     assert contents(old.parent) == {"target/a.txt": "old"}
 
 
-def test_what_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
+def test_files_that_appear_meanwhile_are_not_replaced_without_force(tmp_path: Path) -> None:
     def slow() -> None:
         with new_directory(tmp_path / "target") as directory:
             (directory / "a.txt").write_text("slow")
@@ -196,7 +196,7 @@ def test_what_appears_meanwhile_is_not_replaced_without_force(tmp_path: Path) ->
     assert contents(tmp_path) == {"target/a.txt": "fast"}
 
 
-def test_what_the_block_does_not_write_stays(old: Path) -> None:
+def test_files_outside_the_block_stay(old: Path) -> None:
     (old / "sub").mkdir()
     (old / "sub" / "c.txt").write_text("old")
     (old / "log").write_text(LOG)
@@ -206,7 +206,7 @@ def test_what_the_block_does_not_write_stays(old: Path) -> None:
     assert contents(old) == {"a.txt": "old", "log": "new", "b.txt": "new", "sub/c.txt": "old"}
 
 
-def test_what_an_earlier_run_wrote_and_this_one_does_not_goes(old: Path) -> None:
+def test_files_of_an_earlier_run_alone_go(old: Path) -> None:
     for name in ("log", "more"):
         (old / name).write_text(LOG)
     with new_directory(old, force=True, writes=["log", "more"]) as directory:
@@ -215,10 +215,10 @@ def test_what_an_earlier_run_wrote_and_this_one_does_not_goes(old: Path) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_what_another_process_adds_meanwhile_is_refused_or_stays(
+def test_additions_of_another_process_are_refused_or_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, put, codes = tmp_path / "target", files._put, list[int]()
+    target, put, codes = tmp_path / "target", files.put, list[int]()
 
     def add(name: str) -> None:
         with new_directory(target, force=True, writes=[name]) as directory:
@@ -228,7 +228,7 @@ def test_what_another_process_adds_meanwhile_is_refused_or_stays(
         child = os.fork()
         if child == 0:  # pragma: no cover
             monkeypatch.undo()
-            making_way._HELD.clear()  # of the parent
+            making_way.HELD.clear()  # of the parent
             code = 1
             try:
                 add("theirs")
@@ -244,7 +244,7 @@ def test_what_another_process_adds_meanwhile_is_refused_or_stays(
         return put(*given, **options)
 
     add("first")
-    monkeypatch.setattr(files, "_put", late)
+    monkeypatch.setattr(files, "put", late)
     add("ours")
     assert codes in ([0], [2])
     kept = {"theirs"} if codes == [0] else set()
@@ -253,7 +253,7 @@ def test_what_another_process_adds_meanwhile_is_refused_or_stays(
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_what_stays_has_the_permissions_it_had(old: Path, umask: int) -> None:
+def test_files_that_stay_keep_their_permissions(old: Path, umask: int) -> None:
     (old / "bin").mkdir()
     (old / "log").write_text(LOG)
     modes = {"log": 0o600, "b.txt": 0o640, "bin": 0o750, "bin/run": 0o755, ".": 0o710}
@@ -341,7 +341,7 @@ def test_an_input_at_home_is_not_replaced(old: Path, monkeypatch: pytest.MonkeyP
         check_output(old, force=True, inputs=["~/target"])
 
 
-def test_what_is_no_input_may_be_replaced(old: Path) -> None:
+def test_files_that_are_no_input_may_be_replaced(old: Path) -> None:
     (old / "sub").mkdir()
     (old / "sub" / "b.txt").write_text("old")
     record(old / "sub")

@@ -82,7 +82,9 @@ def replace(root: Path, at: str = "") -> None:
 
 @pytest.mark.parametrize("there", [False, True], indirect=True, ids=["new", "replace"])
 @pytest.mark.parametrize("at", ["moved", "measuring", "written"])
-def test_what_a_killed_process_replaced_is_as_it_was(tmp_path: Path, there: bool, at: str) -> None:
+def test_outputs_that_a_killed_process_replaced_come_back(
+    tmp_path: Path, there: bool, at: str
+) -> None:
     before = contents(tmp_path)
     killed(lambda: replace(tmp_path, at))
     out = tmp_path / "out"
@@ -140,7 +142,7 @@ def test_an_undo_that_is_killed_is_done_by_the_next(
 
 
 @pytest.mark.parametrize("there", [False, True], indirect=True, ids=["new", "replace"])
-def test_what_was_changed_since_the_kill_is_not_undone(tmp_path: Path, there: bool) -> None:
+def test_changes_since_the_kill_are_not_undone(tmp_path: Path, there: bool) -> None:
     out = tmp_path / "out"
     killed(lambda: replace(tmp_path, "measuring"))
     (out / "small" / "mine.txt").write_text("mine")
@@ -181,7 +183,7 @@ def test_a_living_process_is_not_undone(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_what_a_command_of_one_output_does_not_undo_is_left_to_the_next_run(tmp_path: Path) -> None:
+def test_commands_of_one_output_leave_the_rest_to_the_next_run(tmp_path: Path) -> None:
     small, page, other = (tmp_path / "out" / name for name in ("small", "report.json", "other"))
     checkpoint(small, "old")
     page.write_text(PAGE)
@@ -286,13 +288,13 @@ def test_a_journal_reaches_nothing_but_the_outputs_of_its_work(tmp_path: Path) -
 
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("there", [False, True])
-def test_what_lies_where_outputs_make_way_to_stays(tmp_path: Path, work: str, there: bool) -> None:
+def test_files_where_outputs_make_way_to_stay(tmp_path: Path, work: str, there: bool) -> None:
     small = tmp_path / "small"
     if there:
         checkpoint(small, "new")
     checkpoint(tmp_path / ".small.tscompress-before", "old")
     before = contents(tmp_path)
-    with pytest.raises(OutputExistsError, match=r"\.small\.tscompress-before' .*move that away"):
+    with pytest.raises(OutputExistsError, match=r"\.small\.tscompress-before"):
         WORKS[work](small)
     assert contents(tmp_path) == before
 
@@ -303,7 +305,7 @@ def test_what_lies_where_outputs_make_way_to_stays(tmp_path: Path, work: str, th
 
 
 @pytest.mark.parametrize("crash", [RuntimeError, KeyboardInterrupt, None])
-def test_what_makes_way_comes_back_after_a_failure(
+def test_outputs_come_back_after_a_failure(
     tmp_path: Path, crash: type[BaseException] | None
 ) -> None:
     old, new = checkpoint(tmp_path / "old", "{}"), tmp_path / "new.json"

@@ -198,7 +198,7 @@ def test_no_file_takes_the_place_of_anything_else(target: Path) -> None:
 
 @pytest.mark.parametrize("make", SPECIAL, ids=named)
 @pytest.mark.parametrize("linked", [False, True])
-def test_what_a_library_call_writes_replaces_no_device(
+def test_library_calls_replace_no_device(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Path], None],
@@ -216,7 +216,7 @@ def test_what_a_library_call_writes_replaces_no_device(
     assert everything(tmp_path) == before
 
 
-def test_what_comes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_files_that_come_meanwhile_are_not_replaced(tmp_path: Path) -> None:
     target = checkpoint(tmp_path / "target")
 
     def slow() -> None:
@@ -403,7 +403,7 @@ def test_a_checkpoint_is_known_by_the_hashes_in_its_record(tmp_path: Path) -> No
     assert foreign_part(ours) == "config.json"
 
 
-def test_what_else_lies_in_a_checkpoint_is_known_by_its_content(tmp_path: Path) -> None:
+def test_other_files_in_a_checkpoint_are_known_by_content(tmp_path: Path) -> None:
     ours = checkpoint(tmp_path / "ours")
     text = "---\nlicense: mit\n---\n"
     card = f"---\n{mark_of(text)}\n".join(["", text.removeprefix("---\n")])

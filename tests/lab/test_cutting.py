@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hooks import hook_count
 from torch import Tensor, nn
 
 from tscompress.compression.activations import collect_moments
@@ -145,7 +146,7 @@ def test_a_looped_model_is_calibrated_on_every_loop_and_keeps_no_hook() -> None:
     seen = streams_of(model, prompts)
     assert len(seen) == model.loops
     torch.testing.assert_close(seen[1].stream, model.encoder(seen[0].stream))
-    assert not model.encoder._forward_pre_hooks
+    assert hook_count(model) == 0
 
 
 def test_learners_have_no_checkpoints() -> None:
@@ -243,7 +244,7 @@ def test_folding_a_head_is_the_best_product_on_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize("softmax", [False, True])
-def test_what_all_keys_share_is_kept_where_no_softmax_removes_it(softmax: bool) -> None:
+def test_the_mean_key_is_kept_where_no_softmax_removes_it(softmax: bool) -> None:
     """Of two dimensions of a head one reads what is the same in every key, and the larger."""
     torch.manual_seed(0)
     attention = SelfAttention(4, 1, linear=not softmax)

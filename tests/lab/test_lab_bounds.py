@@ -364,7 +364,7 @@ def test_the_lower_bound_is_the_maximum_that_is_printed(
         lambda: multihead_attention(torch.ones(3, 2), random_attention(4, 1, seeded())),
     ],
 )
-def test_what_a_theorem_does_not_cover_is_refused_in_one_line(use: Callable[[], object]) -> None:
+def test_cases_outside_a_theorem_are_refused_in_one_line(use: Callable[[], object]) -> None:
     with pytest.raises(UsageError) as error:
         use()
     assert "\n" not in str(error.value)

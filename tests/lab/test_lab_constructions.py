@@ -177,7 +177,7 @@ def test_each_head_owns_every_hth_value() -> None:
         lambda: sketched_heads(interleaved_heads([1.0, 0.5, 0.2, 0.1], 2, 4, seeded()), 0),
     ],
 )
-def test_what_no_proof_constructs_is_refused_in_one_line(use: Callable[[], object]) -> None:
+def test_cases_without_a_construction_are_refused_in_one_line(use: Callable[[], object]) -> None:
     with pytest.raises(UsageError) as error:
         use()
     assert "\n" not in str(error.value)

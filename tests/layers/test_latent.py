@@ -612,7 +612,7 @@ def test_options_incompatible_with_a_latent_are_refused(
 
 def test_plan_option_brings_its_latent(checkpoint: Path) -> None:
     plan = latent_plan(load(checkpoint), 6)
-    with pytest.raises(UsageError, match="a plan says every size"):
+    with pytest.raises(UsageError, match="a plan has every size"):
         tscompress.compress(checkpoint, plan=plan, latent=6)
     small = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION)
     assert [type(module) for module in cross_attention(small)] == [LatentCrossAttention] * 2

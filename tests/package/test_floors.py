@@ -1,4 +1,4 @@
-"""Sizes that keep the package readable: folders, files, functions, imports, docstrings.
+"""What keeps the package readable: sizes, imports, families, docstrings.
 
 Every check is a function of a tree. It holds for the package, and fails for a made-up tree.
 """
@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT
 
 import tscompress
+from tscompress.families.registry import FAMILIES
 
 PACKAGE = ROOT / "tscompress"
 MOST_FOLDERS, MOST_FILES, MOST_LINES, MOST_BODY_LINES, MEDIAN_LINES = 20, 10, 550, 60, 10
@@ -191,6 +192,36 @@ def test_a_late_import_is_found(tmp_path: Path, line: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Families
+# --------------------------------------------------------------------------------------------------
+
+#: What a recipe may name, and the forecasters without torch, which cannot import the adapters.
+NAMES_FAMILIES = {"training/pretrain_recipe.py", "runtime/load.py"}
+
+
+def modules_that_name_families(root: Path) -> set[str]:
+    """Modules outside ``families/`` with the name of a family as a value."""
+    return {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if path.relative_to(root).parts[0] != "families"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in FAMILIES
+    }
+
+
+def test_families_alone_ask_which_family_a_model_is_of() -> None:
+    assert modules_that_name_families(PACKAGE) == NAMES_FAMILIES
+
+
+def test_a_module_that_names_a_family_is_found(tmp_path: Path) -> None:
+    for name in ("families/a.py", "plan/a.py"):
+        write(tmp_path, name, "def f(model):\n  return model.family == 'chronos-2'\n")
+    write(tmp_path, "io/a.py", "'chronos-2 in a sentence'\n")
+    assert modules_that_name_families(tmp_path) == {"plan/a.py"}
+
+
+# --------------------------------------------------------------------------------------------------
 # Docstrings
 # --------------------------------------------------------------------------------------------------
 
@@ -278,7 +309,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_what_is_private_or_inherited_needs_no_docstring(made_up: Path) -> None:
+def test_private_and_inherited_names_need_no_docstring(made_up: Path) -> None:
     assert undocumented_below(importlib.import_module("made_up")) == []
 
 

@@ -91,7 +91,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             1,
             "'shops.csv' cannot be read: no target column among ['date', 'a', 'b']; name one of "
             "target, y, value, or give --target-column, '*' if each of the others is a series, and "
-            "--id-column if one tells series apart.",
+            "--id-column if one identifies series.",
         ),
         (
             lambda: tscompress.read_series("twice.csv"),

@@ -395,9 +395,7 @@ def test_other_families_read_no_covariates(checkpoints: dict[str, Path], family:
     given = random_covariates(1, (30,), known=1)
     with pytest.raises(UsageError, match=f"{family} .* leave covariates"):
         predict(pipeline, [torch.randn(30)], 8, covariates=given)
-    with pytest.raises(
-        UsageError, match=f"'covariate-lag-0' has covariates, and {family} reads none"
-    ):
+    with pytest.raises(UsageError, match=f"'covariate-lag-0'.*{family}"):
         probe(checkpoints[family], [TASKS["covariate-lag-0"]])
 
 

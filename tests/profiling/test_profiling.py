@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hooks import hook_count
 from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import BertConfig, BertModel, T5Config, T5Model
@@ -314,7 +315,7 @@ def test_ranks_of_inputs_are_bounded(checkpoint: Path) -> None:
         "inputs",
     }
     assert all(torch.equal(before[name], t) for name, t in loaded.model.state_dict().items())
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in loaded.model.modules())
+    assert hook_count(loaded.model) == 0
 
 
 def test_given_series_are_embedded_and_run(bolt: LoadedModel) -> None:

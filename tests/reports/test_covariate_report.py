@@ -51,7 +51,7 @@ def written(result: RunResult, table: str) -> tuple[str, str]:
     return found, (result.directory / "report.md").read_text(encoding="utf-8")
 
 
-def test_what_covariates_add_is_on_the_page_and_in_the_markdown(
+def test_gains_from_covariates_are_on_the_page_and_in_the_markdown(
     walked: tuple[RunResult, Recipe],
 ) -> None:
     result, _ = walked

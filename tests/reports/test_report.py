@@ -323,7 +323,7 @@ def test_names_are_text_in_markdown_too(walked: Run, tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_left_out_and_named(
+def test_missing_parts_are_left_out_and_named(
     walked: Run, lacking: set[str], gone: set[str], says: str
 ) -> None:
     result, recipe = walked
@@ -350,7 +350,7 @@ def test_a_run_that_measured_nothing_still_has_a_page(walked: Run) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_what_is_read(walked: Run, directory: Path) -> None:
+def test_saved_reports_are_read_back_equal(walked: Run, directory: Path) -> None:
     result, recipe = walked
     again, read = load_run(directory)
     assert read == recipe
@@ -374,7 +374,7 @@ def test_what_is_saved_is_what_is_read(walked: Run, directory: Path) -> None:
         json.loads(path.read_text(), parse_constant=pytest.fail)
 
 
-def test_what_an_earlier_run_measured_goes_away(walked: Run, directory: Path) -> None:
+def test_measurements_of_an_earlier_run_go(walked: Run, directory: Path) -> None:
     result, recipe = walked
     bare = RunResult(directory, directory / result.checkpoint.name, result.plan)
     write_report(bare, recipe)
@@ -599,7 +599,7 @@ def test_a_table_that_is_none(tmp_path: Path, text: str, error: type[Exception],
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1), st.floats(0.9, 1.1)), min_size=1, max_size=12))
-def test_what_is_on_the_front_is_beaten_by_nothing(pairs: list[tuple[float, float]]) -> None:
+def test_points_on_the_front_are_beaten_by_none(pairs: list[tuple[float, float]]) -> None:
     points = [
         Point(str(i), "other", {"c": cost}, {"WQL": Ratio(ratio=ratio)})
         for i, (cost, ratio) in enumerate(pairs)

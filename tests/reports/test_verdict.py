@@ -186,7 +186,7 @@ def test_windows_are_not_counted_as_series() -> None:
     assert "40 series of sales" in verdict(own_series=False).sentence
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_named() -> None:
     found = make_verdict(PLAN)
     assert found.level == "unknown"
     assert "not scored" in found.sentence

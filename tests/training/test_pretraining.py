@@ -666,7 +666,7 @@ def test_a_fresh_start_leaves_no_older_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log", ["ours", "empty"])
-def test_what_a_killed_run_half_wrote_makes_way(tmp_path: Path, log: str) -> None:
+def test_half_written_states_of_a_killed_run_make_way(tmp_path: Path, log: str) -> None:
     recipe = short("chronos-bolt")
     pretrain(recipe, tmp_path)
     unfinished = tmp_path / "checkpoint" / "state.safetensors.tmp"

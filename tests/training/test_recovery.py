@@ -25,6 +25,7 @@ import yaml
 from accelerate import PartialState
 from chronos import BaseChronosPipeline
 from conftest import FAMILIES, Command
+from hooks import hook_count
 from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -211,7 +212,7 @@ def test_a_model_is_at_no_distance_from_itself(
     assert losses.teacher.shape == losses.truth.shape == (8,)
     assert float(losses.teacher.detach().abs().max()) < 1e-6
     distillation.close()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in same.model.modules())
+    assert hook_count(same.model) == 0
     student = load(students[family])
     other = distillation_of(teacher, student)(student.model, batch)
     assert float(other.teacher.detach()[target_weights(batch) > 0].min()) > 0
@@ -344,7 +345,7 @@ def test_a_fresh_start_leaves_no_older_checkpoint(bolt: Callable[[], Any], tmp_p
 
 
 @pytest.mark.parametrize("half", [b"half", b"\x00" * 4096], ids=["short", "zeros"])
-def test_what_a_killed_run_half_wrote_makes_way(
+def test_half_written_states_of_a_killed_run_make_way(
     bolt: Callable[[], Any], tmp_path: Path, half: bytes
 ) -> None:
     student, teacher = bolt()
@@ -1374,13 +1375,13 @@ def test_the_command(
     assert "exists already" in ran.err
     ran = command(*arguments, "--force", "--config", str(config), "--steps", "3")
     assert ran.code == 2
-    assert "--config says everything; --steps cannot go with it" in ran.err
+    assert "--config has all options; --steps cannot go with it" in ran.err
     stopped = tmp_path / "other.recovery" / CHECKPOINT
     stopped.mkdir(parents=True)
     (stopped / STATE_FILE).touch()
     ran = command("recover", student, "--teacher", teacher, "--output", str(tmp_path / "other"))
     assert ran.code == 2
-    assert "go on with --resume" in ran.err
+    assert "--resume" in ran.err
     ran = command(*arguments, "--force", "--synthetic-share", "3")
     assert ran.code == 2
     assert "synthetic_share" in ran.err

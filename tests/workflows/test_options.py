@@ -16,6 +16,7 @@ from tscompress import (
     EnergySchedule,
     EpsilonSchedule,
     FitSchedule,
+    FoldConfig,
     PlannedSchedule,
     PowerLawSchedule,
     RankSchedule,
@@ -133,9 +134,45 @@ def test_keywords_that_moved_still_work(
     assert before.recipe == after.recipe
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("chronos-2", "univariate"), ("chronos-bolt", "single_token")]
+)
+def test_exact_drops_of_a_fold_have_several_forms(
+    family: str, name: str, checkpoints: dict[str, Path]
+) -> None:
+    source, fold = checkpoints[family], FoldConfig(refit="layer")
+    with pytest.warns(DeprecationWarning, match=f"fold=FoldConfig\\({name}=True\\)"):
+        before = tscompress.compress(source, **{name: True}, fold=fold)
+    after = tscompress.compress(source, fold=FoldConfig(**{"refit": "layer", name: True}))
+    assert before.plan == after.plan
+    assert before.recipe == after.recipe
+    assert after.recipe is not None
+    with pytest.raises(UsageError, match="give no schedule"):
+        tscompress.compress(source, **{name: True}, plan=after.plan)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give no schedule"):
+        tscompress.compress(source, fold=after.recipe.fold, plan=after.plan)
+    with pytest.raises(UsageError, match=name):
+        tscompress.compress(source, **{name: "yes"})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=name):
+        tscompress.sensitivities(source, fold=FoldConfig(**{name: True}))
+
+
+@pytest.mark.parametrize("name", ["univariate", "single_token"])
+def test_recipes_written_before_have_the_drops_outside_of_fold(name: str) -> None:
+    known = {"model": "m", "output": "o", "schedule": None}
+    new = validate(Recipe, known | {"fold": {name: True}}, "")
+    for fold in ({}, {"fold": {}}, {"fold": {name: True}}, {"fold": FoldConfig()}):
+        assert validate(Recipe, known | {name: True} | fold, "") == new
+    assert validate(Recipe, known | {name: False, "ff_ratio": 0.5}, "").fold == FoldConfig()
+    assert recipe_of({name: True}).fold == recipe_of({}, fold={name: True}).fold == new.fold
+    for odd in ({name: True, "fold": {name: False}}, {name: True, "fold": 3}, {name: "so"}):
+        with pytest.raises(RecipeError, match="fold"):
+            validate(Recipe, known | odd, "")
+
+
 def test_public_functions_have_few_parameters() -> None:
     for function in (tscompress.compress, tscompress.recover, tscompress.run):
-        assert len(inspect.signature(function).parameters) <= 21
+        assert len(inspect.signature(function).parameters) <= 19
 
 
 def test_command_and_sweep_have_the_same_sizes() -> None:

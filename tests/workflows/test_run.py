@@ -18,6 +18,7 @@ from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load
 from tscompress.compression import calibration
 from tscompress.compression.calibration import CalibrationConfig
+from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.leakage import guarded
@@ -283,7 +284,7 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
         ({"probe": ProbeConfig(tasks=("none",))}, "none"),
     ],
 )
-def test_what_a_later_stage_would_refuse_is_refused_first(
+def test_refusals_of_later_stages_come_first(
     checkpoints: dict[str, Path], tmp_path: Path, forbid: Forbid, changes: dict[str, Any], text: str
 ) -> None:
     forbid("tscompress.workflows.run.profile")
@@ -335,7 +336,7 @@ def test_a_walk_replaces_no_checkpoint_that_was_trained_further(
 
 @pytest.mark.parametrize("stage", ["scores", "report"])
 @pytest.mark.parametrize("force", [False, True], ids=["new", "replace"])
-def test_what_a_killed_run_left_makes_way(
+def test_files_of_a_killed_run_make_way(
     checkpoints: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -540,7 +541,7 @@ def test_a_graph_of_before_goes_with_its_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["directory", "link"])
-def test_what_no_run_exported_stays_beside_a_checkpoint(
+def test_files_that_no_run_exported_stay_beside_a_checkpoint(
     checkpoints: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
     recipe = small_recipe(
@@ -583,7 +584,7 @@ def test_covariate_tasks_of_a_model_that_will_read_none_are_refused_first(
         checkpoints["chronos-2"],
         tmp_path / "out",
         schedule=None,
-        univariate=True,
+        fold=FoldConfig(univariate=True),
         probe=ProbeConfig(tasks=("response",), num_series=2),
     )
     with pytest.raises(UsageError) as refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -129,13 +130,13 @@ def test_a_source_that_lies_elsewhere_is_known(
             record = output / name
             record.write_text(record.read_text().replace(str(sales), "relative.csv"))
         if hold_out:
-            evaluate_models(config(moved), lambda: load(output), on_note=notes.append)
+            evaluate_models(config(moved), partial(load, output), on_note=notes.append)
             assert not notes
-            evaluate_models(config(other), lambda: load(output), on_note=notes.append)
+            evaluate_models(config(other), partial(load, output), on_note=notes.append)
             assert "relative.csv" in notes[0]
         else:
             with pytest.raises(LeakError, match="relative"):
-                evaluate_models(config(moved), lambda: load(output))
+                evaluate_models(config(moved), partial(load, output))
 
 
 def recipe_content(model: Path, output: Path, source: str) -> dict[str, object]:

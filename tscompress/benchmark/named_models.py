@@ -63,7 +63,7 @@ def loaded_pipelines(
     share
         Each model also with shared cross-attention.
     options
-        ``revision``, ``device`` and ``dtype`` of what is loaded; the revision is of the last.
+        ``revision``, ``device`` and ``dtype`` of loaded models; the revision is of the last.
     """
     pipelines: dict[str, BaseChronosPipeline] = {}
     directories: dict[str, Path | None] = {}
@@ -86,7 +86,7 @@ def loaded_pipelines(
 def _loaded(
     model: AnyModel, name: str | None, options: Mapping[str, Any], *, is_last: bool
 ) -> LoadedModel:
-    """The model; of one in memory only ``options`` that say nothing are left out."""
+    """The model; of one in memory only ``options`` without effect are left out."""
     if not isinstance(model, str | os.PathLike):
         return loaded_of(model, name=name, argument="a model to measure")
     revision = options["revision"] if is_last else None

@@ -74,7 +74,13 @@ class _CachedOutput(nn.Module):
 
 
 class Forecasts:
-    """Losses of the model, computed only from the first changed block on."""
+    """Losses of the model, computed only from the first changed block on.
+
+    Raises
+    ------
+    DataError
+        No window has an observed target after a context that varies.
+    """
 
     def __init__(self, loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.loaded = loaded

@@ -25,7 +25,7 @@ from tscompress.progress import OnProgress, silent
 
 
 def check_layers(loaded: LoadedModel, counts: Sequence[int]) -> dict[str, int]:
-    """Stack to the number of layers that stay of it; refuses what the model cannot have.
+    """Stack to the number of layers that stay of it; refuses impossible numbers.
 
     Parameters
     ----------

@@ -36,6 +36,7 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import sliced_config
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
+from tscompress.errors import UsageError
 from tscompress.families.registry import build_empty, describe
 from tscompress.io.arguments import check_type
 from tscompress.linalg import even_picks
@@ -183,12 +184,14 @@ def sensitivities(
     """
     check_calibration(calibration, series)
     check_type("fold", fold, (FoldConfig, type(None)), "a FoldConfig")
+    fold = fold or FoldConfig()
+    if fold.dropped:
+        raise UsageError(f"{fold.dropped[0]} has no sizes to measure; leave it out of fold.")
     loaded = in_float32(
         loaded_of(model, name=name, revision=revision, device=device, exported=False)
     )
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
-    fold = fold or FoldConfig()
     return _measured(loaded, *split_windows(batches), fold, on_progress, depth=depth)
 
 

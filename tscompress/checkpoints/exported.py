@@ -17,7 +17,7 @@ from tscompress.io.files import user_path
 from tscompress.runtime.load import load as load_forecaster
 from tscompress.runtime.record import is_exported, read_record
 
-#: More layers than any model has; the graph does not tell how many there are.
+#: More layers than any model has; the graph does not record how many there are.
 _MOST_LAYERS = 1024
 
 

@@ -1,7 +1,7 @@
 """Stock methods of models and pipelines that would lose the structure of a factored model.
 
 ``save_pretrained`` writes the stock config beside weights that it does not describe, and stock
-loaders replace such weights by random ones without a word. ``fit`` of Chronos-2 builds the copy
+loaders silently replace such weights by random ones. ``fit`` of Chronos-2 builds the copy
 that it trains from the stock config, and fails. Both are replaced on the instances, whose classes
 stay the stock ones.
 """

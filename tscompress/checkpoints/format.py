@@ -324,7 +324,7 @@ def _read_shard(path: Path, expected: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def check_stored(name: str, found: StoredTensor, expected: torch.Tensor, source: str) -> None:
-    """Check a header's declaration against the tensor of an empty model.
+    """Check a header's declaration against the tensor of an empty model, of any shape ``[...]``.
 
     Raises
     ------

@@ -128,7 +128,7 @@ def weights_directory(loaded: LoadedModel) -> Path | None:
 
 
 def refuse_pipeline(function: str, model: object, argument: str) -> None:
-    """Refuse what is neither a path, an id nor a loaded model, for what keeps provenance.
+    """Refuse all but a path, an id and a loaded model, for functions that keep provenance.
 
     Raises
     ------

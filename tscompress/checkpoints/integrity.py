@@ -79,7 +79,13 @@ def check_generation_file(directory: Path, config: Mapping[str, Any], source: st
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, from the index if it is sharded."""
+    """The safetensors files of a checkpoint, from the index if it is sharded.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        The index is unreadable, or names files elsewhere or of another format.
+    """
     index = directory / INDEX_FILE
     single = directory / WEIGHTS_FILE
     if single.exists() or not index.exists():
@@ -105,7 +111,15 @@ def source_files(directory: Path) -> list[Path]:
 
 
 def check_files(directory: Path, source: str) -> None:
-    """Refuse links out of the directory, and adapters, which need the weights of another model."""
+    """Refuse links out of the directory, and adapters, which need the weights of another model.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        A file is a link out of the directory.
+    UnsupportedModelError
+        It is an adapter.
+    """
     for path in directory.iterdir():
         if path.suffix in (".json", ".safetensors", ".yaml") and leads_outside(path):
             how = "a link to itself" if is_loop(path) else "a link out of the directory"
@@ -183,6 +197,11 @@ def check_fits(model: nn.Module, stored: Mapping[str, StoredTensor], source: str
     """Check the headers against an empty model, before memory is allocated for weights.
 
     transformers fills missing weights with random ones and only logs it; here it is an error.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        A weight is missing, unknown to the config, or of another shape.
     """
     # Old BERT checkpoints have TensorFlow's names for the two weights of a LayerNorm.
     found = {
@@ -218,6 +237,11 @@ def check_count(model: nn.Module, stored: Mapping[str, StoredTensor], source: st
     """Refuse a config of a larger model than the stored weights.
 
     For families whose checkpoints have other names of weights; see also :func:`check_complete`.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        The config asks for more weights.
     """
     asked = sum(parameter.numel() for parameter in model.parameters())
     found = sum(math.prod(tensor.shape) for tensor in stored.values())
@@ -228,7 +252,13 @@ def check_count(model: nn.Module, stored: Mapping[str, StoredTensor], source: st
 
 
 def check_complete(info: Mapping[str, Any], source: str) -> None:
-    """Refuse a model with missing weights, which transformers initialised at random."""
+    """Refuse a model with missing weights, which transformers initialised at random.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        A weight is missing.
+    """
     missing = sorted(info["missing_keys"])
     if missing:
         raise CorruptCheckpointError(

@@ -29,7 +29,17 @@ from tscompress.io.untrusted import UnreadableFileError, read_json
 
 
 def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
-    """The directory of a checkpoint and, for a Hub id, its commit."""
+    """The directory of a checkpoint and, for a Hub id, its commit.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is no such directory or reference, or it is a file; or the Hub has no such model.
+    UsageError
+        A revision is empty, or given for a directory.
+    GatedModelError, OfflineError, ModelLoadError
+        As :func:`tscompress.io.hub_errors.reading_errors_in_words`.
+    """
     if not source.strip():  # Path("") is the current directory
         raise ModelNotFoundError(f"there is no directory {source!r}.")
     try:

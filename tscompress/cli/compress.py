@@ -162,22 +162,21 @@ def compress(
     sizes = ("method", *SIZE_OPTIONS)
     edited = None if plan is None else Plan.load(plan)
     if edited is not None:
-        refuse(context, "--plan says every size", sizes)
+        refuse(context, "--plan has every size", sizes)
     if recipe is None and (method if edited is None else edited.method) == "svd":
         refuse(context, "svd does not calibrate", _CALIBRATION)
     if recipe is not None:
         ignored = ("plan", "calibration_series", *SERIES_OPTIONS, *sizes)
-        refuse(context, "--recipe says everything", ignored)
+        refuse(context, "--recipe has all options", ignored)
         chosen = load_recipe(recipe, model=model, output=output)
     else:
         given = {name: context.params[name] for name in sizes}
         given["layers"] = None if layers is None else integers(layers, "--layers")
         form = files.form(reads=series is not None)
         chosen = _recipe_of(given, edited, model, output, series, form, calibration_series)
-        alone = edited or chosen
-        if (alone.univariate or alone.single_token) and not alone.calibrates:
-            name = "univariate" if alone.univariate else "single_token"
-            refuse(context, f"{name} alone does not calibrate", _CALIBRATION)
+        dropped = chosen.fold.dropped if edited is None else edited.dropped
+        if dropped and not (edited or chosen).calibrates:
+            refuse(context, f"{dropped[0]} alone does not calibrate", _CALIBRATION)
     if revision is not None:
         chosen = chosen.model_copy(update={"revision": revision})
     work = None if dry_run else recovery_directory(output)

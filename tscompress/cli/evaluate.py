@@ -200,7 +200,7 @@ def _shown(evaluated: EvaluatedModels, margin: float) -> dict[str, Any]:
 
 
 def _read_suite(config: EvaluationConfig, says: bool) -> Suite:
-    """Refuse a suite that is none, before a model is loaded; say what is in a file of series."""
+    """Refuse an unknown suite before a model is loaded; describe a file of series."""
     from tscompress.data.suites import find_suite, load_suite
 
     found = find_suite(config.suite, config.long_format)
@@ -392,7 +392,7 @@ def compare(
 
 
 def _evaluation_options(context: typer.Context, files: SeriesOptions) -> dict[str, Any]:
-    """What ``compare`` says of the models among its arguments."""
+    """Options of ``compare`` for the models among its arguments."""
     from tscompress.evaluation.batching import parse_batch_size
     from tscompress.evaluation.score_cache import ScoreCache
 

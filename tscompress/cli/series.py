@@ -58,7 +58,7 @@ def series(
 
 
 def _said(read: SeriesFile) -> str:
-    """Columns and notation, as the options that say them."""
+    """Columns and notation, as options."""
     known = read.form.model_dump(exclude_none=True)
     shown = {name: "tab" if value == "\t" else value for name, value in known.items()}
     return " ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in shown.items())

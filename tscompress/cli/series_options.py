@@ -30,7 +30,7 @@ def _option(kind: Any, *names: str, help: str, **limits: Any) -> Any:
 
 #: How files of series are written. The names are those of ``SeriesFormat``.
 _COLUMNS: dict[str, Any] = {
-    "id_column": _option(str | None, help="Tells series apart; several as in store,item."),
+    "id_column": _option(str | None, help="Identifies series; several as in store,item."),
     "time_column": _option(str | None, help="Of dates."),
     "target_column": _option(
         str | None,
@@ -53,7 +53,7 @@ _COLUMNS: dict[str, Any] = {
 }
 _HOLD_OUT: dict[str, Any] = {
     "hold_out": _option(
-        int | None, help="Leave so many steps at the end of each series for evaluate.", min=0
+        int | None, help="Number of steps at the end of each series to leave for evaluate.", min=0
     )
 }
 COLUMN_OPTIONS = tuple(_COLUMNS)
@@ -62,7 +62,7 @@ SERIES_OPTIONS = (*_COLUMNS, *_HOLD_OUT)
 
 @dataclass(frozen=True)
 class SeriesOptions:
-    """What the command line says of files of series.
+    """Options of the command line for files of series.
 
     Attributes
     ----------

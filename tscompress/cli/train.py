@@ -118,12 +118,12 @@ def recover(
     if form != GivenSeries():
         given["series_format"] = form.model_dump()
     if config is not None:
-        refuse(context, "--config says everything", (*given, *SERIES_OPTIONS))
+        refuse(context, "--config has all options", (*given, *SERIES_OPTIONS))
         chosen = load_recovery_config(config)
     else:
         chosen = validate(RecoveryConfig, given, source="the options")
     if synthetic_share is not None and not series:
-        raise UsageError("--synthetic-share says how much is not of --series; give series with it.")
+        raise UsageError("--synthetic-share is the share beside --series; give series with it.")
     main = Processes().is_main
     with training_progress(main) as report:
         result = recover_checkpoint(

@@ -96,7 +96,7 @@ def check_calibration(config: object, series: object) -> None:
 
 
 def check_series(series: object) -> None:
-    """Refuse what is neither series nor the path of a file of them, nor None; UsageError."""
+    """Refuse all but series, the path of a file of them, and None; UsageError."""
     check_type(
         "series", series, (Iterable, Path, type(None)), "a list of series, or a file of them"
     )
@@ -271,7 +271,7 @@ def _given_windows(
     stratify: bool,
     longest: int,
 ) -> list[_Drawn]:
-    """``count`` windows of the given series, or fewer if there are not so many."""
+    """``count`` windows of the given series, or all if there are fewer."""
     known: Sequence[str | None] = [None] * len(given)
     if isinstance(given, LabelledSeries):
         known = given.frequencies

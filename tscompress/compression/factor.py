@@ -110,7 +110,13 @@ def projection_spectra(
     method: Method,
     moments: Mapping[str, Moment] | None = None,
 ) -> dict[str, Tensor]:
-    """Singular values of W, or of W C^{1/2} for ``activation-svd``, by name."""
+    """Singular values of W, or of W C^{1/2} for ``activation-svd``, by name.
+
+    Raises
+    ------
+    FactorizationError
+        An SVD fails; it names the layer.
+    """
     spectra = {}
     for name in names:
         weight = linears[name].weight.detach().to(torch.float64)

@@ -102,7 +102,7 @@ def fold_(
     """
     plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
     config = config.resolved(loaded)
-    if plan.univariate or plan.single_token:
+    if plan.dropped:
         separate_series_(loaded, plan)
     if adapter_of_layers(loaded.family).draws_samples and config.continuations == "both":
         batches = [*batches, *drawn_continuations(original or loaded, batches)]

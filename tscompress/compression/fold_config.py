@@ -1,4 +1,4 @@
-"""How folding uses calibration data."""
+"""Options of folding besides sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.io.removed_options import without_removed
+from tscompress.plan.plan import DROPS
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -26,7 +27,7 @@ VALUE_SWEEPS = 10
 
 
 class FoldConfig(BaseModel):
-    """How folding uses calibration data. ``eval/notes/folding.md`` has measurements of each option.
+    """Options of folding besides sizes. ``eval/notes/folding.md`` has measurements of most.
 
     Attributes
     ----------
@@ -45,6 +46,16 @@ class FoldConfig(BaseModel):
     precision
         Of feed-forwards in forward passes; null: bfloat16 where the hardware multiplies in it.
         Attention, residual streams, moments and fits are float32 or float64.
+    univariate
+        Of Chronos-2, but not with a budget: every series is forecast alone. Queries and keys of
+        group attention are dropped, its values and outputs are one matrix where that is smaller.
+        Alone it is exact and reads no series. A factored checkpoint, which refuses covariates,
+        several targets in a task and ``cross_learning``.
+    single_token
+        Of Chronos-Bolt, but not with a budget: its decoder reads one token, so queries and keys of
+        its self-attention do nothing, and its first layer has the same query for every series. They
+        are dropped or have one dimension a head. Alone it is exact and reads no series. A factored
+        checkpoint.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,6 +66,14 @@ class FoldConfig(BaseModel):
     precision: Literal["float32", "bfloat16"] | None = None
     damping: float = Field(
         default=1e-2, gt=0, le=1e6, description="of the fit to the residual stream"
+    )
+    univariate: bool = Field(
+        default=False,
+        description="Chronos-2: every series is forecast alone, without group attention",
+    )
+    single_token: bool = Field(
+        default=False,
+        description="Chronos-Bolt: drop what its decoder of one token does not need",
     )
 
     _removed: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -70,6 +89,11 @@ class FoldConfig(BaseModel):
     @classmethod
     def _without_removed(cls, values: Any) -> Any:
         return without_removed(values, cls._removed)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Those of :data:`~tscompress.plan.plan.DROPS` that are set."""
+        return tuple(name for name in DROPS if getattr(self, name))
 
     def resolved(self, loaded: LoadedModel) -> FoldConfig:
         """A copy with this machine's precision instead of null."""

@@ -75,7 +75,10 @@ def shared_latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tenso
 
 
 def fold_latent_(loaded: LoadedModel, plan: HeadPlan, down: Tensor, up: Tensor) -> nn.Module:
-    """Let the heads of a cross-attention read z = ``down`` y; y is approximated by ``up`` z."""
+    """Let the heads of a cross-attention read z = ``down`` y; y is approximated by ``up`` z.
+
+    For a latent of r dimensions ``down`` is ``[r, d]`` and ``up`` ``[d, r]``.
+    """
     old: Any = loaded.model.get_submodule(plan.name)
     W = {role: getattr(old, role).weight.detach().to(torch.float64) for role in "qkvo"}
     by_head = (plan.num_heads, plan.head_size)
@@ -124,7 +127,8 @@ def frequency_groups(attention: Any, plan: HeadPlan, distances: Tensor) -> list[
     """Rotary pairs that each kept frequency represents, with their weights.
 
     A dropped pair belongs to the kept frequency of the largest weight: the mean of
-    cos((w - w') t) over the distances t that occur, near 1 for slow pairs and near 0 for fast ones.
+    cos((w - w') t) over t by their weights ``distances`` ``[T]``, near 1 for slow pairs and near 0
+    for fast ones. Distances t are in tokens.
     """
     assert plan.frequencies is not None
     inverse = attention.rope_embed.inv_freq.detach().to("cpu", torch.float64)
@@ -248,7 +252,13 @@ def naming_failures(name: str) -> Iterator[None]:
 
 
 def fill_(parameter: Tensor, value: Tensor, name: str) -> None:
-    """Write a weight of layer ``name``; FactorizationError if it is not finite."""
+    """Write a weight of layer ``name``, ``[...]`` as the parameter.
+
+    Raises
+    ------
+    FactorizationError
+        It is not finite.
+    """
     if not bool(torch.isfinite(value).all()):
         raise FactorizationError(f"folding {name} gave weights that are not finite.")
     with torch.no_grad():

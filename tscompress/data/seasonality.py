@@ -49,7 +49,7 @@ def has_season(values: FloatArray) -> bool:
 
 
 def season_note(share: float | None, count: int) -> str | None:
-    """What to tell whoever compresses with ``count`` series of which ``share`` hold a season.
+    """A caveat on a compression with ``count`` series of which ``share`` hold a season.
 
     Folding keeps what the calibration series use: without seasons among them, a model that could
     repeat a season can lose that.

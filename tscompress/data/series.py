@@ -139,7 +139,7 @@ def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
 
 
 def iterate_given(series: Iterable[FloatArray]) -> Iterator[FloatArray]:
-    """Each series as float32, 1-D; what is not finite, or too large, is NaN.
+    """Each series as float32, 1-D; values that are not finite, or too large, are NaN.
 
     Raises
     ------

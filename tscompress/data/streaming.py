@@ -169,7 +169,7 @@ class SeriesStream:
         Every so many series one is kept apart, in ``held_out``, and of fewer the last, unless it is
         the only one; 0: none.
     held_out_limit
-        At most so many are kept apart; later ones are passed over.
+        At most this many are kept apart; later ones are passed over.
     known_apart
         No series is of an evaluation suite, so none is checked.
 
@@ -223,7 +223,7 @@ class SeriesStream:
         return windows
 
     def sample_held_out(self, rng: np.random.Generator, count: int, length: int) -> FloatArray:
-        """Windows of the series kept apart; of a single series none is, and these are of it."""
+        """Windows ``[count, length]`` of the series kept apart; of a single series, of that one."""
         series = self.held_out or self._buffer
         picks = rng.integers(len(series), size=count)
         return np.stack([cut_window(rng, series[pick], length) for pick in picks])

@@ -104,10 +104,10 @@ def find_suite(
         _find_suite_file(name_or_path)  # it is there, or its name is the mistake
     if is_table != (long_format is not None):
         raise RecipeError(
-            f"suite {str(name_or_path)!r} is a file of series; say how many steps to forecast, "
-            "with --horizon, or horizon in long_format."
+            f"suite {str(name_or_path)!r} is a file of series; give the number of steps to "
+            "forecast, by --horizon, or horizon in long_format."
             if is_table
-            else f"suite {str(name_or_path)!r} says itself what to forecast; a horizon, a "
+            else f"suite {str(name_or_path)!r} defines what to forecast; a horizon, a "
             "seasonality, a frequency and columns are for files of series "
             f"({', '.join(SUFFIXES)})."
         )
@@ -185,9 +185,7 @@ def _file_suite(path: Path, table: LongFormat) -> Suite:
 
 def _table_suite(frame: pd.DataFrame, table: LongFormat | None) -> Suite:
     if table is None:
-        raise RecipeError(
-            "a table of series does not say how many steps to forecast; give horizon."
-        )
+        raise RecipeError("a table of series has no number of steps to forecast; give horizon.")
     try:
         read = read_table(frame, table)
     except (ValueError, TypeError) as error:
@@ -233,7 +231,7 @@ def load_suite(
     name_or_path
         See :func:`find_suite`.
     max_series
-        Only the first so many series of each dataset, each with all its windows.
+        Only the first series of each dataset, this number of them, each with all its windows.
     datasets
         Only the datasets of these names.
     root

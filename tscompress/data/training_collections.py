@@ -48,7 +48,7 @@ class Collection(NamedTuple):
     values
         Columns of series.
     keys
-        Columns that tell series apart; none: each column is one series.
+        Columns that identify series; none: each column is one series.
     """
 
     file: str

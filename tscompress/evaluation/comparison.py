@@ -195,7 +195,13 @@ def distinct_names(results: Sequence[EvaluationResult]) -> list[str]:
 
 
 def check_contributions(reference: EvaluationResult, other: EvaluationResult) -> None:
-    """Refuse contributions that are not finite, or are for series with other labels."""
+    """Refuse contributions that are not finite, or are for series with other labels.
+
+    Raises
+    ------
+    UsageError
+        The message names the models and the dataset.
+    """
     theirs = {row.dataset: row.series for row in reference.rows}
     for row in other.rows:
         pair = (theirs[row.dataset], row.series)

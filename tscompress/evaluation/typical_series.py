@@ -58,7 +58,7 @@ def typical_examples(
         ``[N, 9, horizon]``: quantiles 0.1 … 0.9, see
         :func:`tscompress.evaluation.metrics.quantile_array`.
     count
-        At most so many; one is that of median error.
+        At most this many; one is that of median error.
 
     Raises
     ------

@@ -23,7 +23,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 #: An ONNX file is one protocol buffer, which holds at most 2 GiB.
 _LARGEST_BYTES = 2**31 - 2**24
-#: Where the exporter says of which module a node is; removed from what is written.
+#: Where the exporter records the module of a node; removed from the file.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export", "torch.fx")
 
@@ -127,7 +127,7 @@ def _arguments(given: list[Any], listed: int) -> tuple[Any, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says of libraries that are not installed, and of its own steps."""
+    """Silence the exporter's notes on its steps and on libraries that are not installed."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
@@ -148,7 +148,7 @@ def _is_of(node: Any, module: str) -> bool:
 
 
 def _strip(model: Any) -> None:
-    """Remove what is for people: places in the source, docs, shapes of intermediate results."""
+    """Remove text for people: places in the source, docs, shapes of intermediate results."""
     graph = model.graph
     del graph.value_info[:], model.metadata_props[:], graph.metadata_props[:]
     model.doc_string = graph.doc_string = ""

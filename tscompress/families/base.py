@@ -484,7 +484,7 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         raise NotImplementedError(f"{self.name} models are not pretrained here.")
 
     def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
-        """The loss of the official training code, a mean over the observed steps of the targets.
+        """The loss of the official training code ``[]``, a mean over observed target steps.
 
         Families that draw samples have a loss on tokens instead
         (:class:`tscompress.training.pretrain_losses.TokenLoss`).

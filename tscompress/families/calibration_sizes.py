@@ -1,4 +1,4 @@
-"""How many series each kind of family is calibrated on: light, so that ``--help`` may say it."""
+"""How many series each kind of family is calibrated on: light, so that ``--help`` may show it."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ class Chronos2(PatchFamily):
     """Adapter of Chronos-2."""
 
     name = "chronos-2"
+    page_name = "Chronos-2"
     stock_class = Chronos2Model
     pipeline_class = Chronos2Pipeline
     group_size = 4

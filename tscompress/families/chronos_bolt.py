@@ -23,6 +23,7 @@ class ChronosBolt(PatchFamily):
     """Adapter of Chronos-Bolt."""
 
     name = "chronos-bolt"
+    page_name = "Chronos-Bolt"
     stock_class = ChronosBoltModelForForecasting
     pipeline_class = ChronosBoltPipeline
     needed_settings = ("decoder_start_token_id",)

@@ -46,8 +46,8 @@ class FamilyDefaults:
         step: its steps have a size of their own, and lead away where little is to be won back.
         None: no such bound.
     recovery_scheme
-        Rises when its recovery draws other batches or takes other steps than before, so that no
-        unfinished one resumes as what it was not.
+        Rises when its recovery draws other batches or takes other steps than before: an
+        unfinished one of before is then not resumed.
     """
 
     calibration_windows: int

@@ -53,7 +53,7 @@ class ExportedModel(nn.Module):
         # One that is missing is refused by its name where it is read.
         self.graph_bytes = sum(file.stat().st_size for file in files if file.is_file())
         self.onnxruntime = importlib.metadata.version("onnxruntime")
-        # Forecasts are float32 on the CPU, as this says; the weights are in the graph.
+        # Records that forecasts are float32 on the CPU; the weights are in the graph.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
     @property

@@ -63,9 +63,13 @@ class Exportable(ABC):
     ----------
     compared_values
         What is compared of a graph and its source.
+    page_name
+        Name for readers of a page that forecasts in a browser; None: such a page cannot compute its
+        forecasts.
     """
 
     compared_values: ClassVar[str] = "quantiles"
+    page_name: ClassVar[str | None] = None
 
     @abstractmethod
     def graph_sources(self, model: nn.Module) -> Mapping[str, GraphSource]:
@@ -79,7 +83,7 @@ class Exportable(ABC):
 
     @abstractmethod
     def card_notes(self, settings: Mapping[str, Any]) -> str:
-        """What a card says of inputs and outputs; ``settings`` is the ``chronos_config``."""
+        """Notes of a card on inputs and outputs; ``settings`` is the ``chronos_config``."""
 
     @abstractmethod
     def compared(
@@ -132,7 +136,7 @@ class Scaling(nn.Module):
         return loc, torch.where(scale == 0, self.eps, scale)
 
     def forward(self, values: Tensor, observed: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Scaled values, 0 where not observed."""
+        """Values ``[B, T]`` scaled by those of :meth:`fit`, 0 where not ``observed`` ``[B, T]``."""
         scaled = (values - loc) / scale
         return (scaled.arcsinh() if self.use_arcsinh else scaled) * observed
 
@@ -144,7 +148,7 @@ class Scaling(nn.Module):
 
 
 def observed_values(values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and mask, both 0 where a step is masked or NaN."""
+    """Values and mask, ``[B, T]`` as both arguments, 0 where a step is masked or NaN."""
     there = (observed > 0) & ~values.isnan()
     return torch.where(there, values, 0.0), there.to(values.dtype)
 

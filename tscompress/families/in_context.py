@@ -15,7 +15,7 @@ from tscompress.plan.architecture import Architecture, AttentionBlock, FeedForwa
 
 
 class LayersAlone(nn.Module):
-    """The layers of a learner without what is before and after them; they are shared with it.
+    """The layers of a learner without its embedding and head; they are shared with it.
 
     A looped model comes through its layers several times: each time is a batch of its own here.
     """

@@ -64,7 +64,7 @@ _MAX_CARD_BYTES = 2**20
 
 @dataclass(frozen=True)
 class OnnxFacts:
-    """What a card says of an exported model beside the checkpoint.
+    """Facts for a card about an exported model beside the checkpoint.
 
     Attributes
     ----------

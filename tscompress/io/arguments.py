@@ -23,27 +23,27 @@ def check_type(name: str, value: object, kinds: tuple[type, ...], allowed: str) 
     Raises
     ------
     UsageError
-        It says what came, and ``allowed``, such as ``a path``.
+        It names what came, and ``allowed``, such as ``a path``.
     """
     if not isinstance(value, kinds):
         raise UsageError(f"{name} is {described(value)}; give {allowed}.")
 
 
 def check_counts(**values: object) -> None:
-    """Refuse what is no integer, and not None, among arguments by name; UsageError."""
+    """Refuse arguments by name that are neither an integer nor None; UsageError."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise UsageError(f"{name} is {described(value)}; give an integer.")
 
 
 def check_number(name: str, value: object) -> None:
-    """Refuse what is no number; UsageError."""
+    """Refuse a value that is no number; UsageError."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(f"{name} is {described(value)}; give a number.")
 
 
 def check_list(name: str, value: object, kinds: tuple[type, ...], allowed: str) -> None:
-    """Refuse what is neither None nor a list, tuple, set or array of ``kinds``; UsageError."""
+    """Refuse all but None and a list, tuple, set or array of ``kinds``; UsageError."""
     if value is None:
         return
     is_list = isinstance(value, Sequence | set | frozenset | np.ndarray)

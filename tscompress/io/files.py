@@ -312,7 +312,7 @@ def new_directory(
                 check_output(shown, force=True, inputs=inputs, writes=writes)
             if writes is not None and target.is_dir():
                 _link_others(target, temporary, writes)
-            if not _put(temporary, target, force=force):
+            if not put(temporary, target, force=force):
                 raise _exists(shown)
             try:
                 sync(target.parent)
@@ -414,8 +414,14 @@ def _settle(temporary: Path) -> None:
     temporary.chmod(0o777 & ~mask)
 
 
-def _put(source: Path, target: Path, *, force: bool) -> bool:
-    """Rename ``source`` to ``target``; False if something is there and ``force`` is false."""
+def put(source: Path, target: Path, *, force: bool) -> bool:
+    """Rename ``source`` to ``target``; False if something is there and ``force`` is false.
+
+    Raises
+    ------
+    OSError
+        The system refuses the rename.
+    """
     for _ in range(_ATTEMPTS):
         try:
             source.rename(target)  # also over an empty directory
@@ -433,7 +439,7 @@ def _put(source: Path, target: Path, *, force: bool) -> bool:
 
 
 def _take_back(source: Path, target: Path) -> None:
-    """Undo :func:`_put`; what was moved aside is put back by :func:`_restore`."""
+    """Undo :func:`put`; what was moved aside is put back by :func:`_restore`."""
     if os.path.lexists(source):
         exchange(source, target)
     else:
@@ -441,7 +447,13 @@ def _take_back(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap what two paths name, in one step; False where the system cannot."""
+    """Swap what two paths name, in one step; False where the system cannot.
+
+    Raises
+    ------
+    OSError
+        The system can, and refuses these.
+    """
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -1,8 +1,8 @@
 """Outputs that a long work replaces together: it ends, or they are as they were, also after a kill.
 
-While it lasts, what stood there lies beside under another name, and a journal says which did. The
-journal is locked, so that nobody else works there and a living process is told from a killed one,
-whose half of an output the next one undoes.
+While it lasts, what stood there lies beside under another name, and a journal records which did.
+The journal is locked, so that nobody else works there and a living process differs from a killed
+one, whose half of an output the next one undoes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDED, _OPEN = b"}", b"{"
 #: Of names for a few dozen outputs, more than enough.
 _LONGEST_JOURNAL = 2**20
 #: Device and inode of the journals that this process has locked.
-_HELD: set[tuple[int, int]] = set()
+HELD: set[tuple[int, int]] = set()
 
 
 class Claim:
@@ -32,7 +32,7 @@ class Claim:
 
     def __init__(self, paths: Sequence[Path], descriptor: int | None) -> None:
         self._paths, self._descriptor = paths, descriptor
-        #: What a killed process left to undo of other paths, as its journal says.
+        #: What a killed process left to undo of other paths, by its journal.
         self._left: dict[str, bool] = {}
 
     @contextmanager
@@ -67,15 +67,15 @@ class Claim:
         Raises
         ------
         OutputExistsError
-            The journal is none, or something lies where no journal says that it was moved to. Or
-            what is to be undone was changed since.
+            The journal is unreadable, something lies at a place of moved outputs without a journal,
+            or an output was changed since.
         """
         if self._descriptor is not None:
             record = os.pread(self._descriptor, _LONGEST_JOURNAL, 0)
             if record:
                 self._undo(record)
         for path in filter(os.path.lexists, map(_before, self._paths)):
-            raise foreign(path, "lies where outputs make way to, and no run says what it is")
+            raise foreign(path, "lies where outputs make way to, and no run recorded it")
 
     def _undo(self, record: bytes) -> None:
         """Delete what ended works moved; of others, put back what was in paths that are claimed."""
@@ -101,7 +101,7 @@ class Claim:
         found = os.fstat(self._descriptor)
         if not found.st_size:
             journal_of(self._paths[0]).unlink(missing_ok=True)
-        _HELD.discard((found.st_dev, found.st_ino))
+        HELD.discard((found.st_dev, found.st_ino))
         os.close(self._descriptor)
 
     def _write(self, entries: Mapping[str, bool]) -> None:
@@ -131,7 +131,7 @@ def claimed(paths: Iterable[Path]) -> Iterator[Claim]:
     Raises
     ------
     OutputExistsError
-        Another process has claimed them. Or a killed one left what was changed since, what
+        Another process has claimed them. Or a killed one left outputs that were changed since, what
         tscompress did not write, or a journal that cannot be read.
     OutputError
         Nothing can be written there.
@@ -199,7 +199,7 @@ def _is_held(journal: Path) -> bool:
         found = journal.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return (found.st_dev, found.st_ino) in _HELD
+    return (found.st_dev, found.st_ino) in HELD
 
 
 def _locked(journal: Path, shown: Path) -> int | None:
@@ -223,7 +223,7 @@ def _locked(journal: Path, shown: Path) -> int | None:
         try:
             found = os.fstat(descriptor)
             if os.path.samestat(journal.lstat(), found):
-                _HELD.add((found.st_dev, found.st_ino))
+                HELD.add((found.st_dev, found.st_ino))
                 return descriptor
         except FileNotFoundError:  # its owner has just ended, and removed it
             pass
@@ -232,7 +232,7 @@ def _locked(journal: Path, shown: Path) -> int | None:
 
 
 def _entries(record: bytes, paths: Sequence[Path]) -> dict[str, bool]:
-    """What a journal says: whether each path was there. It reaches ``paths`` and its directory.
+    """Entries of a journal: whether each path was there. It reaches ``paths`` and its directory.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def _is_below(key: str, directory: Path) -> bool:
 
 def _no_journal(journal: Path) -> OutputExistsError:
     return OutputExistsError(
-        f"{str(journal)!r} should say what a killed run moved, and cannot be read; nothing was "
+        f"{str(journal)!r} should record what a killed run moved, and cannot be read; nothing was "
         "undone: look at what lies beside it, then remove it."
     )
 
@@ -282,7 +282,7 @@ def _undo(paths: Sequence[Path], there: Mapping[str, bool], *, trusted: bool) ->
 
 
 def _check_own(path: Path) -> None:
-    """Refuse what tscompress did not write, or what was changed since.
+    """Refuse files that tscompress did not write, or that were changed since.
 
     Raises
     ------

@@ -57,7 +57,7 @@ def check_endpoint() -> None:
 
 @contextmanager
 def bounded_requests(timeout_seconds: float) -> Iterator[None]:
-    """Inside, huggingface_hub waits at most so long for the other side to say anything.
+    """Inside, huggingface_hub waits at most this long for an answer.
 
     A server that asks for a longer pause than a minute is an error, not a long sleep.
 

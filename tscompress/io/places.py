@@ -18,13 +18,13 @@ except ImportError:  # Windows
 
 #: Whether this system has locks that end with a process.
 CAN_LOCK = fcntl is not None
-#: What the system says where there is no room left.
+#: Messages of the system where there is no room left.
 _FULL = {os.strerror(code) for code in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))}
 
 
 @contextmanager
 def naming(target: Path) -> Iterator[None]:
-    """Turns what the system says of a temporary file into one line about ``target``."""
+    """Turn the system's error about a temporary file into one line about ``target``."""
     try:
         yield
     except OutputError as error:

@@ -79,6 +79,11 @@ def swish_ellipse(beta: float) -> tuple[float, float]:
     For |w_i| <= 1 and |w_i v_i| <= 1. In that ellipse |Im(beta w z)| <= pi / 2, so that the
     denominator is at least 1 and a coordinate at most |z|^2. The corollary as printed has no w in
     the exponent, which makes all coordinates multiples of one function, and bounds only w_i v_i.
+
+    Raises
+    ------
+    UsageError
+        ``beta`` is not positive.
     """
     if beta <= 0:
         raise UsageError(f"beta is {beta:g}; it must be positive.")
@@ -91,6 +96,11 @@ def patch_rank_bound(k: int, epsilon: float, *, biases: bool = False) -> float:
 
     That scale is not sigma_1 of the embedded patches, so this bounds no eps-rank. With ``biases``
     every patch has a constant 1 more: W_1 [x; 1] and W_3 [x; 1] hold those of all three layers.
+
+    Raises
+    ------
+    UsageError
+        ``epsilon`` or ``k`` is not positive.
     """
     checked_sizes(k=k)
     if epsilon <= 0:

@@ -51,7 +51,7 @@ def leading_projector(Xi: Tensor, rank: int) -> Tensor:
 
 
 def projected_attention(weights: Attention, P: Tensor) -> Attention:
-    """W_Q P, W_K P, W_V P: the same reduced weights for all inputs (Theorems 3.1 and 5)."""
+    """W_Q P, W_K P, W_V P, P ``[d, d]``: the same weights for all inputs (Theorems 3.1 and 5)."""
     return Attention(weights.W_Q @ P, weights.W_K @ P, weights.W_V @ P, weights.heads)
 
 
@@ -73,6 +73,11 @@ def repeated_column(sigma: float, d: int, L: int) -> tuple[Tensor, Example]:
     -------
     tuple
         The vocabulary ``[d, 2]``, and tokens and layer.
+
+    Raises
+    ------
+    UsageError
+        ``d`` is below 2, ``L`` below 1, or ``sigma`` above 1.
     """
     checked_spectrum([sigma], largest=1.0)
     checked_sizes(L=L)

@@ -212,7 +212,7 @@ class Explicit2SLS(nn.Module):
         return np.asarray(self.read_out(tokens)[:, -1, self._y].numpy())
 
     def forward(self, tokens: Tensor, loops: int) -> Tensor:
-        """Tokens after ``loops`` blocks."""
+        """Tokens ``[B, n + 1, D]`` after ``loops`` blocks."""
         for _ in range(loops):
             tokens = self.step(tokens)
         return tokens
@@ -255,7 +255,7 @@ class ReluSelfAttention(SelfAttention):
         self.v, self.o = _linear(read.flatten(0, 1)), _linear(placed.transpose(0, 1).flatten(1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """relu(<q, k>) v, summed over the N keys and divided by N."""
+        """relu(<q, k>) v, summed over the N keys and divided by N; all ``[B, heads, N, size]``."""
         return torch.relu(q @ k.mT) @ v / k.shape[-2]
 
 
@@ -276,7 +276,7 @@ class Linear2SLS(nn.Module):
         self.encoder = Encoder([Block(*layers)], nn.Identity())
 
     def forward(self, tokens: Tensor, loops: int) -> Tensor:
-        """Tokens after ``loops`` blocks."""
+        """Tokens ``[B, n + 1, D]`` after ``loops`` blocks."""
         for _ in range(loops):
             tokens = self.encoder(tokens)
         return tokens

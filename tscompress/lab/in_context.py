@@ -112,7 +112,13 @@ def averaging_predictions(prompts: RegressionPrompts) -> Array:
 
 
 def neighbour_predictions(prompts: RegressionPrompts, neighbours: int = 3) -> Array:
-    """Forecasts ``[B, T]``: mean y of the nearest examples before each point; 0 at the first."""
+    """Forecasts ``[B, T]``: mean y of the nearest examples before each point; 0 at the first.
+
+    Raises
+    ------
+    UsageError
+        ``neighbours`` is below 1.
+    """
     x, y = _checked(prompts)
     if neighbours < 1:
         raise UsageError(f"neighbours is {neighbours}; it must be at least 1.")
@@ -125,12 +131,12 @@ def neighbour_predictions(prompts: RegressionPrompts, neighbours: int = 3) -> Ar
 
 
 def last_index_loss(forecasts: Array, prompts: RegressionPrompts) -> float:
-    """Mean squared error at the query, the last point (Dange et al., section 4)."""
+    """Mean squared error of ``[B, T]`` at the query, the last point (Dange et al., section 4)."""
     return float(((forecasts[:, -1] - prompts.y[:, -1]) ** 2).mean())
 
 
 def validation_loss(forecasts: Array, prompts: RegressionPrompts) -> float:
-    """Mean squared error over points 2d + 1 to H + 1, 1-based (Dange et al., section 4).
+    """Mean squared error of ``[B, T]``, points 2d + 1 to H + 1 from 1 (Dange et al., section 4).
 
     Raises
     ------

@@ -329,7 +329,7 @@ class InContextRegressor(nn.Module):
         return forecasts
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean squared error of the forecasts of one pass, which is the training loss."""
+        """Training loss ``[]``: the mean squared error of the forecasts of one pass."""
         forecasts: Tensor = self(x, y)
         return torch.mean((forecasts - y[:, -forecasts.shape[1] :]) ** 2)
 

@@ -319,6 +319,11 @@ def coefficients(predict: Predictor, prompts: InstrumentPrompts, delta: float = 
 
     Each is the change of the forecast, for ``delta`` more of one regressor of the query, divided
     by ``delta``.
+
+    Raises
+    ------
+    UsageError
+        ``delta`` is 0 or not finite.
     """
     if not np.isfinite(delta) or delta == 0:
         raise UsageError(f"delta is {delta}; give a finite number that is not 0.")

@@ -87,7 +87,10 @@ class PatchedRegression:
         return U.flatten(1), v.flatten()
 
     def bias_of(self, U: Tensor, v: Tensor) -> float:
-        """Largest violation of the conditions for an unbiased head (eqs. 3 to 5)."""
+        """Largest violation of the conditions for an unbiased head (eqs. 3 to 5).
+
+        U is ``[d, p (d + 1)]``, v ``[p (d + 1)]``.
+        """
         Ux, uy, vx, vy = self._parts(U, v)
         first = torch.einsum("j,djc->dc", vy, Ux) + torch.einsum("dj,jc->dc", uy, vx)
         target = self.p / self.n * torch.eye(self.d, dtype=U.dtype)
@@ -98,6 +101,8 @@ class PatchedRegression:
 
     def noise_part(self, U: Tensor, v: Tensor) -> float:
         """E of the squared part of w_hat that the noise makes; what the bounds bound.
+
+        U is ``[d, p (d + 1)]``, v ``[p (d + 1)]``;
 
         sigma^2 n / p times sum_jk |vy_j Ux_k + uy_j vx_k'|^2.
         """

@@ -67,7 +67,7 @@ def exponential_spectrum(d: int, rate: float) -> Tensor:
 
 
 def gaussian(*shape: int, generator: torch.Generator) -> Tensor:
-    """Independent N(0, 1) entries, float64."""
+    """Independent N(0, 1) entries ``[*shape]``, float64."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 

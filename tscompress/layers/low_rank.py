@@ -25,7 +25,7 @@ class LowRankLinear(nn.Module):
 
     @classmethod
     def from_factors(cls, linear: nn.Linear, L: Tensor, R: Tensor) -> LowRankLinear:
-        """Factors in the dtype and on the device of ``linear``, with its bias."""
+        """Factors L ``[out, r]`` and R ``[r, in]``, with dtype, device and bias of ``linear``."""
         weight = linear.weight
         module = cls(
             linear.in_features,
@@ -60,10 +60,11 @@ class LowRankLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The factor that reads the input. T5's feed-forward casts its input to this dtype."""
+        """The factor ``[rank, in]`` that reads the input; T5's feed-forward casts to its dtype."""
         return self.right.weight
 
     def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``."""
         y: Tensor = self.left(self.right(x))
         return y
 

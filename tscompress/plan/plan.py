@@ -31,6 +31,8 @@ from tscompress.plan.layer_plans import (
 )
 
 PLAN_VERSION: Literal[1] = 1
+#: Options that drop what a forecast never needs; a fold of these alone is exact.
+DROPS = ("univariate", "single_token")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -121,9 +123,14 @@ class Plan(BaseModel):
         return any(head.single_key or head.constant_query for head in self.heads)
 
     @property
+    def dropped(self) -> tuple[str, ...]:
+        """Those of :data:`DROPS` that the plan has."""
+        return tuple(name for name in DROPS if getattr(self, name))
+
+    @property
     def calibrates(self) -> bool:
         """Whether the model is fitted to series; without, only what does nothing is dropped."""
-        if not (self.univariate or self.single_token):
+        if not self.dropped:
             return self.method != "svd"
         sizes = (entry.kept < entry.d_ff for entry in self.hidden)
         heads = (not head.unchanged for head in self.heads)
@@ -141,7 +148,7 @@ class Plan(BaseModel):
         """``(d_kv, d_ff)`` of the stock config of the folded model; None if sizes differ."""
         sizes = {size for head in self.heads for size in (head.qk_size, head.vo_size)}
         units = {hidden.kept for hidden in self.hidden}
-        own_layers = self.latent or self.univariate or self.single_token
+        own_layers = self.latent or self.dropped
         if self.method != "fold" or len(sizes) != 1 or len(units) != 1 or own_layers:
             return None
         (d_kv,), (d_ff,) = sizes, units

@@ -122,7 +122,7 @@ class Regressions(NamedTuple):
     """``[N, T + H]``: a permutation of the steps, for the control."""
 
     def shuffled(self) -> Regressions:
-        """The same values of the covariates in another order: they tell nothing of the target."""
+        """The same values of the covariates in another order, without use for the target."""
         moved = np.take_along_axis(self.covariates, self.order[:, None], axis=2)
         return self._replace(covariates=moved)
 

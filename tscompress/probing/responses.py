@@ -126,38 +126,38 @@ Measure = Callable[[dict[str, Array]], Array]
 
 
 def slope(of: dict[str, Array], on: str = "association", implied: str = "implied") -> Array:
-    """Least-squares slope through 0."""
+    """Least-squares slope through 0, ``[...]``."""
     return _ratio((of[implied] * of[on]).sum(-1), (of[on] ** 2).sum(-1))
 
 
 def r_squared(of: dict[str, Array], on: str = "association", implied: str = "implied") -> Array:
-    """Share of the squares of the implied coefficients on that line; 0 without any response."""
+    """Share ``[...]`` of the squares of implied coefficients on that line; 0 without response."""
     both = (of[implied] * of[on]).sum(-1) ** 2
     squares = (of[implied] ** 2).sum(-1) * (of[on] ** 2).sum(-1)
     return np.where(squares > 0, _ratio(both, np.where(squares > 0, squares, 1)), 0.0)
 
 
 def leakage(of: dict[str, Array]) -> Array:
-    """Share of the absolute change at other steps than that of the shift."""
+    """Share ``[...]`` of the absolute change at other steps than that of the shift."""
     elsewhere = of["elsewhere"].sum(-1)
     return _ratio(elsewhere, elsewhere + of["at_step"].sum(-1))
 
 
 def gain(of: dict[str, Array], error: str = "error") -> Array:
-    """What is gained on the context's mean, as a share of what ridge regression gains."""
+    """Gain ``[...]`` on the context's mean, as a share of that of ridge regression."""
     mean = of["error_of_mean"].sum(-1)
     return _ratio(mean - of[error].sum(-1), mean - of["error_of_ridge"].sum(-1))
 
 
 def regret(of: dict[str, Array], error: str = "error") -> Array:
-    """1 minus :func:`gain`."""
+    """1 minus :func:`gain`, ``[...]``."""
     return 1 - gain(of, error)
 
 
 def association_share(of: dict[str, Array], implied: str = "implied") -> Array:
     """Slope on the bias of the association over that on the causal effect, of both together.
 
-    Shrinkage, which both slopes share, cancels.
+    ``[...]``. Shrinkage, which both slopes share, cancels.
     """
     effect, bias, y = of["effect"], of["association"] - of["effect"], of[implied]
     ee, eb, bb = ((one * two).sum(-1) for one, two in
@@ -167,7 +167,7 @@ def association_share(of: dict[str, Array], implied: str = "implied") -> Array:
 
 
 def causal_slope(of: dict[str, Array]) -> Array:
-    """Slope on the causal effect, with the bias of the association beside it."""
+    """Slope ``[...]`` on the causal effect, with the bias of the association beside it."""
     effect, bias, y = of["effect"], of["association"] - of["effect"], of["implied"]
     ee, eb, bb = (effect**2).sum(-1), (effect * bias).sum(-1), (bias**2).sum(-1)
     return _ratio(bb * (effect * y).sum(-1) - eb * (bias * y).sum(-1), ee * bb - eb**2)

@@ -90,7 +90,7 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """A value with the middle 95% of its draws, if all of them are finite."""
+    """A value with the middle 95% of its draws ``[R]``, if all of them are finite."""
     if not np.isfinite(draws).all():
         return Estimate(value=value)
     low, high = np.quantile(draws, [0.025, 0.975])

@@ -1,6 +1,6 @@
 """Several rank profiles side by side: a table, and what :mod:`.compared_figures` draws of them.
 
-What is compared is what the paper compares across modalities ("Understanding Transformers for Time
+Compared is what the paper compares across modalities ("Understanding Transformers for Time
 Series", Fig. 2a, 4, 5, 12): spectra of the embedded inputs, ranks of W_Q by layer and against the
 width, and relative singular values of W_Q and of the feed-forwards.
 """

@@ -61,7 +61,7 @@ def sharing_index(rank: int, head_ranks: Sequence[int]) -> float:
     return rank / max(1, sum(head_ranks))
 
 
-#: Mean rank of a head, as a share of full rank, above which a sharing index says nothing.
+#: Mean rank of a head, as a share of full rank, above which a sharing index means nothing.
 NEARLY_FULL = 0.9
 
 
@@ -97,7 +97,7 @@ def sharing_findings(
 
 def _meaning(index: float, num_heads: int, share_of_full: float) -> str:
     if share_of_full > NEARLY_FULL:
-        return "heads have nearly full rank, so that this says nothing about what they share"
+        return "heads have nearly full rank, so the index does not show what they share"
     position = (index - 1 / num_heads) / (1 - 1 / num_heads)
     if position < 1 / 3:
         return "heads use much the same directions, which one latent for all can hold (--latent)"

@@ -420,14 +420,14 @@ def _folding_findings(profile: RankProfile) -> list[str]:
     if streams:
         full = max(entry.spectrum.full_rank for entry in streams)
         most = max(entry.spectrum.ranks[at] for entry in streams)
-        could = f"it could be narrowed to about these (--width {most})"
+        could = f"it could be sliced to about these (--width {most})"
         none = "that is all: a smaller --width would cut into it"
         lines.append(
             f"At {epsilon} the layers read up to {most} of the {full} dimensions of the residual "
             f"stream: {could if most < full else none}."
         )
     lines.append(
-        "Ranks do not tell how many feed-forward units folding could leave out (--ff-ratio)."
+        "Ranks do not show how many feed-forward units folding could leave out (--ff-ratio)."
     )
     return lines
 

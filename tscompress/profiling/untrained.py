@@ -28,7 +28,7 @@ def looks_untrained(sigma: Tensor, shape: tuple[int, int]) -> bool:
     Parameters
     ----------
     sigma
-        Singular values in descending order, or these over the largest.
+        Singular values ``[r]`` in descending order, or these over the largest.
     shape
         Rows and columns of the matrix.
     """

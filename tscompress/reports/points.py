@@ -47,7 +47,7 @@ def table_points(path: Path, model: str) -> list[Point]:
     Parameters
     ----------
     model
-        The original that the table has to be of, if it says which.
+        The original of the table, checked if the table records one.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tscompress.evaluation.results import METRIC_NAMES
 
-#: What each metric says, for a page that shows it.
+#: The meaning of each metric, for a page that shows it.
 MEANINGS = (
     "The WQL scores the whole forecast, by nine quantiles; large series count most.",
     "The MASE scores its median, in units of each series' seasonal change; all count alike.",

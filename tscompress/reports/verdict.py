@@ -93,7 +93,7 @@ def make_verdict(
     bench: BenchResult | None = None,
     probe: ProbeComparison | None = None,
 ) -> Verdict:
-    """The verdict on a compressed model; what was not measured is said to be so.
+    """The verdict on a compressed model; missing measurements are named.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def _digits(share: float) -> float:
 
 
 def _at_most(share: float) -> str:
-    """Rounded up, as one says what a share does not exceed."""
+    """A bound on a share: rounded up."""
     steps = 1000 if share < 0.0995 else 100
     return percent(math.ceil(round(steps * share, 6)) / steps)
 

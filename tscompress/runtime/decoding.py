@@ -11,7 +11,7 @@ from tscompress.runtime.quantiles import FloatArray
 from tscompress.runtime.t5_names import LOGITS, past_names, step_names
 from tscompress.runtime.tokens import IntArray
 
-#: Slots are added by so many: each is read in every step, and adding copies those before.
+#: Slots are added by this number: each is read in every step, and adding copies those before.
 _BLOCK = 16
 
 

@@ -26,7 +26,7 @@ class Forecaster(ABC):
     Attributes
     ----------
     directory, record
-        Where it is, and what is written there of it.
+        Where it is, and its record there.
     context_length
         Steps of a series that it reads, the last ones.
     prediction_length
@@ -50,12 +50,12 @@ class Forecaster(ABC):
     @staticmethod
     @abstractmethod
     def check_settings(record: Record) -> None:
-        """Refuse a config without what a forecast reads.
+        """Refuse a config that lacks a setting of the forecast.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            With the name of what is missing or of another form.
+            Names the setting that is missing or of another form.
         """
 
     @property
@@ -149,7 +149,7 @@ class PatchForecaster(Forecaster):
 
     @staticmethod
     def masked(name: str, mask: str, values: FloatArray) -> dict[str, npt.NDArray[Any]]:
-        """Values without NaN, and 1 where there is one."""
+        """``[...]`` without NaN, and 1 where there is a value; both as inputs of the graph."""
         there = np.isfinite(values)
         return {name: np.where(there, values, np.float32(0)), mask: there.astype(np.float32)}
 

@@ -99,7 +99,7 @@ class BoundGraph:
         self._held |= {**inputs, **outputs}  # onnxruntime has pointers to them
 
     def run(self) -> None:
-        """Compute the outputs of what is in the inputs."""
+        """Compute the outputs of the bound inputs."""
         self._session.run_with_iobinding(self._binding)
 
 

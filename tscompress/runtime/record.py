@@ -1,4 +1,4 @@
-"""``tscompress-export.json``: what a directory of an exported model says of its graph."""
+"""``tscompress-export.json``: the record of an exported model."""
 
 from __future__ import annotations
 

@@ -57,12 +57,12 @@ class UniformBins:
 
     @staticmethod
     def check(settings: Mapping[str, Any]) -> None:
-        """Refuse settings without what is read here.
+        """Refuse settings that lack one of the tokenizer.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            With the name of what is missing or of another form.
+            Names the setting that is missing or of another form.
         """
         if settings["tokenizer_class"] != TOKENIZER:
             raise ValueError("tokenizer_class")

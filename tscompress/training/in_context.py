@@ -67,7 +67,7 @@ def train_in_context(
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place, or resume; lines of the log, one a measurement.
 
-    The directory holds ``log.jsonl`` and ``checkpoint``, from which a later call goes on. Lines
+    The directory holds ``log.jsonl`` and ``checkpoint``, from which a later call resumes. Lines
     have ``step``, ``loss`` (the mean since the line before) and what ``measure`` returns.
 
     Parameters

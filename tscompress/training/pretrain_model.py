@@ -41,7 +41,13 @@ def build_model(recipe: PretrainRecipe) -> PreTrainedModel:
 
 
 def start_(model: PreTrainedModel, recipe: PretrainRecipe) -> None:
-    """Weights, or an embedding, of the trained model that the recipe names, if any."""
+    """Weights, or an embedding, of the trained model that the recipe names, if any.
+
+    Raises
+    ------
+    RecipeError
+        It is of another family, or its sizes do not fit.
+    """
     if recipe.embedding_from is not None:
         reuse_embedding_(model, recipe.family, recipe.embedding_from)
     if recipe.start_from is not None:

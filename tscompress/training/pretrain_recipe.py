@@ -207,7 +207,13 @@ class PretrainRecipe(BaseModel):
         return sum(stage.steps for stage in self.stages)
 
     def stage_at(self, step: int) -> int:
-        """Index of the stage that step ``step`` (from 0) belongs to."""
+        """Index of the stage that step ``step`` (from 0) belongs to.
+
+        Raises
+        ------
+        RecipeError
+            The step is past the end.
+        """
         end = 0
         for index, stage in enumerate(self.stages):
             end += stage.steps

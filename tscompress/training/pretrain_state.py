@@ -56,7 +56,7 @@ def check_resumable(recipe: PretrainRecipe, checkpoint: Path) -> list[list[float
         if begun.get(name) != value and name not in _FREE_ON_RESUME:
             raise RecipeError(
                 f"{str(checkpoint)!r} was begun with {name} {shown(begun.get(name))}; the recipe "
-                f"says {shown(value)}. Resume with the recipe it was begun with, or choose another "
+                f"has {shown(value)}. Resume with the recipe it was begun with, or choose another "
                 "output."
             )
     parts: list[list[float]] = json.loads(record["parts"])

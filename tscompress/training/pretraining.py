@@ -215,7 +215,7 @@ class _Run:
         if not math.isfinite(value):
             raise DivergenceError(
                 f"the {name} is {value} at step {self.step + 1}; lower learning_rate "
-                f"({self.recipe.learning_rate:g}) and go on from {self.checkpoint} with --resume."
+                f"({self.recipe.learning_rate:g}) and resume from {self.checkpoint} with --resume."
             )
 
     def _save(self) -> None:

@@ -20,7 +20,7 @@ from tscompress.families.registry import adapter_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket, draw_bucket, split_windows
 
-#: Of the drivers of a group: what nothing else in it tells, only their use wins back.
+#: Of the drivers of a group. White noise follows from nothing else, so only its use is learnt.
 _WHITE_SHARE = 0.5
 _HELD_OUT_OF = 16  # one series of a wheel in this many is not trained on
 

@@ -31,7 +31,7 @@ from tscompress.training.recovery_state import (
 
 LOG_FILE = TRAINING_LOG
 #: All that a recovery writes into its directory, in the order in which it may be removed: the log,
-#: which tells for whose a half-written state is, last.
+#: which identifies a half-written state, last.
 RECOVERY_FILES = (*(f"{CHECKPOINT}/{name}" for name in STATE_FILES), RANKS_LOG, LOG_FILE)
 
 

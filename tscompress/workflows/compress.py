@@ -196,7 +196,7 @@ def _compress_loaded_(
     method = method_of(recipe, plan)
     fits = calibrates(recipe, plan)
     calibrated = calibration_series(recipe, series) if fits else None
-    grouped = not (recipe.univariate or (plan is not None and plan.univariate))
+    grouped = not (recipe.fold.univariate or (plan is not None and plan.univariate))
     batches = _batches(loaded, recipe, fits, calibrated if fits else series, grouped)
     summary = summary_of(calibrated)
     given = given_source(series, recipe.series)
@@ -253,7 +253,7 @@ def _calibration_record(
     summary: SeriesSummary | None,
     batches: Sequence[ForecastBatch],
 ) -> dict[str, Any]:
-    """What a checkpoint says of its calibration; ``source`` of given series, None: the recipe's."""
+    """The record of a calibration; ``source`` of given series, None: the recipe's."""
     record = recipe.calibration.model_dump()
     if source is not None:
         record["source"] = source
@@ -273,8 +273,8 @@ def _check_unfinished(directory: Path, differs: str | None) -> None:
     """
     if differs is not None:
         raise OutputExistsError(
-            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; go on as it "
-            "was begun, or start afresh with --force (force=True)."
+            f"{str(directory)!r} holds a recovery that did not finish, with {differs}; resume it "
+            "as it was begun, or start afresh with --force (force=True)."
         )
 
 
@@ -297,7 +297,7 @@ def plan_loaded(
         return _calibrated_on(_factor_plan(loaded, recipe, batches, on_progress)[0], summary)
     measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
     recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
-    batches = _batches(loaded, recipe, True, given, not recipe.univariate) if measures else []
+    batches = _batches(loaded, recipe, True, given, not recipe.fold.univariate) if measures else []
     return _calibrated_on(_fold_plan(loaded, recipe, batches, on_progress), summary)
 
 
@@ -470,8 +470,8 @@ def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
         width=None if asked is None else dimensions_of(asked, loaded.config["d_model"]),
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",
-        univariate=recipe.univariate,
-        single_token=recipe.single_token,
+        univariate=recipe.fold.univariate,
+        single_token=recipe.fold.single_token,
     )
 
 

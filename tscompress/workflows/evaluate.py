@@ -109,7 +109,7 @@ def evaluate(
         Put each step's quantiles in order before they are scored.
     horizon, windows, seasonality, **columns
         Of a file of series: steps to forecast, windows to forecast up to its end (1), steps in a
-        season (by the frequency), and the fields of :class:`tscompress.GivenSeries` that say how
+        season (by the frequency), and the fields of :class:`tscompress.GivenSeries` for how
         it is written, such as ``id_column="store"``, ``known_covariates="promo,holiday"``.
     cache
         Read the scores of datasets that it has, and write the others as they are computed, so that

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tscompress.errors import UsageError
 from tscompress.io.untrusted import shown
-from tscompress.plan.plan import Plan
+from tscompress.plan.plan import DROPS, Plan
 from tscompress.plan.schedules import (
     Budget,
     BudgetSchedule,
@@ -34,11 +34,11 @@ Options = Mapping[str, Any]
 #: At most one of these may be given: it chooses ranks or head sizes.
 _SCHEDULES = ("rank", "epsilon", "energy", "schedule", "fit", "budget")
 _WITH_BUDGET = ("layout", "multiple", "depth", "keep_width")
-_SELECTION = ("exclude", "feed_forward", "univariate", "single_token")
+_SELECTION = ("exclude", "feed_forward", *DROPS)
 #: Every option that a plan made by hand replaces, besides ``method``.
 SIZE_OPTIONS = (*_SCHEDULES, "powers_of_two", *_WITH_BUDGET, *SIZES_BESIDE_HEADS, *_SELECTION)
 
-PLAN_ALONE = "a plan says every size; give no schedule or selection with it."
+PLAN_ALONE = "a plan has every size; give no schedule or selection with it."
 _NO_POWER_LAW = "powers_of_two rounds a power law; give schedule D0,ALPHA with it."
 
 
@@ -56,7 +56,8 @@ def recipe_of(
     source
         Names the options in an error.
     fields
-        Other fields of the recipe: ``model``, ``output``, ``calibration``, ...
+        Other fields of the recipe: ``model``, ``output``, ``calibration``, ``fold``, ... The
+        options ``univariate`` and ``single_token`` become fields of ``fold``.
 
     Raises
     ------
@@ -65,14 +66,15 @@ def recipe_of(
         (RecipeError for fields of a recipe).
     """
     method = options.get("method", "fold")
+    fold = dict(fields.pop("fold", {}))
+    dropped = [name for name in DROPS if fold.get(name) or is_given(options.get(name))]
     if plan is not None:
-        if any(is_given(options.get(name)) for name in SIZE_OPTIONS):
+        if dropped or any(is_given(options.get(name)) for name in SIZE_OPTIONS):
             raise UsageError(PLAN_ALONE)
         sizes = _sizes_of_plan(plan.method)
     else:
         sizes = {name: options.get(name) for name in SIZES_BESIDE_HEADS}
-        alone = (*sizes.values(), options.get("univariate"), options.get("single_token"))
-        needed = method != "fold" or not any(map(is_given, alone))
+        needed = method != "fold" or not (dropped or any(map(is_given, sizes.values())))
         schedule = choose_schedule(method, options, required=needed)
         layers = sizes["layers"]
         sizes |= {
@@ -81,10 +83,10 @@ def recipe_of(
             "layers": (layers,) if isinstance(layers, int) else layers,
             "exclude": tuple(options.get("exclude") or ()),
             "feed_forward": options.get("feed_forward", False),
-            "univariate": options.get("univariate") or False,
-            "single_token": options.get("single_token") or False,
+            "fold": fold | dict.fromkeys(dropped, True),
         }
-    return validate(Recipe, {"model": "-", "output": "-", **sizes, **fields}, source)
+    known = {"model": "-", "output": "-", "fold": fold}
+    return validate(Recipe, {**known, **sizes, **fields}, source)
 
 
 def is_given(value: object) -> bool:

@@ -31,6 +31,7 @@ from tscompress.errors import RecipeError
 from tscompress.exporting.graph import Precision
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
+from tscompress.plan.plan import DROPS
 from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
 from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
@@ -141,17 +142,9 @@ class Recipe(BaseModel):
         default=None, min_length=1, max_length=2,
         description="experimental, with fold: layers that stay, of the encoder and of the decoder",
     )  # fmt: skip
-    univariate: bool = Field(
-        default=False,
-        description="with fold, Chronos-2: every series is forecast alone, without group attention",
-    )
-    single_token: bool = Field(
-        default=False,
-        description="with fold, Chronos-Bolt: drop what its decoder of one token does not need",
-    )
     fold: FoldConfig = FoldConfig()
     exclude: tuple[str, ...] = Field(
-        default=(), description="shell patterns on layer names; a width narrows these as well"
+        default=(), description="shell patterns on layer names; a width slices these as well"
     )
     feed_forward: bool = Field(default=False, description="svd factors feed-forwards too")
     series: GivenSeries = Field(
@@ -174,6 +167,24 @@ class Recipe(BaseModel):
         description="the compressed model as an ONNX graph, scored and timed too; null: skip it",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drops_are_options_of_fold(cls, values: Any) -> Any:
+        """Recipes written before have ``univariate`` and ``single_token`` outside of ``fold``."""
+        outside = [name for name in DROPS if isinstance(values, Mapping) and name in values]
+        if not outside:
+            return values
+        kept = {name: value for name, value in values.items() if name not in outside}
+        fold = kept.get("fold", {})
+        if isinstance(fold, FoldConfig):
+            fold = fold.model_dump(exclude_unset=True)
+        if not isinstance(fold, Mapping):
+            return kept  # refused by its own check
+        twice = [name for name in outside if name in fold and fold[name] != values[name]]
+        if twice:
+            raise ValueError(f"{twice[0]} and fold.{twice[0]} differ; give fold.{twice[0]} alone")
+        return {**kept, "fold": {**fold, **{name: values[name] for name in outside}}}
+
     @model_validator(mode="after")
     def _options_belong_to_the_method(self) -> Recipe:
         refusals = _fold_refusals(self) if self.method == "fold" else _factoring_refusals(self)
@@ -185,7 +196,7 @@ class Recipe(BaseModel):
     def calibrates(self) -> bool:
         """Whether it fits the model to series."""
         sizes = (self.schedule, *(getattr(self, name) for name in SIZES_BESIDE_HEADS))
-        alone = (self.univariate or self.single_token) and all(size is None for size in sizes)
+        alone = self.fold.dropped and all(size is None for size in sizes)
         return self.method != "svd" and not alone
 
     @property
@@ -206,8 +217,6 @@ _CHOSEN_BY_A_BUDGET = {
     "width": "a budget chooses the width; give no width with it",
     "layers": "a budget chooses the layers by depth: true; give no layers too",
     "exclude": "a budget considers every layer; give no exclude with it",
-    "univariate": "a budget plans group attention too; give sizes with univariate instead",
-    "single_token": "a budget plans the decoder too; give sizes with single_token instead",
 }
 #: Fields that only fold has.
 _OF_FOLD = {
@@ -215,8 +224,6 @@ _OF_FOLD = {
     "latent": "latent is for fold; {method} factors each projection",
     "width": "width is for fold; {method} factors each projection",
     "layers": "layers is for fold; {method} keeps all of them",
-    "univariate": "univariate is for fold; {method} factors each projection",
-    "single_token": "single_token is for fold; {method} factors each projection",
 }
 
 
@@ -224,7 +231,7 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
     """Reasons why a recipe of fold is invalid."""
     schedule = recipe.schedule
     sizes = [getattr(recipe, name) for name in SIZES_BESIDE_HEADS]
-    drops = recipe.univariate or recipe.single_token
+    drops = recipe.fold.dropped
     if schedule is None and not drops and all(size is None for size in sizes):
         yield (
             "fold needs a schedule of head sizes, ff_ratio, latent, width, layers, univariate or "
@@ -237,6 +244,9 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
         )
     if isinstance(schedule, PlannedSchedule):
         yield from _given(recipe, _CHOSEN_BY_A_BUDGET)
+        yield from (
+            f"a budget plans all attention; give sizes with {name} instead" for name in drops
+        )
         if schedule.layout == "folded" and recipe.fold.frequencies == "free":
             yield "free frequencies make a factored checkpoint; give layout: factored with them"
     if recipe.layers is not None and recipe.exclude:
@@ -252,6 +262,8 @@ def _factoring_refusals(recipe: Recipe) -> Iterator[str]:
             f"{recipe.method} needs a schedule of kind epsilon, rank, energy, power-law or budget"
         )
     yield from _given(recipe, _OF_FOLD)
+    for name in recipe.fold.dropped:
+        yield f"{name} is for fold; {recipe.method} factors each projection"
 
 
 def _given(recipe: Recipe, reasons: Mapping[str, str]) -> Iterator[str]:

@@ -148,5 +148,6 @@ def _check_finished(work: Path, *, allowed: bool) -> None:
     """
     if has_checkpoint(work) and not allowed:
         raise OutputExistsError(
-            f"{str(work)!r} holds a run that did not finish; go on with --resume, or pass --force."
+            f"{str(work)!r} holds a run that did not finish; resume it by --resume, or pass "
+            "--force."
         )

@@ -229,7 +229,7 @@ def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     """
     check_sizes(loaded, recipe)
     if recipe.probe is not None:
-        recipe.probe.check_reads(loaded.forecaster, univariate=recipe.univariate)
+        recipe.probe.check_reads(loaded.forecaster, univariate=recipe.fold.univariate)
     if recipe.scored_on is not None:
         recipe.scored_on.selected()
     if recipe.bench is not None:

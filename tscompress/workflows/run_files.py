@@ -252,8 +252,8 @@ def _check_checkpoint(checkpoint: Path, plan: Plan) -> None:
     path = checkpoint / PLAN_FILE
     if path.is_file() and Plan.load(path) != plan:
         raise UsageError(
-            f"{str(checkpoint.parent)!r} is incomplete: {RUN_FILE} tells of another plan than "
-            f"{checkpoint.name} has, so that run did not finish; run it again with --force."
+            f"{str(checkpoint.parent)!r} is incomplete: {RUN_FILE} has another plan than "
+            f"{checkpoint.name}, so that run did not finish; run it again with --force."
         )
 
 
@@ -309,7 +309,7 @@ def _exported(content: dict[str, Any], path: Path) -> ExportResult | None:
 
 
 def _bench(content: dict[str, Any], path: Path, count: int) -> BenchResult | None:
-    """Of so many models."""
+    """Of ``count`` models."""
     if content.get("bench") is None:
         return None
     try:

@@ -27,9 +27,9 @@ from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | None) -> str | None:
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
-    What it was fitted to is read again, as the model or the records beside its weights say; a file
-    that lies elsewhere by now is known by its hash. The history before the steps that are scored
-    may be among it.
+    The series that it was fitted to are read again, by the records of the model or beside its
+    weights; a file that lies elsewhere by now is known by its hash. The history before the steps
+    that are scored may be among it.
 
     Returns
     -------

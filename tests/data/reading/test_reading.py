@@ -59,7 +59,7 @@ def test_the_same_series_however_they_are_written(tmp_path: Path, written: Writt
 
 
 @pytest.mark.parametrize("written", REFUSED, ids=[bad.name for bad in REFUSED])
-def test_what_is_ambiguous_or_broken_is_refused_alike(tmp_path: Path, written: Written) -> None:
+def test_ambiguous_and_broken_files_are_refused_alike(tmp_path: Path, written: Written) -> None:
     path = written.write(tmp_path)
     table = LongFormat(horizon=2)
     ways: list[Callable[[], object]] = [
@@ -90,7 +90,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("written", OTHER, ids=[other.name for other in OTHER])
-def test_what_is_there_of_other_series_is_read(tmp_path: Path, written: Written) -> None:
+def test_rows_of_other_series_are_read(tmp_path: Path, written: Written) -> None:
     form = GivenSeries.model_validate(written.options)
     read = read_file(written.write(tmp_path), form).series
     steps, observed, step = HELD[written.name]
@@ -187,7 +187,7 @@ def test_summaries_of_several_frequencies_and_of_none(tmp_path: Path) -> None:
     assert summarize(read_file(tmp_path / "y.csv")).line() == "1 series, 3 steps, without times"
 
 
-def test_what_was_found_reads_the_file_again(tmp_path: Path) -> None:
+def test_the_found_format_reads_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(csv(long(date=dates("%d.%m.%Y"), sales=comma), sep=";"))
     found = read_file(path).form

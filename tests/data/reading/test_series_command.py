@@ -46,7 +46,7 @@ def test_the_line_is_that_of_every_command(tmp_path: Path) -> None:
     assert "█" in outcome.output
 
 
-def test_what_it_says_reads_the_file_again(tmp_path: Path) -> None:
+def test_printed_options_read_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("shop;tag;wert\na;03.01.2024;1,5\na;04.01.2024;2,5\na;13.01.2024;9,5\n")
     first = ["--id-column", "shop", "--time-column", "tag", "--frequency", "D"]
@@ -99,7 +99,7 @@ def test_series_without_times_or_values_are_shown(tmp_path: Path) -> None:
         ("missing.csv", None, "missing.csv"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(
+def test_unreadable_files_are_one_line(
     name: str, text: str | None, key: str, tmp_path: Path
 ) -> None:
     if text is not None:

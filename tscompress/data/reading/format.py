@@ -1,4 +1,4 @@
-"""Columns and notation of a file of series; what is not given is found in the file, or refused."""
+"""Columns and notation of a file of series; other settings are found in the file, or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SeriesFormat(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id_column: str | None = Field(
-        default=None, description="tells series apart; several as in 'store,item'"
+        default=None, description="identifies series; several as in 'store,item'"
     )
     time_column: str | None = None
     target_column: str | None = Field(

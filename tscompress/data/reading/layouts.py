@@ -71,7 +71,7 @@ def find_layout(frame: pd.DataFrame, form: SeriesFormat) -> Layout:
     Raises
     ------
     ValueError
-        A column that was given is not there, or what the others are is ambiguous.
+        A given column is missing, or the others are ambiguous.
     """
     names = list(frame.columns)
     ids = _ids(names, form)
@@ -188,7 +188,7 @@ def _targets(names: Sequence[Any], left: Sequence[Any], form: SeriesFormat) -> t
     raise ValueError(
         f"no target column among {_listed(names)}; name one of {', '.join(TARGET_COLUMNS)}, or "
         "give --target-column, '*' if each of the others is a series, and --id-column if one "
-        "tells series apart"
+        "identifies series"
     )
 
 
@@ -446,7 +446,7 @@ def _numbers(values: Any, place: str) -> npt.NDArray[np.float64]:
         numbers = np.full(1, np.inf)
     usable = np.abs(numbers) < np.finfo(np.float32).max
     if numbers.ndim != 1 or not (usable | np.isnan(numbers)).all():
-        raise ValueError(f"{place} holds what is no finite number: {shown(list(values))}")
+        raise ValueError(f"{place} holds a value that is no finite number: {shown(list(values))}")
     return numbers
 
 

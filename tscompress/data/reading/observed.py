@@ -34,7 +34,7 @@ class Observed(NamedTuple):
     covariates
         Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
     group
-        Name of what it is forecast together with; None: it is forecast by itself.
+        Name of the group that it is forecast with; None: it is forecast by itself.
     observed
         bool ``[T]``, where a value of the group is; None: where a value is.
     """
@@ -117,6 +117,6 @@ def check_distinct(
     of = f" of series {names[numbers[first]]!r}" if len(names) > 1 else ""
     raise ValueError(
         f"{repeated.size} rows repeat a time, the first {pd.Timestamp(times[first])}{of}; give "
-        "--id-column if another column tells series apart, keep one row for each id and time, and "
+        "--id-column if another column identifies series, keep one row for each id and time, and "
         "write hours in UTC where clocks are put back"
     )

@@ -76,7 +76,7 @@ def read_file(path: str | Path, form: SeriesFormat = DEFAULT_FORMAT) -> SeriesFi
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse what is no file of series, by its name.
+    """Refuse a name that is not that of a file of series.
 
     Raises
     ------

@@ -153,7 +153,7 @@ def summarize(
 
 
 def _described(names: Sequence[str], series: Sequence[RegularSeries]) -> tuple[str, ...]:
-    """Each covariate with what there is to say of its values."""
+    """Each covariate with a note on its values."""
     return tuple(name + _said_of(name, series) for name in names if series)
 
 

@@ -127,7 +127,7 @@ class Step:
         return steps if on_grid else None
 
     def times(self, begin: pd.Timestamp, steps: Sequence[int]) -> list[str]:
-        """ISO 8601 times so many steps after the first one, as fine as a step is.
+        """ISO 8601 times at these steps after the first one, as fine as a step is.
 
         Months as ``2024-03``, years as ``2024``, whole days without a time of day.
 
@@ -162,7 +162,7 @@ class Step:
 
     @property
     def seasonality(self) -> int | None:
-        """A working week; None where the frequency tells the season."""
+        """A working week; None where the frequency defines the season."""
         return 5 if self.unit == "business days" else None
 
     @property
@@ -201,7 +201,7 @@ def named_frequency(name: str) -> str:
     """Class of a pandas frequency such as ``30T``, ``W-SUN`` or ``QE-DEC``.
 
     Not pandas' own parser: that of each version warns about or refuses the names of another. A name
-    in other words still tells series apart, and stays.
+    in other words still distinguishes series, and stays.
     """
     match = re.fullmatch(r"(\d{0,9})([A-Za-z]+)(?:-\w+)?", name.strip())
     if match is None:
@@ -236,7 +236,7 @@ class RegularSeries:
     covariates
         Name to ``[T]``: numbers, NaN where missing, or text, None where missing.
     group
-        Name of what it is forecast together with; such series are equally long, and at each end
+        Name of the group that it is forecast with; such series are equally long, and at each end
         one of them has a value. None: it is forecast by itself.
     """
 

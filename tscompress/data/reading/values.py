@@ -33,10 +33,10 @@ _GAPS = r"(?<=\d)[ \u00a0\u202f'’](?=\d{3})"  # thousands in French and in Swi
 
 
 def floats(values: Any) -> npt.NDArray[np.float32]:
-    """Numbers as float32; what is no number, or too large for one, is NaN."""
+    """Numbers as float32; text and values too large for it are NaN."""
     if not (isinstance(values, np.ndarray) and values.dtype.kind == "f"):
         values = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float64)
-    # What float32 cannot hold is no more usable than what is missing.
+    # Values beyond float32 are no more usable than missing ones.
     numbers = np.where(np.abs(values) < np.finfo(np.float32).max, values, np.nan)
     single: npt.NDArray[np.float32] = numbers.astype(np.float32)
     return single
@@ -139,7 +139,7 @@ def _written(cells: npt.NDArray[np.object_]) -> str:
 
 
 def _plain(texts: pd.Series[str], decimal: Decimal) -> pd.Series[str]:
-    """Numbers as Python writes them; what is of another notation becomes no number."""
+    """Numbers as Python writes them; text in other notations becomes no number."""
     group = "," if decimal == "." else "."
     texts = texts.str.replace(_GAPS, "", regex=True)
     grouped = texts.str.fullmatch(_GROUPED[group])

@@ -22,14 +22,13 @@ import jinja2
 from tscompress._version import __version__
 from tscompress.errors import UnsupportedModelError, UsageError
 from tscompress.exporting.page.engine import PACKAGE, VERSION, Engine, notices
+from tscompress.families.registry import FORECAST_FAMILIES, adapter_of
 from tscompress.io.text import rounded_count
 from tscompress.runtime.forecaster import PatchForecaster
 from tscompress.runtime.record import GRAPH_FILE, RECORD_FILE
 
-#: Of the folder: what it was made of, and hashes by which it is known as ours.
+#: Record of the folder: its sources, and hashes by which it is known as ours.
 PAGE_RECORD = "tscompress-page.json"
-#: Families whose forecasts ``forecast.js`` computes, and their names for readers.
-FAMILIES = {"chronos-bolt": "Chronos-Bolt", "chronos-2": "Chronos-2"}
 
 _SCRIPTS = ("read.js", "forecast.js", "chart.js", "page.js")
 _PLANES = (1, 2, 4)
@@ -59,9 +58,10 @@ def check_family(family: str) -> None:
     ------
     UnsupportedModelError
     """
-    if family not in FAMILIES:
+    if adapter_of(family).page_name is None:
+        known = [one.name for one in FORECAST_FAMILIES.values() if one.page_name is not None]
         raise UnsupportedModelError(
-            f"a {family} model has no page: pages forecast with {' and '.join(FAMILIES)}; give "
+            f"a {family} model has no page: pages forecast with {' and '.join(known)}; give "
             "one of these, or leave out --page."
         )
 
@@ -172,7 +172,7 @@ def _html(
         version=__version__,
         scripts=[_MODEL, _ENGINE, _ORT, *_SCRIPTS],
         name=name,
-        family=FAMILIES[record.family],
+        family=adapter_of(record.family).page_name,
         precision=record.precision,
         parameters=rounded_count(record.parameters),
         model_size=_megabytes(model_bytes),
