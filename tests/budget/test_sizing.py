@@ -28,7 +28,7 @@ from tscompress.budget.forecast_loss import Forecasts
 from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.search import Candidate
 from tscompress.budget.sensitivity import Part, Sensitivity
-from tscompress.budget.window_loss import WindowLoss, joined, split_windows
+from tscompress.budget.window_loss import WindowLoss, joined, split_windows, with_drivers
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
@@ -343,6 +343,25 @@ def test_windows_of_a_series_stay_together() -> None:
     # But something must be measured on.
     (fitted,), (held_out,) = split_windows([replace(batch, series=torch.zeros(12))])
     assert len(held_out.context) == 3
+
+
+def test_a_model_that_reads_covariates_is_measured_on_driven_pairs(
+    checkpoints: dict[str, Path],
+) -> None:
+    for family, rows in (("chronos-2", 5), ("chronos-bolt", 0)):
+        loaded = load(checkpoints[family])
+        values = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).cumsum(1)
+        alone = ForecastBatch(values[:, :32], values[:, 32:])
+        grouped = replace(alone, group_ids=torch.tensor([0, 0, 1, 1, 2]))
+        found = with_drivers(loaded, [alone, grouped])
+        assert found[:2] == [alone, grouped]
+        for batch in found[2:]:
+            assert batch.future is not None
+            known = torch.isfinite(batch.future).all(1)
+            assert known.tolist() == [False, True, False, True, False]
+            assert not torch.isfinite(batch.target[known]).any()
+            assert torch.isfinite(batch.target[~known]).all()
+        assert sum(map(len, found[2:])) == rows
 
 
 def test_windows_know_their_series(checkpoints: dict[str, Path]) -> None:

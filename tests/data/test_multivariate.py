@@ -13,6 +13,7 @@ from tscompress.data.multivariate import (
     Groups,
     GroupsConfig,
     draw_groups,
+    driven_windows,
     related,
     related_windows,
 )
@@ -200,6 +201,18 @@ def test_missing_values_stay_where_they_are() -> None:
     groups = related_windows(rng, windows, 16, 4)
     assert groups.series.shape == (40, 80 - 16)
     assert np.array_equal(np.isnan(groups.series), np.isnan(windows[:, 16:]))
+
+
+def test_driven_windows_are_pairs_of_a_series_and_white_noise_known_ahead() -> None:
+    windows = np.random.default_rng(0).normal(size=(201, 120)).cumsum(1).astype(np.float32)
+    groups = driven_windows(np.random.default_rng(1), windows, 16)
+    assert groups.group_ids.tolist() == [row // 2 for row in range(201)]
+    assert groups.known.tolist() == [row % 2 == 1 for row in range(201)]
+    noise = groups.series[1::2]
+    correlated = [np.corrcoef(row[1:], row[:-1])[0, 1] for row in noise]
+    assert abs(float(np.mean(correlated))) < 0.05
+    used = [abs(np.corrcoef(a, b)[0, 1]) for a, b in zip(groups.series[::2], noise, strict=False)]
+    assert float(np.mean(used)) > 0.3
 
 
 def test_drivers_of_related_windows_may_be_white() -> None:

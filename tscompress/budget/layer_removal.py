@@ -11,7 +11,7 @@ from torch import nn
 
 from tscompress.budget.measure_sensitivity import measure_sensitivity
 from tscompress.budget.sensitivity import Sensitivity
-from tscompress.budget.window_loss import split_windows
+from tscompress.budget.window_loss import split_windows, with_drivers
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers, keep_layers_
 from tscompress.compression.fold import fold_
@@ -83,6 +83,7 @@ def layers_that_stay(
     going = sum(have.values()) - sum(wanted.values())
     trial = replace(loaded, model=copy.deepcopy(loaded.model))
     fitted, held_out = split_windows(batches)
+    held_out = with_drivers(loaded, held_out)
     for gone in range(going):
         on_progress("layers", gone, going)
         may_go = [stack for stack in have if _may_lose(loaded, kept, wanted, stack)]

@@ -22,7 +22,7 @@ from tscompress.budget.search import (
     latency_of,
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
-from tscompress.budget.window_loss import WindowLoss, split_windows
+from tscompress.budget.window_loss import WindowLoss, split_windows, with_drivers
 from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers, fold_planned_
@@ -207,7 +207,7 @@ def _measured(
     return measure_sensitivity(
         loaded,
         fitted,
-        holdout=held_out,
+        holdout=with_drivers(loaded, held_out),
         fold=fold,
         layers=depth,
         on_progress=partial(on_progress, "sensitivity"),

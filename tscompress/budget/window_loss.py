@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
+from tscompress.data.multivariate import driven_windows
 from tscompress.errors import DataError
+from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
 
 #: One calibration window in this many is held out of the statistics, for measuring the loss.
@@ -59,6 +62,27 @@ def split_windows(
         if fitted and held_out:
             return fitted, joined(held_out, max(map(len, batches)))
     raise DataError("sensitivities are measured on at least four calibration series; give more.")
+
+
+def with_drivers(
+    loaded: LoadedModel, held_out: Sequence[ForecastBatch], seed: int = 0
+) -> list[ForecastBatch]:
+    """What the loss is measured on: for a model that reads covariates, pairs of series as well.
+
+    They are the windows without groups, the first of each two driven by a covariate.
+    """
+    found = list(held_out)
+    if group_size(loaded.family, loaded.model) == 1:
+        return found
+    rng = np.random.default_rng(seed)
+    for batch in held_out:
+        if batch.group_ids is None and len(batch) > 1:
+            windows = torch.cat([batch.context, batch.target], dim=1).numpy()
+            horizon = batch.target.shape[1]
+            groups = driven_windows(rng, windows, horizon)
+            past = groups.series.shape[1] - horizon
+            found.append(groups.batch(groups.series[:, :past], groups.series[:, past:]))
+    return found
 
 
 def joined(batches: Sequence[ForecastBatch], most_rows: int) -> list[ForecastBatch]:

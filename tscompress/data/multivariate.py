@@ -162,10 +162,37 @@ def related_windows(
     Groups have up to ``group_size`` series, and none crosses a multiple of it. The steps that are
     lost are the past of what leads another series. ``white_share`` of the drivers are white noise.
     """
-    lag = max(1, min(24, (windows.shape[1] - horizon) // 4))
+    config = GroupsConfig(share=GROUPED_SHARE, largest=group_size, white_share=white_share)
+    return _related_by(rng, windows, horizon, config, group_size)
+
+
+def driven_windows(rng: np.random.Generator, windows: FloatArray, horizon: int) -> Groups:
+    """Windows ``[B, T + H]`` in pairs, the first driven by white noise that is known ahead.
+
+    Nothing but the covariate tells that part of the first, so that the loss on it is a measure of
+    the use of covariates. Series are as long as those of :func:`related_windows`.
+    """
+    others = ("events", "mixed", "leading", "cointegrated", "unrelated")
     config = GroupsConfig(
-        share=GROUPED_SHARE, largest=group_size, longest_lag=lag, white_share=white_share
+        share=1,
+        largest=2,
+        known_share=1,
+        white_share=1,
+        driven_weight=1,
+        **{f"{name}_weight": 0 for name in others},
     )
+    return _related_by(rng, windows, horizon, config, 2)
+
+
+def _related_by(
+    rng: np.random.Generator,
+    windows: FloatArray,
+    horizon: int,
+    config: GroupsConfig,
+    group_size: int,
+) -> Groups:
+    lag = max(1, min(24, (windows.shape[1] - horizon) // 4))
+    config = config.model_copy(update={"longest_lag": lag})
     # What is missing in one series leaves no jump in another.
     groups = related(rng, np.stack([_filled(row) for row in windows]), config, block=group_size)
     groups.series[np.isnan(windows[:, lag:])] = np.nan
