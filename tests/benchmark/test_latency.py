@@ -474,7 +474,7 @@ def test_names(bolt: Any, tmp_path: Path) -> None:
 
 
 def test_memory_comes_from_the_last_line_of_a_process_for_each_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory_of_a_process: list[Path]
 ) -> None:
     figures = {"before_load_bytes": 100, "after_load_bytes": 150, "peak_bytes": 180}
 
@@ -490,6 +490,7 @@ def test_memory_comes_from_the_last_line_of_a_process_for_each_directory(
     result, _ = fake_bench(durations, directories={"a": tmp_path}, measure_memory=True)
     assert result.models[0].peak_memory_bytes == 80
     assert result.models[1].memory is None
+    assert memory_of_a_process == [tmp_path]
 
 
 def test_failed_memory_process_gives_its_last_line(

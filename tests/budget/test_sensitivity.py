@@ -18,7 +18,11 @@ from torch import nn
 from tscompress.budget import forecast_loss as losses_module
 from tscompress.budget import measure_sensitivity as sensitivity
 from tscompress.budget import sensitivity_cache
-from tscompress.budget.forecast_loss import forecast_loss
+from tscompress.budget.forecast_loss import (
+    Forecasts,
+    forecast_loss,
+    forecast_losses,
+)
 from tscompress.budget.measure_sensitivity import default_head_sizes, measure_sensitivity
 from tscompress.budget.sensitivity import Part, PartKind, Sensitivity, rising
 from tscompress.checkpoints.load import LoadedModel, load
@@ -181,6 +185,31 @@ def test_default_head_sizes(size: int, sizes: tuple[int, ...]) -> None:
 # --------------------------------------------------------------------------------------------------
 # The loss
 # --------------------------------------------------------------------------------------------------
+
+
+def test_series_with_covariates_count_as_much_as_those_without(
+    checkpoints: dict[str, Path],
+) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    batch = windows(grouped=True)
+    groups = torch.arange(len(batch)).clamp(min=1)  # the first two are one task
+    target, future = batch.target.clone(), torch.full_like(batch.target, torch.nan)
+    target[0], future[0] = torch.nan, batch.target[0]
+    batch = replace(batch, group_ids=groups, target=target, future=future)
+
+    def means() -> list[float]:
+        return [total / count for total, count in forecast_losses(loaded, batch)]
+
+    (without, two), (driven, one) = forecast_losses(loaded, batch)
+    assert (two, one) == ((len(batch) - 2) * target.shape[1], target.shape[1])
+    forecasts, before = Forecasts(loaded, [batch]), means()
+    assert forecasts.base == pytest.approx((without + driven) / (two + one))
+    assert forecasts.loss() == pytest.approx(forecasts.base)
+    with torch.no_grad():
+        loaded.model.get_parameter("output_patch_embedding.output_layer.weight").mul_(3)
+    rises = [after / base for after, base in zip(means(), before, strict=True)]
+    assert rises[0] != pytest.approx(rises[1])
+    assert forecasts.loss() == pytest.approx(forecasts.base * sum(rises) / 2)
 
 
 def test_loss_of_t5_equals_stock_loss(checkpoints: dict[str, Path]) -> None:
@@ -465,10 +494,12 @@ def test_a_loss_that_is_not_finite_names_the_part(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load(checkpoints["chronos-bolt"])
-    monkeypatch.setattr(losses_module.Forecasts, "loss", lambda self: float("nan"))
+    broken = load(checkpoints["chronos-bolt"])
+    with torch.no_grad():
+        broken.model.get_parameter("output_patch_embedding.output_layer.bias").fill_(torch.nan)
     with pytest.raises(DataError, match="own forecast loss is nan"):
-        measure(loaded)
-    losses = iter([1.0, 1.0, float("inf")])
+        measure(broken)
+    losses = iter([1.0, float("inf")])
     monkeypatch.setattr(losses_module.Forecasts, "loss", lambda self: next(losses))
     with pytest.raises(FactorizationError, match=r"layer of encoder\.block\.0 at 0"):
         measure(loaded)

@@ -309,12 +309,11 @@ def test_half_are_real_series_unless_told_otherwise(
 def is_part_of(row: FloatArray, series: Sequence[FloatArray]) -> bool:
     """Whether the observed values of ``row`` are a stretch of one of ``series``."""
     observed = row[np.isfinite(row)]
+    steps = len(observed)
     return any(
-        len(values) >= len(observed)
-        and (np.lib.stride_tricks.sliding_window_view(values, len(observed)) == observed)
-        .all(axis=1)
-        .any()
+        np.array_equal(values[start : start + steps], observed)
         for values in series
+        for start in np.flatnonzero(values[: max(0, len(values) - steps + 1)] == observed[0])
     )
 
 

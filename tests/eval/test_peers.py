@@ -154,6 +154,21 @@ def test_statistics_are_of_real_positions(methods: ModuleType, loaded: LoadedMod
     assert q is k
 
 
+def test_statistics_are_of_real_positions_across_series(
+    methods: ModuleType, checkpoints: dict[str, Path]
+) -> None:
+    loaded = load(checkpoints["chronos-2"], dtype="float32")
+    batches = batches_of(loaded)
+    found = methods.input_statistics(loaded, batches)
+    across = [block for block in loaded.architecture.attention if block.across_series]
+    names = [name for block in across for name in block.projections.values()]
+    moments = collect_moments(loaded, batches, names)
+    for name, moment in moments.items():
+        seen = found[name]
+        assert seen.count == moment.count
+        torch.testing.assert_close(seen.gram / seen.count, moment.second, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("update", [False, True])
 def test_svd_llm_at_full_rank_changes_nothing(
     methods: ModuleType, loaded: LoadedModel, update: bool, monkeypatch: pytest.MonkeyPatch

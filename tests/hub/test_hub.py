@@ -333,6 +333,17 @@ def graph(command: Client, made: dict[str, Path], tmp_path_factory: pytest.TempP
     return output
 
 
+@pytest.fixture(scope="module")
+def other_graph(
+    command: Client, made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Of another family."""
+    pytest.importorskip("onnxruntime")
+    output = tmp_path_factory.mktemp("other-graph") / "onnx"
+    assert command("export", made["chronos-t5-fold"], "--output", output).code == 0
+    return output
+
+
 @pytest.fixture
 def exported(graph: Path, tmp_path: Path) -> Path:
     """A copy of the graph of the weights in ``bolt``."""
@@ -478,11 +489,10 @@ def test_a_file_that_changes_during_the_push_stays(
 
 def test_files_that_go_up_again_are_not_said_to_stay(
     command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
-    repo_id: str, tmp_path: Path,
+    repo_id: str, other_graph: Path,
 ) -> None:  # fmt: skip
     assert command("push", bolt, repo_id, "--onnx", exported).code == 0
-    repository, other = hub.repositories[repo_id], tmp_path / "t5-onnx"
-    assert command("export", made["chronos-t5-fold"], "--output", other).code == 0
+    repository, other = hub.repositories[repo_id], other_graph
     for changed in ({"onnx/README.md": b"mine"}, {"onnx/tscompress-export.json": b"{"}):
         repository.commit("main", changed)
         outcome = command("push", made["chronos-t5-fold"], repo_id, "--onnx", other)
@@ -510,11 +520,10 @@ def test_a_record_reaches_only_its_own_folder(
 
 def test_graphs_of_another_family_go_where_new_ones_come(
     command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
-    repo_id: str, tmp_path: Path,
+    repo_id: str, other_graph: Path,
 ) -> None:  # fmt: skip
     assert command("push", bolt, repo_id, "--onnx", exported).code == 0
-    other = tmp_path / "t5-onnx"
-    assert command("export", made["chronos-t5-fold"], "--output", other).code == 0
+    other = other_graph
     outcome = command("push", made["chronos-t5-fold"], repo_id, "--onnx", other, "--json")
     assert json.loads(outcome.out)["removed"] == ["onnx/model.onnx"]
     assert onnx_in(hub.repositories[repo_id]) == contents(other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from tscompress.workflows.recipe import (
     labels_of,
     load_recipe,
 )
-from tscompress.workflows.run import finishing_run, run
+from tscompress.workflows.run import RunResult, finishing_run, run
 from tscompress.workflows.run_files import load_run
 
 
@@ -101,7 +101,6 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
 
     naive = pd.read_csv(tmp_path / "out" / "scores-seasonal-naive.csv")
     assert list(naive["dataset"]) == list(scores["dataset"])
-    # Each model's memory is measured in a process of its own.
     assert result.bench is not None
     assert all(model.peak_memory_bytes for model in result.bench.models)
 
@@ -116,6 +115,18 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
     assert numbers["relative"]["WQL"] > 0
     assert numbers["attention_parameter_ratio"] == result.plan.attention_parameter_ratio
     assert report_tables(result, recipe)
+
+
+def test_memory_is_that_of_a_process_for_each_model(
+    checkpoints: dict[str, Path], tmp_path: Path, memory_of_a_process: list[Path]
+) -> None:
+    model = checkpoints["chronos-bolt"]
+    result = run(small_recipe(model, tmp_path / "out", profile=None, evaluation=None))
+    assert result.bench is not None
+    assert memory_of_a_process == [model, tmp_path / "out" / "chronos-bolt-fold"]
+    for measured in result.bench.models:
+        assert measured.peak_memory_bytes is not None
+        assert measured.peak_memory_bytes > 0
 
 
 def test_the_page_says_how_to_make_it_again(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -383,14 +394,34 @@ def exporting_recipe(checkpoints: dict[str, Path], output: Path, precision: Any)
     )
 
 
-def test_an_exported_graph_is_scored_and_timed_beside_the_models(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxruntime")
-    recipe = exporting_recipe(checkpoints, tmp_path / "out", "float32")
-    result = run(recipe)
-    page = write_report(result, recipe)
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run that exported what it made, with its page."""
 
+    recipe: Recipe
+    result: RunResult
+    page: Path
+
+    @property
+    def output(self) -> Path:
+        return Path(self.recipe.output)
+
+
+@pytest.fixture(scope="module")
+def exported_run(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> ExportedRun:
+    pytest.importorskip("onnxruntime")
+    output = tmp_path_factory.mktemp("exported-run") / "out"
+    recipe = exporting_recipe(checkpoints, output, "float32")
+    result = run(recipe)
+    return ExportedRun(recipe, result, write_report(result, recipe))
+
+
+def test_an_exported_graph_is_scored_and_timed_beside_the_models(
+    exported_run: ExportedRun,
+) -> None:
+    recipe, result, page = exported_run.recipe, exported_run.result, exported_run.page
     assert result.exported is not None
     assert result.exported.precision == "float32"
     graph = result.exported.directory
@@ -404,7 +435,7 @@ def test_an_exported_graph_is_scored_and_timed_beside_the_models(
         assert pytest.approx(ours.MASE, rel=1e-4) == theirs.MASE
     assert result.bench is not None
     assert [model.name for model in result.bench.models][2] == graph.name
-    beside = [path for path in (tmp_path / "out").rglob("*") if graph not in path.parents]
+    beside = [path for path in exported_run.output.rglob("*") if graph not in path.parents]
     beside = [path for path in beside if result.checkpoint not in path.parents]
     assert [path for path in beside if path.is_file() and not is_own_file(path)] == []
 
@@ -432,15 +463,17 @@ def test_an_exported_graph_is_scored_and_timed_beside_the_models(
 
 
 def test_an_exported_run_is_read_again_where_it_was_moved_to(
-    checkpoints: dict[str, Path], tmp_path: Path
+    exported_run: ExportedRun, tmp_path: Path
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    recipe = exporting_recipe(checkpoints, tmp_path / "out", "int8")
-    result = run(recipe)
-    write_report(result, recipe)
+    recipe, result = exported_run.recipe, exported_run.result
+    first = make_report(result, recipe)
     moved = tmp_path / "moved"
-    (tmp_path / "out").rename(moved)
-    again, theirs = load_run(moved)
+    exported_run.output.rename(moved)
+    try:
+        again, theirs = load_run(moved)
+        second = make_report(again, recipe)
+    finally:
+        moved.rename(exported_run.output)
     assert theirs == recipe
     assert result.exported is not None
     assert again.exported == replace(
@@ -449,7 +482,6 @@ def test_an_exported_run_is_read_again_where_it_was_moved_to(
     assert again.exported_scores is not None
     assert result.exported_scores is not None
     assert again.exported_scores.frame().equals(result.exported_scores.frame())
-    first, second = (make_report(one, recipe) for one in (result, again))
     assert first.exported == second.exported
     assert first.exported_note == second.exported_note
     assert [point.kind for point in second.points] == ["original", "compressed", "exported"]
@@ -473,14 +505,14 @@ def test_a_graph_of_before_is_not_replaced_unasked(
 
 
 def test_a_graph_of_before_goes_with_its_checkpoint(
-    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported_run: ExportedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("onnxruntime")
-    exporting = exporting_recipe(checkpoints, tmp_path / "out", "float32").model_copy(
-        update={"evaluation": None, "bench": None}
-    )
-    checkpoint, graph = run(exporting).checkpoint, tmp_path / "out" / "chronos-bolt-fold-onnx"
-    plain = exporting.model_copy(update={"export": None})
+    output = tmp_path / "out"
+    shutil.copytree(exported_run.output, output)
+    checkpoint = output / exported_run.result.checkpoint.name
+    graph = checkpoint.with_name(f"{checkpoint.name}-onnx")
+    nothing = {"export": None, "evaluation": None, "bench": None}
+    plain = exported_run.recipe.model_copy(update={"output": str(output), **nothing})
     before = contents(tmp_path)
     # It alone is enough, as after someone removed the checkpoint.
     checkpoint.rename(tmp_path / "elsewhere")
@@ -505,7 +537,7 @@ def test_a_graph_of_before_goes_with_its_checkpoint(
     assert contents(tmp_path) == before
 
     assert run(plain, force=True).exported is None
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [checkpoint.name]
+    assert not graph.exists()
 
 
 @pytest.mark.parametrize("kind", ["directory", "link"])

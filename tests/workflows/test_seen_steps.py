@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,30 @@ def test_a_source_that_is_gone_is_noted(
     recipe.write_text(recipe.read_text().replace(str(sales), str(tmp_path / "gone.csv")))
     evaluate_models(config(sales), lambda: load(output), on_note=notes.append)
     assert "gone.csv" in notes[0]
+
+
+def test_a_source_that_lies_elsewhere_is_known(
+    compressed: Callable[[int], Path],
+    sales: Path,
+    tmp_path: Path,
+) -> None:
+    """Also from another working directory, where a name leads nowhere or to another file."""
+    moved, other, notes = tmp_path / "moved.csv", tmp_path / "elsewhere.csv", []
+    moved.write_bytes(sales.read_bytes())
+    other.write_text(sales.read_text().replace("s0,", "s9,"))
+    for hold_out in (0, SCORED):
+        output = compressed(hold_out)
+        for name in ("recipe.yaml", "provenance.json"):
+            record = output / name
+            record.write_text(record.read_text().replace(str(sales), "relative.csv"))
+        if hold_out:
+            evaluate_models(config(moved), partial(load, output), on_note=notes.append)
+            assert not notes
+            evaluate_models(config(other), partial(load, output), on_note=notes.append)
+            assert "relative.csv" in notes[0]
+        else:
+            with pytest.raises(LeakError, match="relative"):
+                evaluate_models(config(moved), partial(load, output))
 
 
 def recipe_content(model: Path, output: Path, source: str) -> dict[str, object]:

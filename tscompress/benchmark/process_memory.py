@@ -6,6 +6,7 @@ memory of one checkpoint; :func:`process_memory` runs it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tscompress.benchmark.workload import (
     settings,
     synthetic_batch,
 )
+from tscompress.checkpoints.exported import exported_directory
 from tscompress.checkpoints.given import loaded_of
 from tscompress.errors import TscompressError
 from tscompress.layers.shared_cross_attention import share_cross_attention, shares_cross_attention
@@ -81,14 +83,16 @@ def _measure_this_process(
     directory: Path, dtype: str, workload: Workload, *, shared: bool
 ) -> MemoryUse:
     """Load the checkpoint and forecast twice (the second call runs with warm pools)."""
+    if exported_directory(directory) is not None:
+        importlib.import_module("onnxruntime")  # a library, as torch is
     forget_peak()
     before = psutil.Process().memory_info().rss
-    pipeline = loaded_of(directory, dtype=dtype).forecaster
-    if shared:
-        pipeline = share_cross_attention(pipeline)
-    after = psutil.Process().memory_info().rss
-    series = synthetic_batch(workload)
-    with settings(workload):
+    with settings(workload):  # a graph is opened for a number of threads, and again for another
+        pipeline = loaded_of(directory, dtype=dtype).forecaster
+        if shared:
+            pipeline = share_cross_attention(pipeline)
+        after = psutil.Process().memory_info().rss
+        series = synthetic_batch(workload)
         for _ in range(2):
             forecast(pipeline, series, workload)
     return MemoryUse(before, after, peak_rss_bytes())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
@@ -23,7 +26,11 @@ from tscompress.plan.layer_plans import HeadPlan
 T = TypeVar("T")
 
 
-def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int]:
+#: Sum of the loss over observed target steps, and the number of these.
+_Total = tuple[float, int]
+
+
+def forecast_losses(loaded: LoadedModel, batch: ForecastBatch) -> tuple[_Total, _Total]:
     """Teacher-forced loss of the forecast of ``batch``, summed over observed target steps.
 
     Negative log-likelihood of the target's tokens, or twice the pinball loss of scaled quantiles;
@@ -32,10 +39,26 @@ def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int
     Returns
     -------
     tuple
-        The sum, and the number of steps.
+        The sum, and the number of steps: of series without a covariate known ahead, and of those
+        with one.
     """
     output = run_teacher_forced(loaded, batch)
-    return adapter_of(loaded.family).forecast_loss(loaded.forecaster, output, batch)
+
+    def total(windows: ForecastBatch) -> _Total:
+        return adapter_of(loaded.family).forecast_loss(loaded.forecaster, output, windows)
+
+    if batch.future is None or batch.group_ids is None:
+        return total(batch), (0.0, 0)
+    known = torch.isfinite(batch.future).any(1)
+    driven = torch.isin(batch.group_ids, batch.group_ids[known])[:, None]
+    without, with_one = (batch.target.masked_fill(rows, math.nan) for rows in (driven, ~driven))
+    return total(replace(batch, target=without)), total(replace(batch, target=with_one))
+
+
+def forecast_loss(loaded: LoadedModel, batch: ForecastBatch) -> tuple[float, int]:
+    """Of all series: the sum of :func:`forecast_losses`, and the number of steps."""
+    (without, few), (with_one, more) = forecast_losses(loaded, batch)
+    return without + with_one, few + more
 
 
 class _CachedOutput(nn.Module):
@@ -51,30 +74,46 @@ class _CachedOutput(nn.Module):
 
 
 class Forecasts:
-    """Losses of the model, computed only from the first changed block on."""
+    """Losses of the model, computed only from the first changed block on.
+
+    Raises
+    ------
+    DataError
+        No window has an observed target after a context that varies.
+    """
 
     def __init__(self, loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.loaded = loaded
         self.batches = batches
         self._start: tuple[str, int] | None = ("", 0)
         self._cached: dict[str, _CachedOutput] = {}
-
-    def loss(self) -> float:
-        """Mean over all observed target steps.
-
-        Raises
-        ------
-        DataError
-            No window has an observed target after a context that varies.
-        """
-        totals = list(self._each(lambda batch: forecast_loss(self.loaded, batch)))
+        totals = self._totals()
         count = sum(steps for _, steps in totals)
         if not count:
             raise DataError(
                 "no window for measuring the loss has an observed target after a context that "
                 "varies; give other series."
             )
-        return sum(total for total, _ in totals) / count
+        #: Of the original: mean over all observed target steps.
+        self.base = sum(total for total, _ in totals) / count
+        self._bases = _means(totals)
+
+    def loss(self) -> float:
+        """That of the original, times the mean of its rises for series without and with covariates.
+
+        What a covariate explains is a small part of the loss of all windows, and the first that a
+        cut can lose unseen.
+        """
+        pairs = zip(_means(self._totals()), self._bases, strict=True)
+        measured = [(mean, base) for mean, base in pairs if base]
+        if len(measured) < 2:
+            return measured[0][0] if measured else 0.0
+        return self.base * sum(mean / base for mean, base in measured) / len(measured)
+
+    def _totals(self) -> list[_Total]:
+        found = self._each(lambda batch: forecast_losses(self.loaded, batch))
+        parts = list(zip(*found, strict=True))
+        return [(sum(loss for loss, _ in part), sum(n for _, n in part)) for part in parts]
 
     def start_at(self, layer: tuple[str, int] | None) -> None:
         """Cache the outputs before a layer, given by stack and index; None: all layers.
@@ -112,6 +151,11 @@ class Forecasts:
                 for cached in self._cached.values():
                     cached.batch = index
                 yield run(batch)
+
+
+def _means(totals: Sequence[_Total]) -> list[float]:
+    """Loss a step of each total; 0 of one without steps."""
+    return [loss / max(1, steps) for loss, steps in totals]
 
 
 @contextmanager

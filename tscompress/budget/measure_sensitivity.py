@@ -127,9 +127,10 @@ def measure_sensitivity(
     if cache is not None:
         directory = cache_directory() if cache == "default" else Path(cache)
         store = SensitivityStore(directory, content_key(loaded, batches, holdout, config, wanted))
-    forecasts = Forecasts(loaded, holdout)
     result = store.read(wanted) if store else None
+    forecasts = None
     if result is None:
+        forecasts = Forecasts(loaded, holdout)
         result = _nothing_measured(loaded, batches, holdout, config, forecasts)
         if store is not None:
             store.write(result, complete=False)
@@ -139,6 +140,7 @@ def measure_sensitivity(
         total = sum(len(part.sizes) for part in wanted)
         on_progress(total, total)
         return result
+    forecasts = forecasts or Forecasts(loaded, holdout)
     measuring = _Pass(loaded, batches, config, forecasts, remaining, result, store, on_progress)
     return measuring.run()
 
@@ -161,7 +163,7 @@ def _nothing_measured(
     forecasts: Forecasts,
 ) -> Sensitivity:
     """A sensitivity that has only the original's loss."""
-    base_loss = forecasts.loss()
+    base_loss = forecasts.base
     if not math.isfinite(base_loss):
         raise DataError(f"the original's own forecast loss is {base_loss}; check the windows.")
     return Sensitivity(

@@ -41,9 +41,11 @@ def series(
     """
     from tscompress.data.reading.read import read_file
     from tscompress.data.reading.summary import summarize
+    from tscompress.data.series import check_observed
 
     form = files.form()
     read = read_file(file, form)
+    check_observed(read, form.hold_out)
     summary = summarize(read, hold_out=form.hold_out)
     show(
         as_json,

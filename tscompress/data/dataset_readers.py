@@ -139,7 +139,7 @@ def _long_enough(read: SeriesFile, needed: int) -> tuple[list[RegularSeries], li
         which = "the series has" if len(read.series) == 1 else f"all {len(read.series)} series have"
         raise DataError(
             f"{read.name!r}: {which} no more than the {needed} steps to forecast and nothing "
-            "before them; lower --horizon."
+            "before them; lower --horizon or --windows."
         )
     return kept, [one.name for one in read.series if len(one.values) <= needed]
 

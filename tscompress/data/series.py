@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tscompress.data.reading.format import GivenSeries
-from tscompress.data.reading.read import read_file
+from tscompress.data.reading.read import SeriesFile, read_file
 from tscompress.data.reading.summary import SeriesSummary, summarize
+from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.data.reading.values import floats
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError
@@ -80,17 +82,9 @@ def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> Labelle
         The file is missing, of another kind, could be read in several ways, or holds no series.
     """
     read = read_file(path, form)
-    series = [floats(one.values[: max(0, len(one.values) - form.hold_out)]) for one in read.series]
-    kept = [
-        (values, one)
-        for values, one in zip(series, read.series, strict=True)
-        if np.isfinite(values).any()
-    ]
-    if not kept:
-        raise DataError(
-            f"{read.name!r} has no series with an observed value"
-            + (f" before the last {form.hold_out} steps." if form.hold_out else ".")
-        )
+    check_observed(read, form.hold_out)
+    series = [(floats(_calibrated(one, form.hold_out)), one) for one in read.series]
+    kept = [(values, one) for values, one in series if np.isfinite(values).any()]
     return LabelledSeries(
         [values for values, _ in kept],
         [one.frequency for _, one in kept],
@@ -99,6 +93,25 @@ def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> Labelle
         str(path),
         form,
     )
+
+
+def check_observed(read: SeriesFile, hold_out: int) -> None:
+    """Refuse a file without any observed value before the steps that are held out.
+
+    Raises
+    ------
+    DataError
+    """
+    if not any(np.isfinite(_calibrated(one, hold_out)).any() for one in read.series):
+        raise DataError(
+            f"{read.name!r} has no series with an observed value"
+            + (f" before the last {hold_out} steps; lower --hold-out." if hold_out else ".")
+        )
+
+
+def _calibrated(one: RegularSeries, hold_out: int) -> npt.NDArray[np.float64]:
+    """The values before the steps that are held out."""
+    return one.values[: max(0, len(one.values) - hold_out)]
 
 
 def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:

@@ -100,6 +100,8 @@ def find_suite(
             f"{str(name_or_path)!r} is no file of series that is read; those end in "
             f"{', '.join(SUFFIXES)}."
         )
+    if long_format is not None and not is_table and str(name_or_path) not in _WHEEL_SUITES:
+        _find_suite_file(name_or_path)  # it is there, or its name is the mistake
     if is_table != (long_format is not None):
         raise RecipeError(
             f"suite {str(name_or_path)!r} is a file of series; give the number of steps to "

@@ -84,8 +84,8 @@ def _reading_error(error: BaseException, source: str) -> TscompressError:
         return ModelLoadError(f"{source!r} could not be had: {one_line(error)}")
     if is_network(error) or isinstance(error, FileNotFoundError):
         return OfflineError(
-            f"{source!r} is not in the local cache and the Hub cannot be reached; "
-            "connect, or give a directory."
+            f"{source!r} is no directory here and not in the local cache, and the Hub cannot be "
+            "reached; connect, or give a directory."
         )
     return ModelLoadError(f"{source!r} did not arrive whole: {one_line(error)} Try again.")
 

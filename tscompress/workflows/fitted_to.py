@@ -17,6 +17,8 @@ from tscompress.compression.calibration import OWN_SOURCES
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import LabelledSeries
 from tscompress.data.synthetic import FloatArray
+from tscompress.io.files import user_path
+from tscompress.io.hashing import sha256_of
 from tscompress.io.untrusted import UnreadableFileError, read_json
 from tscompress.runtime.record import RECORD_FILE, is_exported
 from tscompress.training.recovery_config import RecoveryConfig
@@ -27,12 +29,19 @@ FITTED_TO = "fitted_to"
 
 
 class FittedSource(BaseModel):
-    """A file, directory or Hub dataset of series, and how it is read."""
+    """A file, directory or Hub dataset of series, and how it is read.
+
+    Attributes
+    ----------
+    sha256
+        In records, of a file: it may have another name where the model is scored.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
     series: GivenSeries = GivenSeries()
+    sha256: str | None = None
 
 
 _RECORD = TypeAdapter(tuple[FittedSource, ...])
@@ -97,5 +106,23 @@ def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
 
 
 def as_record(sources: Iterable[FittedSource]) -> list[dict[str, Any]]:
-    """Plain data for ``provenance.json``, each source once."""
-    return [one.model_dump(mode="json", exclude_defaults=True) for one in dict.fromkeys(sources)]
+    """Plain data for ``provenance.json``, each source once, and files with their hashes."""
+    named = map(_with_hash, each_once(sources))
+    return [one.model_dump(mode="json", exclude_defaults=True) for one in named]
+
+
+def each_once(sources: Iterable[FittedSource]) -> list[FittedSource]:
+    """Without repetitions; of the same source, the one whose hash is known."""
+    found: dict[tuple[str, GivenSeries], FittedSource] = {}
+    for one in sources:
+        known = found.setdefault((one.source, one.series), one)
+        if known.sha256 is None:
+            found[one.source, one.series] = one
+    return list(found.values())
+
+
+def _with_hash(one: FittedSource) -> FittedSource:
+    path = user_path(one.source)
+    if one.sha256 is not None or not path.is_file():
+        return one
+    return one.model_copy(update={"sha256": sha256_of(path)})

@@ -393,7 +393,9 @@ def _part(found: Any, key: Any) -> Any:
 
 def inputs_of(recipe: Recipe) -> list[str | Path | None]:
     """Inputs of a recipe: paths, and names such as Hub ids and suites."""
-    found = [recipe.model, recipe.calibration.source, *series_files(recipe.recover)]
+    source = recipe.calibration.source
+    found = [recipe.model, *series_files(recipe.recover)]
+    found += [] if source in OWN_SOURCES else [source]
     if recipe.probe is not None:
         found.append(recipe.probe.tasks_file)
     if recipe.evaluation is not None:

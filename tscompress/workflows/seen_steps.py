@@ -12,9 +12,11 @@ from tscompress.data.reading.read import read_file
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, LeakError
 from tscompress.io.files import user_path
+from tscompress.io.hashing import sha256_of
 from tscompress.workflows.fitted_to import (
     FittedSource,
     calibration_sources,
+    each_once,
     recorded_sources,
     recovery_sources,
 )
@@ -26,7 +28,8 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
     """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
 
     The series that it was fitted to are read again, by the records of the model or beside its
-    weights; the history before the steps that are scored may be among it.
+    weights; a file that lies elsewhere by now is known by its hash. The history before the steps
+    that are scored may be among it.
 
     Returns
     -------
@@ -38,14 +41,16 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
     LeakError
     """
     note = None
+    scored_file = None if path is None else sha256_of(path)
     for fitted in sources_of(loaded):
-        if not user_path(fitted.source).exists():
+        copied = path if fitted.sha256 is not None and fitted.sha256 == scored_file else None
+        if not (copied or user_path(fitted.source).exists()):
             note = (
                 f"{fitted.source!r}, to which {loaded.name} was fitted, is not there: whether it "
                 "holds the steps that are scored is not known"
             )
             continue
-        seen = _seen(fitted.source, fitted.series, dataset, path)
+        seen = _seen(copied or fitted.source, fitted.series, dataset, path)
         if seen:
             needed = dataset.horizon * dataset.windows
             raise LeakError(
@@ -71,10 +76,12 @@ def sources_of(loaded: LoadedModel) -> list[FittedSource]:
     if recipe is not None:
         found += calibration_sources(recipe)
         found += recovery_sources(recipe.recover, recipe.series)
-    return list(dict.fromkeys(found))
+    return each_once(found)
 
 
-def _seen(source: str, form: GivenSeries, dataset: EvaluationDataset, path: Path | None) -> int:
+def _seen(
+    source: str | Path, form: GivenSeries, dataset: EvaluationDataset, path: Path | None
+) -> int:
     """How many series of a source hold steps that are scored."""
     file = user_path(source)
     held_out = form.hold_out >= dataset.horizon * dataset.windows

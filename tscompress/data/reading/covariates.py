@@ -54,6 +54,9 @@ def check_roles(roles: Mapping[str, Sequence[Any]]) -> None:
     seen: dict[Any, str] = {}
     for role, columns in roles.items():
         for name in columns:
+            if name is not None and seen.get(name) == role:
+                first, option = _ROLES[role]
+                raise ValueError(f"column {str(name)!r} is {first} twice; name it once in {option}")
             if name is not None and name in seen:
                 (first, option), (second, other) = _ROLES[seen[name]], _ROLES[role]
                 raise ValueError(

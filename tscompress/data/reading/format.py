@@ -65,7 +65,9 @@ class SeriesFormat(BaseModel):
     @classmethod
     def _known_encoding(cls, encoding: str) -> str:
         try:
-            return codecs.lookup(encoding).name
+            known = codecs.lookup(encoding).name
+            "".encode(known)  # the codecs of bytes, such as base64, are no encodings of text
+            return known
         except (LookupError, ValueError):
             raise ValueError(
                 f"{encoding!r} is no encoding; such are utf-8, utf-16 and cp1252"

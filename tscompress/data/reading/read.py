@@ -23,7 +23,7 @@ from tscompress.data.reading.tables import (
 from tscompress.data.reading.time_grid import RegularSeries, regular_series
 from tscompress.errors import DataError
 from tscompress.io.files import user_path
-from tscompress.io.untrusted import shown
+from tscompress.io.untrusted import UnreadableFileError, regular_file, shown
 
 DEFAULT_FORMAT = SeriesFormat()
 _HEAD = 8  # rows that are kept to be shown
@@ -82,8 +82,12 @@ def check_is_file(path: Path) -> None:
     ------
     DataError
     """
-    if not path.is_file():
-        raise DataError(f"there is no file {str(path)!r}.")
+    try:
+        regular_file(path)
+    except UnreadableFileError as error:
+        raise DataError(f"{str(path)!r} is no file of series: {error}; give the file.") from None
+    except FileNotFoundError:
+        raise DataError(f"there is no file {str(path)!r}.") from None
     with naming_file(path):
         kind = kind_of(path)
     if not kind:

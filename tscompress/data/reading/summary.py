@@ -118,7 +118,9 @@ def summarize(
     """
     if left_out is None:
         left_out = [
-            one.name for one in read.series if not usable(one.values[: len(one.values) - hold_out])
+            one.name
+            for one in read.series
+            if not usable(one.values[: max(0, len(one.values) - hold_out)])
         ]
     out = set(left_out)
     kept = [one for one in read.series if one.name not in out]
