@@ -32,7 +32,7 @@ def test_a_graph_is_opened_once_whatever_threads_the_workload_names(
     workload = make_workload(
         {"threads": before + 1, "context_length": 16, "horizon": 4, "batch_size": 1}
     )
-    measure = process_memory._measure_this_process
+    measure = process_memory.measure_this_process
     memory = measure(exported["chronos-bolt"], "float32", workload, shared=False)
     assert opened == [before + 1]
     assert forecasters[0].forecaster is sessions[0]

@@ -105,6 +105,14 @@ def test_unchanged_combination_is_left_out() -> None:
         points_of(recipe(grid=[{"rank": [None]}]))
 
 
+def test_a_fold_that_drops_parts_is_a_point_without_other_sizes() -> None:
+    fold, grid = {"single_token": True}, [{"ff_ratio": [None, 0.5]}]
+    assert labels(fold=fold, grid=grid) == ["fold, single token", "fold, single token, d_ff 50%"]
+    assert all(point.recipe.fold.single_token for point in points_of(recipe(fold=fold, grid=grid)))
+    with pytest.raises(RecipeError, match="single_token"):
+        points_of(recipe(fold=fold, grid=[{"method": "svd", "rank": [3]}]))
+
+
 def test_points_that_come_twice_count_once() -> None:
     assert labels(grid=[{"rank": [4]}, {"rank": [8, 4]}]) == ["fold, d_kv 4", "fold, d_kv 8"]
 

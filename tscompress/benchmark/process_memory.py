@@ -79,10 +79,16 @@ def process_memory(
     return MemoryUse(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _measure_this_process(
+def measure_this_process(
     directory: Path, dtype: str, workload: Workload, *, shared: bool
 ) -> MemoryUse:
-    """Load the checkpoint and forecast twice (the second call runs with warm pools)."""
+    """Memory in bytes of loading the checkpoint here and forecasting twice, the second time warm.
+
+    Raises
+    ------
+    TscompressError
+        As :func:`tscompress.load`.
+    """
     if exported_directory(directory) is not None:
         importlib.import_module("onnxruntime")  # a library, as torch is
     forget_peak()
@@ -149,7 +155,7 @@ def memory_of(
 def main(arguments: Sequence[str]) -> None:
     """Print the :class:`MemoryUse` of a directory, dtype and workload, as JSON."""
     directory, dtype, workload, *shared = arguments
-    memory = _measure_this_process(
+    memory = measure_this_process(
         Path(directory), dtype, make_workload(json.loads(workload)), shared=shared == [_SHARED]
     )
     print(json.dumps(asdict(memory)))

@@ -18,11 +18,12 @@ from tscompress.data.reading.read import SeriesFile
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.reading.time_grid import Step
 from tscompress.errors import DataError
+from tscompress.runtime.quantiles import DEFAULT_LEVELS
 
 SeriesArray = npt.NDArray[np.float64]
 
 #: Levels at which forecasts are asked for and scored.
-QUANTILE_LEVELS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+QUANTILE_LEVELS = list(DEFAULT_LEVELS)
 
 
 class LongFormat(SeriesFormat):

@@ -10,8 +10,14 @@ import numpy.typing as npt
 
 from tscompress.errors import UsageError
 from tscompress.runtime.contexts import Task, stacked, tasks_of
-from tscompress.runtime.forecaster import DEFAULT_LEVELS, PatchForecaster, positive_integer
-from tscompress.runtime.quantiles import FloatArray, interpolated, probability_masses, weighted
+from tscompress.runtime.forecaster import PatchForecaster, positive_integer
+from tscompress.runtime.quantiles import (
+    DEFAULT_LEVELS,
+    FloatArray,
+    interpolated,
+    probability_masses,
+    weighted,
+)
 
 #: Quantiles that continue as paths beyond one call.
 _PATHS = DEFAULT_LEVELS

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tscompress.runtime.contexts import stacked, univariate
-from tscompress.runtime.forecaster import DEFAULT_LEVELS, PatchForecaster
-from tscompress.runtime.quantiles import FloatArray, empirical
+from tscompress.runtime.forecaster import PatchForecaster
+from tscompress.runtime.quantiles import DEFAULT_LEVELS, FloatArray, empirical
 
 
 class ChronosBoltForecaster(PatchForecaster):

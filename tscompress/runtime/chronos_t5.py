@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tscompress.errors import UsageError
 from tscompress.runtime.contexts import stacked, univariate
 from tscompress.runtime.decoding import Paths
-from tscompress.runtime.forecaster import DEFAULT_LEVELS, Forecaster, positive_integer
+from tscompress.runtime.forecaster import Forecaster, positive_integer
 from tscompress.runtime.graph import Graph
-from tscompress.runtime.quantiles import FloatArray, empirical
+from tscompress.runtime.quantiles import DEFAULT_LEVELS, FloatArray, empirical
 from tscompress.runtime.record import Record, positive
 from tscompress.runtime.sampling import Sampling, drawn
 from tscompress.runtime.t5_names import (

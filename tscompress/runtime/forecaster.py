@@ -14,10 +14,8 @@ import numpy.typing as npt
 from tscompress.errors import UsageError
 from tscompress.runtime.contexts import pad_left
 from tscompress.runtime.graph import OUTPUT, Graph, thread_count
-from tscompress.runtime.quantiles import FloatArray
+from tscompress.runtime.quantiles import DEFAULT_LEVELS, FloatArray
 from tscompress.runtime.record import GRAPH_FILE, Record, positive
-
-DEFAULT_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class Forecaster(ABC):

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
+#: Levels at which forecasts are asked for and scored.
+DEFAULT_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def empirical(values: FloatArray, levels: Sequence[float]) -> FloatArray:

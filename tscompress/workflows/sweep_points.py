@@ -204,9 +204,9 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
     """None for the combination that changes nothing."""
     steps = options["recover_steps"]
     sizes = {name: value for name, value in options.items() if name != "recover_steps"}
-    if not sizes:
+    if not sizes and not sweep.fold.dropped:
         return None
-    label = _label(grid, sizes, steps)
+    label = _label(grid, sweep.fold, sizes, steps)
     recover = sweep.recover.model_copy(update={"steps": steps, "minutes": None})
     alike = {"method": grid.method, "layout": grid.layout, "keep_width": grid.keep_width}
     try:
@@ -230,10 +230,10 @@ def _point(sweep: SweepRecipe, grid: Grid, options: dict[str, Any]) -> Point | N
     return Point(recipe, label)
 
 
-def _label(grid: Grid, sizes: Mapping[str, Any], steps: int) -> str:
+def _label(grid: Grid, fold: FoldConfig, sizes: Mapping[str, Any], steps: int) -> str:
     heads = "d_kv" if grid.method == "fold" else "rank"
     names = {"rank": heads, "ff_ratio": "d_ff", "width": "d_model"}
-    parts: list[str] = [grid.method]
+    parts: list[str] = [grid.method, *(name.replace("_", " ") for name in fold.dropped)]
     for name, value in sizes.items():
         share = name == "ff_ratio" or (name == "width" and isinstance(value, float))
         text = percent(value) if share else str(value)
