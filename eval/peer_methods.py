@@ -32,6 +32,7 @@ from tscompress.compression.layer_walk import Step, walk
 from tscompress.compression.recording import record
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, UsageError
+from tscompress.families.stacks import stack_layers
 from tscompress.layers.low_rank import LowRankLinear
 from tscompress.linalg import truncated_svd
 
@@ -321,7 +322,6 @@ def multiply_back_(loaded: LoadedModel) -> None:
 
 #: Stack to the layers of it that stay.
 Kept = dict[str, tuple[int, ...]]
-_STACKS = ("encoder", "decoder")
 
 
 def every_second(loaded: LoadedModel) -> Kept:
@@ -349,8 +349,7 @@ def least_needed_gone(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> 
 
 
 def _all_layers(loaded: LoadedModel) -> Kept:
-    model: Any = loaded.model
-    return {stack: tuple(range(len(getattr(model, stack).block))) for stack in _STACKS}
+    return {name: tuple(range(len(layers))) for name, layers in stack_layers(loaded.model).items()}
 
 
 def with_layers(loaded: LoadedModel, kept: Kept) -> LoadedModel:

@@ -219,6 +219,20 @@ def test_multiplied_back_says_the_same_and_saves_nothing(
     assert parameter_count(factored.model) == parameter_count(load(path).model)
 
 
+def test_a_model_of_one_stack_loses_half_of_that(
+    methods: ModuleType, checkpoints: dict[str, Path]
+) -> None:
+    loaded = load(checkpoints["chronos-2"], dtype="float32")
+    assert methods.every_second(loaded) == {"encoder": (0,)}
+    batches = batches_of(loaded)
+    losses = [
+        methods.mean_loss(methods.with_layers(loaded, {"encoder": (layer,)}), batches)
+        for layer in (0, 1)
+    ]
+    best = losses.index(min(losses))
+    assert methods.least_needed_gone(loaded, batches) == {"encoder": (best,)}
+
+
 def test_half_the_layers(methods: ModuleType, loaded: LoadedModel) -> None:
     batches = batches_of(loaded)
     assert methods.every_second(loaded) == {"encoder": (0,), "decoder": (0,)}
