@@ -170,6 +170,18 @@ TABLES = (
         "--models DIR/budgets-models",
         25,
     ),
+    Table(
+        "budgets-chronos2",
+        "budgets.py --model reference/chronos2 --budget parameters=0.7 --budget parameters=0.6 "
+        "--budget parameters=0.4 --budget parameters=0.25 --output DIR/budgets "
+        "--models DIR/budgets-models",
+        25,
+    ),
+    Table(
+        "peers-chronos2",
+        "peers.py --model reference/chronos2 --max-series 200 --output DIR/peers",
+        25,
+    ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
     Table(
         "shapes-chronos2",
