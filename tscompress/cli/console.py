@@ -40,7 +40,7 @@ def path(text: str) -> Path:
 
 def duration(seconds: float) -> str:
     """``HH:MM:SS``, with any number of hours."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(max(0, round(seconds)), 60)  # a limit of minutes may be passed
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
