@@ -60,7 +60,8 @@ def quiet_libraries() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    logging.getLogger("chronos").setLevel(logging.ERROR)
+    for name in ("chronos", "matplotlib"):  # which warns of a home that it cannot write to
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
 
