@@ -471,12 +471,15 @@ def test_other_series_are_not_recognised() -> None:
     [
         ("sales.txt", 3, DataError, r"sales\.txt.*\.csv"),
         ("empty.yaml", None, RecipeError, "no datasets"),
+        ("misspelt", 3, RecipeError, "no suite"),
+        ("none.yaml", 3, RecipeError, "no suite"),
     ],
 )
 def test_names_that_are_no_suite_are_quoted(
     tmp_path: Path, name: str, horizon: int | None, kind: type[Exception], match: str
 ) -> None:
-    (tmp_path / name).write_text("[]")
+    if not name.startswith(("misspelt", "none")):
+        (tmp_path / name).write_text("[]")
     table = None if horizon is None else LongFormat(horizon=horizon)
     with pytest.raises(kind, match=match):
         find_suite(tmp_path / name, table)

@@ -15,7 +15,13 @@ from conftest import ROOT
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError
 from tscompress.plan.schedules import PlannedSchedule
-from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe, validate
+from tscompress.workflows.recipe import (
+    Recipe,
+    inputs_of,
+    load_pretrain_recipe,
+    load_recipe,
+    validate,
+)
 from tscompress.workflows.sweep_points import load_sweep_recipe, points_of
 
 RECIPES = ROOT / "recipes"
@@ -317,6 +323,22 @@ def test_every_number_has_bounds_and_is_no_boolean(where: tuple[Any, ...], value
     assert len(NUMBERS) > 40
     with pytest.raises(RecipeError, match=str(where[-2 if isinstance(where[-1], int) else -1])):
         validate(Recipe, changed(where, value), "recipe")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["steps", "minutes", "warmup_steps", "accumulate", "held_out_series", "shuffle_series",
+     "evaluate_every", "patience", "checkpoint_steps", "checkpoint_minutes"],
+)  # fmt: skip
+def test_a_recovery_without_end_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match=name):
+        validate(Recipe, {**WHOLE, "recover": {name: 10**15}}, "recipe")
+
+
+def test_a_name_of_synthetic_series_is_no_directory() -> None:
+    assert "mixed" not in inputs_of(validate(Recipe, WHOLE, "recipe"))
+    given = validate(Recipe, {**WHOLE, "calibration": {"source": "mixed.csv"}}, "recipe")
+    assert "mixed.csv" in inputs_of(given)
 
 
 @pytest.mark.parametrize("text", ["schedule: {kind: rank, rank: yes}", "bench: {repeats: on}"])

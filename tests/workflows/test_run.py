@@ -282,6 +282,9 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
         ({"schedule": RankSchedule(rank=1000)}, "1000"),
         ({"width": 10**6}, "1000000"),
         ({"probe": ProbeConfig(tasks=("none",))}, "none"),
+        ({"evaluation": EvaluationConfig(cross_learning=True)}, "alone"),
+        ({"evaluation": EvaluationConfig(suite="covariates")}, "covariates"),
+        ({"recover": RecoveryConfig(steps=1, series=("gone.csv",))}, "gone.csv"),
     ],
 )
 def test_refusals_of_later_stages_come_first(

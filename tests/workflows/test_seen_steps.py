@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,28 +114,26 @@ def test_a_source_that_is_gone_is_noted(
     assert "gone.csv" in notes[0]
 
 
+@pytest.mark.parametrize("hold_out", [0, SCORED])
 def test_a_source_that_lies_elsewhere_is_known(
-    compressed: Callable[[int], Path],
-    sales: Path,
-    tmp_path: Path,
+    compressed: Callable[[int], Path], sales: Path, tmp_path: Path, hold_out: int
 ) -> None:
     """Also from another working directory, where a name leads nowhere or to another file."""
     moved, other, notes = tmp_path / "moved.csv", tmp_path / "elsewhere.csv", []
     moved.write_bytes(sales.read_bytes())
     other.write_text(sales.read_text().replace("s0,", "s9,"))
-    for hold_out in (0, SCORED):
-        output = compressed(hold_out)
-        for name in ("recipe.yaml", "provenance.json"):
-            record = output / name
-            record.write_text(record.read_text().replace(str(sales), "relative.csv"))
-        if hold_out:
-            evaluate_models(config(moved), partial(load, output), on_note=notes.append)
-            assert not notes
-            evaluate_models(config(other), partial(load, output), on_note=notes.append)
-            assert "relative.csv" in notes[0]
-        else:
-            with pytest.raises(LeakError, match="relative"):
-                evaluate_models(config(moved), partial(load, output))
+    output = compressed(hold_out)
+    for name in ("recipe.yaml", "provenance.json"):
+        record = output / name
+        record.write_text(record.read_text().replace(str(sales), "relative.csv"))
+    if not hold_out:
+        with pytest.raises(LeakError, match="relative"):
+            evaluate_models(config(moved), lambda: load(output))
+        return
+    evaluate_models(config(moved), lambda: load(output), on_note=notes.append)
+    assert not notes
+    evaluate_models(config(other), lambda: load(output), on_note=notes.append)
+    assert "relative.csv" in notes[0]
 
 
 def recipe_content(model: Path, output: Path, source: str) -> dict[str, object]:

@@ -28,6 +28,7 @@ from tscompress.cli import app as cli
 from tscompress.errors import (
     DataError,
     FactorizationError,
+    LeakError,
     OutputExistsError,
     RecipeError,
     TscompressError,
@@ -428,6 +429,28 @@ def test_the_figure_names_the_points_on_a_front() -> None:
     assert not any("d_kv 1" in text for text in texts)
 
 
+def test_the_figure_cuts_no_dot_off_and_numbers_each_named_point_apart() -> None:
+    columns: dict[str, Any] = {
+        "number": range(4), "label": ["original", "a", "b", "c"],
+        "method": ["original", *["fold"] * 3], "recovered": [False] * 4,
+        "latency_ms": [1.0, 1.3, 1.29, 0.5], "bytes_on_disk": [4, 2, 2, 1],
+        "peak_memory_bytes": [4, 2, 2, 1],
+        "WQL_ratio": [1.0, 1.2, 1.2, 1.5], "MASE_ratio": [1.0, 1.2, 1.2, 1.5],
+    }  # fmt: skip
+    fronts = {
+        f"front_{cost}_{metric}": [True, *[cost != "latency_ms"] * 3]
+        for cost in COSTS
+        for metric in ("WQL", "MASE")
+    }
+    figure = sweep_figure(pd.DataFrame(columns | fronts), "m")
+    for axes in figure.axes:
+        dots = [x for line in axes.lines if line.get_marker() != "None" for x in line.get_xdata()]
+        assert max(dots) < axes.get_xlim()[1]
+        numbers = {text.get_text(): text.xy for text in axes.texts}
+        assert sorted(numbers) == ["1", "2", "3"]
+        assert len(set(numbers.values())) == 3
+
+
 # --- stops and failures ---------------------------------------------------------------------------
 
 QUICK: dict[str, Any] = {"bench": None, "keep": "none"}
@@ -593,10 +616,40 @@ def test_common_errors_of_points_are_refused_first(
     for changes, match in (
         ({"bench": {"context_length": 10**6}}, "context_length"),
         ({"evaluation": {"datasets": ["nothing"]}}, "nothing"),
+        ({"evaluation": {"cross_learning": True}}, "alone"),
+        ({"calibration": {"source": "gone.csv"}}, "gone.csv"),
+        (
+            {"grid": [{"rank": [4], "recover_steps": [1]}], "recover": {"series": ["gone.csv"]}},
+            "gone.csv",
+        ),
     ):
         with pytest.raises(TscompressError, match=match):
             sweep(recipe(model, output, **changes))
         assert not output.exists()  # and hinders no mended recipe
+
+
+@pytest.mark.parametrize("fitted", ["calibration", "recover"])
+def test_files_are_read_and_held_against_what_is_scored_before_the_first_point(
+    checkpoints: dict[str, Path], tmp_path: Path, forbid: Forbid, fitted: str
+) -> None:
+    forbid("tscompress.workflows.measure_point.compress_loaded_")
+    table, said = tmp_path / "shops.csv", []
+    days = pd.date_range("2024-01-01", periods=90)
+    values = np.random.default_rng(0).normal(50, 9, 90)
+    pd.DataFrame({"date": days, "y": values}).to_csv(table, index=False)
+    learns = {
+        "calibration": {"calibration": {"source": str(table), "context_length": 32}},
+        "recover": {
+            "recover": {"series": [str(table)]},
+            "grid": [{"rank": [4], "recover_steps": [0, 1]}],
+        },
+    }[fitted]
+    scored = {"suite": str(table), "long_format": {"horizon": 8}}
+    asked = recipe(checkpoints["chronos-bolt"], tmp_path / "out", evaluation=scored, **learns)
+    with pytest.raises(LeakError):
+        sweep(asked, on_series=said.append)
+    assert [summary.series for summary in said if summary is not None] == [1]  # each file once
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def path(text: str) -> Path:
 
 def duration(seconds: float) -> str:
     """``HH:MM:SS``, with any number of hours."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(max(0, round(seconds)), 60)  # a limit of minutes may be passed
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
@@ -60,7 +60,8 @@ def quiet_libraries() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    logging.getLogger("chronos").setLevel(logging.ERROR)
+    for name in ("chronos", "matplotlib"):  # which warns of a home that it cannot write to
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
 

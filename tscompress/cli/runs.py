@@ -78,8 +78,6 @@ def sweep(
 
     The same command resumes a stopped sweep.
     """
-    from tscompress.compression.calibration import OWN_SOURCES
-    from tscompress.data.series import read_series
     from tscompress.workflows.measure_point import Measured
     from tscompress.workflows.sweep import FIGURE_FILE, POINTS
     from tscompress.workflows.sweep import sweep as measure
@@ -92,9 +90,6 @@ def sweep(
     if max_series is not None:
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
-
-    if chosen.calibration.source not in OWN_SOURCES:
-        say_series(read_series(chosen.calibration.source, chosen.series).summary)
 
     left = TimeLeft()
 
@@ -117,6 +112,7 @@ def sweep(
             device=device,
             force=force,
             inputs=(recipe,),
+            on_series=say_series,
             on_point=tell,
             on_progress=progress,
         )

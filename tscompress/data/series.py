@@ -15,6 +15,7 @@ from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.data.reading.values import floats
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import DataError
+from tscompress.io.text import counted
 
 DEFAULT_FORMAT = GivenSeries()
 
@@ -61,6 +62,10 @@ class LabelledSeries(list[FloatArray]):
                 f"{len(self.frequencies)} frequencies for {len(self)} series; give one a series, "
                 "None where it is unknown."
             )
+
+    def __repr__(self) -> str:
+        said = counted(len(self), "series") if self.summary is None else self.summary.line()
+        return f"LabelledSeries({said})"
 
 
 def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> LabelledSeries:

@@ -66,7 +66,7 @@ def _named_series(source: str | Path, form: GivenSeries) -> Iterator[tuple[str, 
             raise DataError(f"{str(path)!r} holds no file of {', '.join(SUFFIXES)}.")
         return chain.from_iterable(_values(f.name, _file_series(f, form), form) for f in found)
     match = _HUB_ID.fullmatch(str(source))
-    if match and not path.exists() and not kind_of(path):
+    if match and _is_on_hub(source):
         return _values(str(source), _hub_series(match["repo"], match["config"], form), form)
     return _values(path.name, _file_series(path, form), form)
 
@@ -97,6 +97,34 @@ def summaries(sources: Iterable[str | Path], form: GivenSeries) -> Iterator[Seri
         for file in series_files(path) if path.is_dir() else [path]:
             if file.is_file() and file.stat().st_size <= WHOLE_FILE_BYTES:
                 yield summarize(read_file(file, form), hold_out=form.hold_out)
+
+
+def check_sources(sources: Iterable[str | Path], form: GivenSeries, count: int = 1024) -> None:
+    """Refuse what :class:`SeriesStream` would; of each source ``count`` series are looked at.
+
+    Hub datasets are not, as that would need the network.
+
+    Raises
+    ------
+    DataError, LeakError
+    """
+    for source in sources:
+        if not _is_on_hub(source):
+            for where, values in islice(_named_series(source, form), count):
+                if leaks(values):
+                    raise _leaked(where)
+
+
+def _is_on_hub(source: str | Path) -> bool:
+    path = user_path(source)
+    named = _HUB_ID.fullmatch(str(source)) is not None
+    return named and not path.exists() and not kind_of(path)
+
+
+def _leaked(where: str) -> LeakError:
+    return LeakError(
+        f"{where} belongs to the evaluation suites; scores would mean nothing. Use other series."
+    )
 
 
 def _values(
@@ -235,10 +263,7 @@ class SeriesStream:
                 [_usable(source, self._form) for source in self._sources]
             ):
                 if not (self._checked or self._known_apart) and leaks(values):
-                    raise LeakError(
-                        f"{where} belongs to the evaluation suites; scores would mean nothing. Use "
-                        "other series."
-                    )
+                    raise _leaked(where)
                 values = self._cut(values)
                 seen += 1
                 if self._held_out_every and seen % self._held_out_every == 0:

@@ -73,7 +73,10 @@ class ScoreCache:
         try:
             write_text_atomically(self.path(key), json.dumps(stored) + "\n")
         except OutputError as error:  # the scores are still returned
-            self.trouble = str(error)
+            self.trouble = (
+                f"{str(self.directory)!r} cannot be written: {error.reason or error}; set "
+                "TSCOMPRESS_CACHE to another directory"
+            )
 
 
 def _digest_of(content: Any) -> str:

@@ -18,6 +18,7 @@ from tscompress.evaluation.metrics import Band
 from tscompress.evaluation.typical_series import Known
 from tscompress.io.files import write_text_atomically
 from tscompress.io.results import Result, results_json
+from tscompress.io.text import counted
 from tscompress.io.untrusted import MAX_JSON_BYTES
 from tscompress.probing.responses import (
     ResponseComparison,
@@ -124,8 +125,8 @@ class ProbeResult(Result):
         groups = self.groups().items() if self.tasks else ()
         means = [f"{group} {found.value:.2f}" for group, found in groups]
         overall = [f"skill {self.overall().value:.2f}"] if self.tasks else []
-        facts = [repr(self.model), f"{len(self.tasks)} tasks", *overall, *means[:6]]
-        facts += [f"{len(self.responses)} responses"] if self.responses else []
+        facts = [repr(self.model), counted(len(self.tasks), "task"), *overall, *means[:6]]
+        facts += [counted(len(self.responses), "response")] if self.responses else []
         return f"ProbeResult({', '.join(facts)})"
 
     def __str__(self) -> str:

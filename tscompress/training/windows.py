@@ -16,9 +16,9 @@ class Bucket(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    context_length: int = Field(ge=2)
-    horizon: int = Field(ge=1)
-    batch_size: int = Field(ge=1)
+    context_length: int = Field(ge=2, le=10**7)
+    horizon: int = Field(ge=1, le=10**6)
+    batch_size: int = Field(ge=1, le=10**6)
     weight: float = Field(default=1.0, gt=0)
 
 

@@ -12,14 +12,13 @@ import torch
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
-from tscompress.benchmark.workload import Workload, check_fits
+from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.given import loaded_of
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
-from tscompress.data.suites import find_suite, load_suite
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.evaluation.fidelity import Fidelity
@@ -38,11 +37,11 @@ from tscompress.progress import OnProgress, silent
 from tscompress.runtime.record import is_exported
 from tscompress.workflows.compress import (
     check_recovery_directory,
-    check_sizes,
     claimed_by_main,
     compress_loaded_,
     finish_recovery,
 )
+from tscompress.workflows.early_checks import check_stages, other_summaries
 from tscompress.workflows.evaluate_models import evaluate_models, score
 from tscompress.workflows.export import ExportResult, export
 from tscompress.workflows.recipe import (
@@ -172,12 +171,10 @@ def finishing_run(
         recipe.probe.chosen()  # check it before the work
     given = None if recipe.method == "svd" else calibration_series(recipe)
     on_series(summary_of(given))
-    scored_on = recipe.scored_on
-    if scored_on is not None and scored_on.long_format is not None:
-        (dataset,) = load_suite(find_suite(scored_on.suite, scored_on.long_format))
-        on_series(dataset.summary)
+    for summary in other_summaries(recipe):
+        on_series(summary)
     loaded = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
-    _check_stages(recipe, loaded, device)
+    check_stages(recipe, loaded, device)
     training = claimed_by_main(work if recipe.recover is not None else None)
     with claimed(replaced) as claim, training:
         measured = _profile(loaded, recipe, given, on_progress)
@@ -214,26 +211,6 @@ def _check_export(device: str) -> None:
             f"an exported graph runs on the CPU, and the device is {device!r}; leave the device "
             "out, or the section export."
         )
-
-
-def _check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
-    """Before the first stage, raise errors that later ones would raise for this model.
-
-    Raises
-    ------
-    PlanError
-        It has not the sizes that are asked for.
-    RecipeError, UsageError
-        There is no such suite or dataset, the model does not read as much as bench asks for, or it
-        reads no covariates and a task of the probe has some.
-    """
-    check_sizes(loaded, recipe)
-    if recipe.probe is not None:
-        recipe.probe.check_reads(loaded.forecaster, univariate=recipe.fold.univariate)
-    if recipe.scored_on is not None:
-        recipe.scored_on.selected()
-    if recipe.bench is not None:
-        check_fits(loaded.forecaster, repr(loaded.name), _on_device(recipe.bench, device))
 
 
 def _profile(

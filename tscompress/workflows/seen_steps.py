@@ -43,14 +43,14 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
     note = None
     scored_file = None if path is None else sha256_of(path)
     for fitted in sources_of(loaded):
-        copied = path if fitted.sha256 is not None and fitted.sha256 == scored_file else None
-        if not (copied or user_path(fitted.source).exists()):
+        copy = path if path is not None and fitted.sha256 == scored_file else None
+        if copy is None and not user_path(fitted.source).exists():
             note = (
                 f"{fitted.source!r}, to which {loaded.name} was fitted, is not there: whether it "
                 "holds the steps that are scored is not known"
             )
             continue
-        seen = _seen(copied or fitted.source, fitted.series, dataset, path)
+        seen = _seen(copy or fitted.source, fitted.series, dataset, path)
         if seen:
             needed = dataset.horizon * dataset.windows
             raise LeakError(

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
-from tscompress.benchmark.workload import Workload, check_fits
+from tscompress.benchmark.workload import Workload
 from tscompress.budget.search import fill_randomly_
 from tscompress.checkpoints.digests import (
     hardware,
@@ -33,6 +33,7 @@ from tscompress.checkpoints.digests import (
 from tscompress.checkpoints.format import apply_structure_, is_factored_config, read_plan
 from tscompress.checkpoints.integrity import read_config
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.data.reading.summary import SeriesSummary
 from tscompress.errors import (
     DataError,
     OutputExistsError,
@@ -45,6 +46,12 @@ from tscompress.io.files import check_file, check_output, user_path, write_text_
 from tscompress.plotting import save_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import check_sizes
+from tscompress.workflows.early_checks import (
+    check_calibration,
+    check_measurements,
+    check_recovery,
+    read_summaries,
+)
 from tscompress.workflows.measure_point import (
     ORIGINAL,
     Measured,
@@ -54,7 +61,7 @@ from tscompress.workflows.measure_point import (
     measure_point,
     shape_name,
 )
-from tscompress.workflows.recipe import with_columns
+from tscompress.workflows.recipe import Recipe, with_columns
 from tscompress.workflows.sweep_points import (
     Point,
     SweepRecipe,
@@ -79,6 +86,7 @@ def sweep(
     device: str = "cpu",
     force: bool = False,
     inputs: Sequence[str | Path | None] = (),
+    on_series: Callable[[SeriesSummary | None], None] = lambda summary: None,
     on_point: Callable[[Measured | None, str, int, int], None] = lambda *_: None,
     on_progress: OnProgress = silent,
 ) -> SweepResult:
@@ -92,6 +100,8 @@ def sweep(
         The output may hold the sweep of another recipe; its points are kept.
     inputs
         Besides those of the recipe: what the output must not replace.
+    on_series
+        Called with what was read of each file of series, before a model is loaded.
     on_point
         Called with each point just measured, or None and the reason of its failure, and with the
         numbers of points done and in all.
@@ -109,7 +119,8 @@ def sweep(
         The output holds something else.
     TscompressError
         One of its subclasses; measured points are kept. A point that fails is in ``failures``,
-        unless all do; one with sizes that the model cannot have is refused before the first.
+        unless all do; one with sizes that the model cannot have is refused before the first, and
+        so is what cannot be measured, calibrated or trained on.
     """
     if processes < 1:
         raise UsageError(f"processes is {processes}; it must be at least 1.")
@@ -117,12 +128,20 @@ def sweep(
     output = user_path(recipe.output)
     inputs = *inputs, recipe.model, recipe.evaluation.suite, recipe.evaluation.root
     _check_claim(output, recipe, force=force, inputs=inputs)
+    # What they read is the same, but that some points are not recovered, or not calibrated.
+    reading = {_reads(point.recipe): point.recipe for point in points}
+    said: list[SeriesSummary | None] = []
+    for summary in (found for one in reading.values() for found in read_summaries(one)):
+        if summary not in said:
+            said.append(summary)
+            on_series(summary)
     original = load(recipe.model, revision=recipe.revision, device=device, dtype=torch.float32)
     for point in points:
         _check_sizes(original, point)
-    recipe.evaluation.selected()
-    if recipe.bench is not None:
-        check_fits(original.forecaster, repr(original.name), _on_device(recipe.bench, original))
+    check_measurements(points[0].recipe, original, device)
+    for one in reading.values():
+        check_calibration(one)
+        check_recovery(one)
     model_hash = model_digest(original.forecaster)
     evaluation = with_columns(recipe.evaluation, recipe.series)
     scored_on = suite_content(evaluation)
@@ -149,6 +168,10 @@ def sweep(
     write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False))
     save_figure(sweep_figure(frame, original.name), output / FIGURE_FILE)
     return result
+
+
+def _reads(recipe: Recipe) -> tuple[bool, bool]:
+    return recipe.calibrates, recipe.recover is not None
 
 
 def _check_sizes(original: LoadedModel, point: Point) -> None:

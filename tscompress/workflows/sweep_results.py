@@ -147,7 +147,7 @@ def _fronts(row: Mapping[Any, Any], metric: str) -> str:
 def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
     """A panel for each metric and cost: points, numbered as in the table, and the fronts."""
     costs = _shown_costs(frame)
-    named = int(frame[[n for n in frame.columns if n.startswith("front_")]].any(axis=1).sum())
+    named = len(_named(frame))
     height = 5.4 + 0.16 * math.ceil(named / 2)
     figure = new_figure(1.8 + 2.9 * len(costs), height, f"{model}: quality against cost")
     panels = figure.subplots(len(METRICS), len(costs), squeeze=False, sharey="row", sharex="col")
@@ -161,15 +161,23 @@ def sweep_figure(frame: pd.DataFrame, model: str) -> Any:
                 ylabel=f"{metric}, ratio to original" if first else "",
             )
             _draw_panel(axes, frame, cost, metric)
+    for row, metric in zip(panels, METRICS, strict=True):  # their limits are known by now
+        for axes, cost in zip(row, costs, strict=True):
+            _number_points(axes, frame, cost, metric)
     legend_beside(figure, panels[0][0])
     _name_points(figure, frame)
     return figure
 
 
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    """The points on any front."""
+    fronts = frame[[name for name in frame.columns if name.startswith("front_")]]
+    return frame[fronts.any(axis=1) & (frame.index > 0)]
+
+
 def _name_points(figure: Figure, frame: pd.DataFrame) -> None:
     """What the numbers in the panels stand for."""
-    fronts = frame[[name for name in frame.columns if name.startswith("front_")]]
-    named = frame[fronts.any(axis=1) & (frame.index > 0)]
+    named = _named(frame)
     if named.empty:
         return
     figure.legend(
@@ -200,14 +208,38 @@ def _draw_panel(axes: Any, frame: pd.DataFrame, cost: str, metric: str) -> None:
         color, marker = ("black", "*") if kind == ORIGINAL else next(styles)
         of_kind = kinds == kind
         axes.plot(x[of_kind], y[of_kind], marker, color=color, ms=5.5, label=kind)
-    numbers = pd.DataFrame({"number": frame["number"], "x": x, "y": y})[front & (frame.index > 0)]
-    for place, (number, at_x, at_y) in enumerate(numbers.sort_values("x").to_numpy()):
-        # Above and below by turns: neighbours on a front lie close together.
+    axes.set_xlim(0, 1.08 * max(1.0, float(x.max())))  # no dot is cut off
+
+
+#: Of a panel without its margins, and of a number, both in points.
+_PANEL, _NUMBER = (170.0, 140.0), (10.0, 9.0)
+#: Where a number goes beside its dot, the first that is free.
+_PLACES = ((8, 5), (8, -6), (-8, 5), (-8, -6), (0, 10), (0, -11), (15, 0), (-15, 0))
+
+
+def _number_points(axes: Any, frame: pd.DataFrame, cost: str, metric: str) -> None:
+    """The numbers of the points that are named, beside their dots and apart from one another."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    points = pd.DataFrame(
+        {
+            "number": frame["number"],
+            "x": (frame[cost] / frame[cost].iloc[0] - left) / (right - left) * _PANEL[0],
+            "y": (frame[f"{metric}_ratio"] - low) / (high - low) * _PANEL[1],
+        }
+    )
+    taken = [(x, y, 6.0, 6.0) for x, y in points[["x", "y"]].to_numpy()]
+    for number, x, y in points.loc[_named(frame).index].sort_values("x").to_numpy():
+        places = [(x + dx, y + dy, *_NUMBER) for dx, dy in _PLACES]
+        free = next((p for p in places if not any(_overlap(p, t) for t in taken)), places[0])
+        taken.append(free)
         axes.annotate(
             f"{number:.0f}",
-            (at_x, at_y),
-            xytext=(4, 4 if place % 2 == 0 else -9),
-            textcoords="offset points",
-            fontsize=TICK_SIZE - 1,
-        )
-    axes.set_xlim(left=0)
+            (free[0] / _PANEL[0], free[1] / _PANEL[1]),
+            xycoords="axes fraction",
+            ha="center", va="center", fontsize=TICK_SIZE - 1,
+        )  # fmt: skip
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two boxes do, each given by its centre and its size."""
+    return all(abs(one[i] - other[i]) < (one[i + 2] + other[i + 2]) / 2 for i in (0, 1))

@@ -133,6 +133,12 @@ def test_columns_of_two_roles_or_none(changes: dict[str, str], name: str) -> Non
         read_table(table(), FORM.model_copy(update=changes))
 
 
+def test_a_column_named_twice_is_not_told_to_choose_between_one_option() -> None:
+    with pytest.raises(ValueError, match="twice") as refused:
+        read_table(table(), FORM.model_copy(update={"id_column": "id,id"}))
+    assert str(refused.value).count("--id-column") == 1
+
+
 def test_a_covariate_without_values_is_refused() -> None:
     with pytest.raises(ValueError, match="price"):
         read_table(table(price=np.nan), FORM)

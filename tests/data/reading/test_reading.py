@@ -177,6 +177,48 @@ def test_the_summary_says_what_was_read(tmp_path: Path) -> None:
     assert SeriesSummary.model_validate_json(summary.model_dump_json()) == summary
 
 
+@pytest.mark.parametrize("hold_out", [0, 24, 30, 45, 60, 90])
+def test_what_is_counted_is_what_is_calibrated_on(tmp_path: Path, hold_out: int) -> None:
+    lengths = {"a": 50, "b": 20, "c": 60}
+    parts = [
+        pd.DataFrame(
+            {
+                "id": name,
+                "date": pd.date_range("2024-01-01", periods=n),
+                "y": np.arange(1.0 + n)[1:],
+            }
+        )
+        for name, n in lengths.items()
+    ]
+    pd.concat(parts).to_csv(tmp_path / "x.csv", index=False)
+    form = GivenSeries(hold_out=hold_out)
+    learnt = sum(n - hold_out >= 3 for n in lengths.values())
+    if hold_out >= max(lengths.values()):
+        with pytest.raises(DataError, match="hold-out"):
+            read_series(tmp_path / "x.csv", form)
+        return
+    read = read_series(tmp_path / "x.csv", form)
+    assert read.summary is not None
+    assert (read.summary.series, len(read)) == (learnt, learnt)
+    assert len(repr(read)) < 200
+
+
+@pytest.mark.parametrize("encoding", ["base64", "hex", "zip", "rot13", "none"])
+def test_what_is_no_encoding_of_text_is_refused(encoding: str) -> None:
+    with pytest.raises(RecipeError, match=encoding):
+        validate(GivenSeries, {"encoding": encoding}, source="test")
+
+
+def test_what_is_there_and_no_file_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
+    (tmp_path / "directory.csv").mkdir()
+    for name in ("loop.csv", "directory.csv"):
+        with pytest.raises(DataError, match="no file of series"):
+            read_file(tmp_path / name)
+    with pytest.raises(DataError, match="there is no file"):
+        read_file(tmp_path / "gone.csv")
+
+
 def test_summaries_of_several_frequencies_and_of_none(tmp_path: Path) -> None:
     monthly = pd.date_range("2020-01-01", periods=9, freq="MS")
     other = pd.DataFrame({"item_id": "m", "date": monthly, "sales": np.arange(9.0)})

@@ -35,6 +35,12 @@ def shops(path: Path, count: int = 3) -> Path:
     return path
 
 
+def test_what_every_command_refuses_is_refused(tmp_path: Path) -> None:
+    outcome = shown(shops(tmp_path / "x.csv"), "--hold-out", "30")
+    assert isinstance(outcome.exception, DataError)
+    assert not outcome.stdout
+
+
 def test_the_line_is_that_of_every_command(tmp_path: Path) -> None:
     path = shops(tmp_path / "x.csv")
     outcome = shown(path)
