@@ -143,6 +143,11 @@ TABLES = (
         "--output DIR/peers",
         50,
     ),
+    Table(
+        "peers-chronos2",
+        "peers.py --model reference/chronos2 --max-series 200 --output DIR/peers",
+        25,
+    ),
     Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 25),
     Table(
         "methods-t5",
@@ -175,11 +180,6 @@ TABLES = (
         "budgets.py --model reference/chronos2 --budget parameters=0.7 --budget parameters=0.6 "
         "--budget parameters=0.4 --budget parameters=0.25 --output DIR/budgets "
         "--models DIR/budgets-models",
-        25,
-    ),
-    Table(
-        "peers-chronos2",
-        "peers.py --model reference/chronos2 --max-series 200 --output DIR/peers",
         25,
     ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),

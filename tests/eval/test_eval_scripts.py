@@ -420,7 +420,7 @@ def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
     reproduce = scripts.reproduce
     assert reproduce.chosen([]) == [table for table in reproduce.TABLES if not table.needs_gpu]
     assert [table.name for table in reproduce.chosen(["shapes", "peers"])] == [
-        "peers-bolt", "peers-t5", "shapes", "shapes-chronos2", "exported-shapes",
+        "peers-bolt", "peers-t5", "peers-chronos2", "shapes", "shapes-chronos2", "exported-shapes",
     ]  # fmt: skip
     with pytest.raises(UsageError, match="no table is called 'bert'; --list shows"):
         reproduce.chosen(["t5", "bert"])
