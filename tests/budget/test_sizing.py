@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, tiny_recipe
+from conftest import FAMILIES, Forbid, tiny_recipe
 
 import tscompress
 from tscompress.benchmark.sizes import (
@@ -343,6 +343,18 @@ def test_windows_of_a_series_stay_together() -> None:
     # But something must be measured on.
     (fitted,), (held_out,) = split_windows([replace(batch, series=torch.zeros(12))])
     assert len(held_out.context) == 3
+
+
+@pytest.mark.parametrize("layout", ["folded", "factored"])
+def test_an_impossible_budget_is_refused_before_anything_is_measured(
+    checkpoints: dict[str, Path], forbid: Forbid, layout: str
+) -> None:
+    forbid("tscompress.budget.plan_within_budget.measure_sensitivity")
+    loaded = load(checkpoints["chronos-bolt"])
+    for budget in ("parameters=0.0001", "macs=0.0001", "kv-cache=0.0001"):
+        schedule = PlannedSchedule(budget=parse_budget(budget), layout=layout)
+        with pytest.raises(PlanError, match="the smallest candidate"):
+            sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FoldConfig(), None)
 
 
 def test_a_model_that_reads_covariates_is_measured_on_driven_pairs(

@@ -50,6 +50,7 @@ from tscompress.families.stacks import layer_name, sublayers
 from tscompress.io.files import cache_directory
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan, stock_frequencies
 
+HIDDEN_RATIOS = (0.75, 0.5, 0.25, 0.125)
 DEFAULT_WIDTHS = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 
 
@@ -65,7 +66,7 @@ def measure_sensitivity(
     holdout: Sequence[ForecastBatch] | None = None,
     fold: FoldConfig,
     head_sizes: Sequence[int] | None = None,
-    hidden_ratios: Sequence[float] = (0.75, 0.5, 0.25, 0.125),
+    hidden_ratios: Sequence[float] = HIDDEN_RATIOS,
     width_ratios: Sequence[float] = DEFAULT_WIDTHS,
     layers: bool | Sequence[str] = True,
     cache: Path | Literal["default"] | None = "default",
@@ -143,6 +144,16 @@ def measure_sensitivity(
     forecasts = forecasts or Forecasts(loaded, holdout)
     measuring = _Pass(loaded, batches, config, forecasts, remaining, result, store, on_progress)
     return measuring.run()
+
+
+def unmeasured(loaded: LoadedModel, fold: FoldConfig, *, layers: bool) -> Sensitivity:
+    """The same parts and sizes, all without loss: what a search can reach is known by that."""
+    wanted = _wanted_parts(
+        loaded, None, HIDDEN_RATIOS, DEFAULT_WIDTHS, layers,
+        free_frequencies=fold.frequencies == "free",
+    )  # fmt: skip
+    parts = tuple(Part(**part._asdict(), losses=(0.0,) * len(part.sizes)) for part in wanted)
+    return Sensitivity(family=loaded.family, base_loss=1.0, parts=parts, settings={})
 
 
 def _check_measurable(

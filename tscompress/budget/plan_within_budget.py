@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Measure
-from tscompress.budget.measure_sensitivity import measure_sensitivity
+from tscompress.budget.measure_sensitivity import measure_sensitivity, unmeasured
 from tscompress.budget.search import (
     Candidate,
     choose_factored,
@@ -70,7 +70,6 @@ def plan_within_budget(
     """
     workload = workload_for(loaded, workload or Workload())
     fitted, held_out = split_windows(batches)
-    sensitivity = _measured(loaded, fitted, held_out, fold, on_progress, depth=schedule.depth)
     itemsize = loaded.stored_dtype.itemsize
     costs = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
 
@@ -85,11 +84,12 @@ def plan_within_budget(
         "measure_wql": trials.quality,
         "on_measured": trials.note,
     }
-    if schedule.layout == "factored":
-        chosen = choose_factored(
-            sensitivity, costs, schedule.budget, multiple=schedule.multiple, **measuring
-        )
-    else:
+
+    def choose(sensitivity: Sensitivity) -> Candidate:
+        if schedule.layout == "factored":
+            return choose_factored(
+                sensitivity, costs, schedule.budget, multiple=schedule.multiple, **measuring
+            )
         candidates = folded_candidates(
             sensitivity,
             costs,
@@ -97,7 +97,11 @@ def plan_within_budget(
             depth=schedule.depth,
             narrower=narrower if schedule.may_narrow else None,
         )
-        chosen = choose_folded(candidates, schedule.budget, costs, **measuring)
+        return choose_folded(candidates, schedule.budget, costs, **measuring)
+
+    if schedule.budget.measure not in ("latency", "wql"):
+        choose(unmeasured(loaded, fold, layers=schedule.depth))  # refuses what no size fits
+    chosen = choose(_measured(loaded, fitted, held_out, fold, on_progress, depth=schedule.depth))
     plan = plan_of(loaded, chosen, schedule, fold)
     found = _found(chosen, costs, trials.measured.get(id(chosen)))
     return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
