@@ -63,6 +63,7 @@ from testbed import (
     FRONT_SIZES,
     KEPT,
     LITTLE,
+    PARTS,
     REFERENCES,
     SIZES,
     WORKLOADS,
@@ -263,7 +264,7 @@ def with_costs(
         low, high = timed.latency_ratio_interval(key) or (math.nan, math.nan)
         held = held_bytes(models[key].model)
         row |= {"parameters": ratios["parameters"], "on disk": stored[key] / stored["dense"]}
-        row |= {"in memory MiB": held / _MEBI, "KV cache": ratios["kv_cache_bytes"]}
+        row |= {"in memory MiB": held / _MEBI, "KV cache": ratios.get("kv_cache_bytes")}
         row["peak MiB"] = (held + working_bytes(models[key].forecaster, workload)) / _MEBI
         row |= {"latency": ratios["latency_ms"], "latency low": low, "latency high": high}
         rows.append(row)
@@ -326,23 +327,24 @@ def markdown(frame: pd.DataFrame) -> str:
     """The table as GitHub shows it, kind by kind and the largest first; ratios to the dense."""
     frame = frame.sort_values("parameters", ascending=False, kind="stable")
     frame = frame.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
-    lines = [
-        "| | | parameters | on disk | in memory, MiB | peak, MiB | KV cache | latency (95 %) "
-        "| WQL (95 %) | SQL (95 %) | MASE (95 %) | skill kept (95 %) | of seasons | own skill "
-        "| CPU minutes |",
-        f"|---|---|{'--:|' * 13}",
-    ]
+    parts = [part for part in PARTS if part in frame and frame[part].notna().any()]
+    heads = [
+        "parameters", "on disk", "in memory, MiB", "peak, MiB", "KV cache",
+        "latency (95 %)", "WQL (95 %)", "SQL (95 %)", "MASE (95 %)", "skill kept (95 %)",
+        *(f"of {part}" for part in parts), "own skill", "CPU minutes",
+    ]  # fmt: skip
+    lines = [f"| | | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
     for row in frame.to_dict("records"):
         dense = row["kind"] == "dense"
         ratios = [with_interval(row, "latency", 2)]
         ratios += [with_interval(row, name, 3 if name == "skill" else 4) for name in KEPT]
-        minutes = "" if dense else f"{row['CPU minutes']:.1f}"
-        lines.append(
-            f"| {row['kind']} | {row['label']} | {row['parameters']:.1%} | {row['on disk']:.1%} | "
-            f"{row['in memory MiB']:.1f} | {row['peak MiB']:.0f} | {row['KV cache']:.1%} | "
-            f"{' | '.join('1' if dense else ratio for ratio in ratios)} | "
-            f"{with_interval(row, 'seasons', 3)} | {row['own skill']:.3f} | {minutes} |"
-        )
+        cells = [row["kind"], row["label"], f"{row['parameters']:.1%}", f"{row['on disk']:.1%}"]
+        cells += [f"{row['in memory MiB']:.1f}", f"{row['peak MiB']:.0f}"]
+        cells.append("" if pd.isna(row["KV cache"]) else f"{row['KV cache']:.1%}")
+        cells += ["1"] * len(ratios) if dense else ratios
+        cells += [with_interval(row, part, 3) for part in parts]
+        cells += [f"{row['own skill']:.3f}", "" if dense else f"{row['CPU minutes']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
