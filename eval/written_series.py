@@ -321,7 +321,7 @@ REFUSED: tuple[Written, ...] = (
     Written("empty.csv", lambda p: b"", layout="none", defect="empty", remedy="No columns"),
     Written("header_alone.csv", lambda p: csv(long()[:0]), defect="no rows", remedy="no rows"),
     Written("zeros_alone.csv", lambda p: bytes(4000), layout="none", defect="bytes of zero",
-            remedy="no rows"),
+            remedy="zero bytes"),
     Written("random.csv", lambda p: _JUNK, layout="none", defect="random bytes",
             remedy="--encoding"),
     Written("random.parquet", lambda p: _JUNK, layout="none", separator="Parquet",

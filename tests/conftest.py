@@ -23,6 +23,7 @@ from tscompress.api import compress
 from tscompress.benchmark import process_memory
 from tscompress.benchmark.process_memory import MemoryUse
 from tscompress.benchmark.sizes import bytes_on_disk
+from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
@@ -58,7 +59,9 @@ def _no_process_for_memory() -> Iterator[Callable[..., MemoryUse]]:
     ``memory_of_a_process``."""
     measured = process_memory.process_memory
 
-    def stand_in(directory: Path, *_: object, **__: object) -> MemoryUse:
+    def stand_in(
+        directory: Path, dtype: torch.dtype, workload: Workload, *, shared: bool = False
+    ) -> MemoryUse:
         weights = bytes_on_disk(directory)
         return MemoryUse(2**28, 2**28 + weights, 2**28 + 2 * weights)
 
@@ -79,7 +82,8 @@ def memory_of_a_process(
         seen.append(directory)
         return _no_process_for_memory(directory, *arguments, **options)
 
-    monkeypatch.setattr(process_memory, "process_memory", measure)
+    for module in (process_memory, measure_point):
+        monkeypatch.setattr(module, "process_memory", measure)
     return seen
 
 

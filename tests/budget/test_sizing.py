@@ -25,7 +25,7 @@ from tscompress.benchmark.workload import Workload
 from tscompress.budget import layer_removal, window_loss
 from tscompress.budget import plan_within_budget as sizing
 from tscompress.budget.forecast_loss import Forecasts
-from tscompress.budget.measure_sensitivity import measure_sensitivity
+from tscompress.budget.measure_sensitivity import measure_sensitivity, unmeasured
 from tscompress.budget.search import Candidate
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.budget.window_loss import WindowLoss, joined, split_windows, with_drivers
@@ -355,6 +355,20 @@ def test_an_impossible_budget_is_refused_before_anything_is_measured(
         schedule = PlannedSchedule(budget=parse_budget(budget), layout=layout)
         with pytest.raises(PlanError, match="the smallest candidate"):
             sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FoldConfig(), None)
+
+
+def test_what_is_reached_before_anything_is_measured_is_reached_after(
+    checkpoints: dict[str, Path],
+) -> None:
+    """Also with sizes that no stock checkpoint has."""
+    loaded = load(checkpoints["chronos-2"])
+    for frequencies in ("free", "stock"):
+        fold = FoldConfig(frequencies=frequencies)
+        batches = batches_of(loaded)
+        measured = measure_sensitivity(loaded, batches, fold=fold, layers=False, cache=None)
+        before = unmeasured(loaded, fold, layers=False)
+        assert [part.sizes for part in before.parts] == [part.sizes for part in measured.parts]
+        assert before.settings["fold"]["frequencies"] == measured.settings["fold"]["frequencies"]
 
 
 def test_a_model_that_reads_covariates_is_measured_on_driven_pairs(

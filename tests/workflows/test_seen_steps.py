@@ -114,6 +114,16 @@ def test_a_source_that_is_gone_is_noted(
     assert "gone.csv" in notes[0]
 
 
+def test_a_source_that_is_another_file_by_now_is_noted(
+    compressed: Callable[[int], Path], sales: Path
+) -> None:
+    output, notes = compressed(0), []
+    frame = pd.read_csv(sales)
+    frame.iloc[: len(frame) // 2].to_csv(sales, index=False)
+    evaluate_models(config(sales), lambda: load(output), on_note=notes.append)
+    assert sales.name in notes[0]
+
+
 @pytest.mark.parametrize("hold_out", [0, SCORED])
 def test_a_source_that_lies_elsewhere_is_known(
     compressed: Callable[[int], Path], sales: Path, tmp_path: Path, hold_out: int

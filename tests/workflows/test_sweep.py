@@ -535,9 +535,12 @@ def test_a_point_that_fails_does_not_stop_the_others(
 
 
 @pytest.mark.slow
-def test_memory_is_measured(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_memory_is_measured(
+    checkpoints: dict[str, Path], tmp_path: Path, memory_of_a_process: list[Path]
+) -> None:
     frame = sweep(recipe(checkpoints["chronos-bolt"], tmp_path / "o", grid=[{"rank": [4]}])).frame
     assert (frame["peak_memory_bytes"] > frame["bytes_on_disk"]).all()
+    assert len(memory_of_a_process) == len(frame)
 
 
 @pytest.mark.slow

@@ -83,7 +83,8 @@ def layers_that_stay(
     going = sum(have.values()) - sum(wanted.values())
     trial = replace(loaded, model=copy.deepcopy(loaded.model))
     fitted, held_out = split_windows(batches)
-    held_out = with_drivers(loaded, held_out)
+    if not fold.univariate:  # or covariates would decide that it does not read
+        held_out = with_drivers(loaded, held_out)
     for gone in range(going):
         on_progress("layers", gone, going)
         may_go = [stack for stack in have if _may_lose(loaded, kept, wanted, stack)]

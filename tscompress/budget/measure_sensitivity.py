@@ -153,7 +153,8 @@ def unmeasured(loaded: LoadedModel, fold: FoldConfig, *, layers: bool) -> Sensit
         free_frequencies=fold.frequencies == "free",
     )  # fmt: skip
     parts = tuple(Part(**part._asdict(), losses=(0.0,) * len(part.sizes)) for part in wanted)
-    return Sensitivity(family=loaded.family, base_loss=1.0, parts=parts, settings={})
+    settings = {"fold": fold.model_dump(mode="json")}
+    return Sensitivity(family=loaded.family, base_loss=1.0, parts=parts, settings=settings)
 
 
 def _check_measurable(

@@ -178,7 +178,8 @@ def sensitivities(
     Returns
     -------
     Sensitivity
-        On held-out windows: nats per token for Chronos-T5, scaled pinball loss for the others.
+        On held-out windows: nats per token for Chronos-T5, scaled pinball loss for the others. Of
+        Chronos-2 windows with and without covariates count alike, pairs with a driver among them.
 
     Raises
     ------

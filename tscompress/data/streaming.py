@@ -110,7 +110,7 @@ def check_sources(sources: Iterable[str | Path], form: GivenSeries, count: int =
     """
     for source in sources:
         if not _is_on_hub(source):
-            for where, values in islice(_named_series(source, form), count):
+            for where, values in islice(_usable(source, form), count):
                 if leaks(values):
                     raise _leaked(where)
 

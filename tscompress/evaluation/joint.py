@@ -67,8 +67,8 @@ def are_joint(
     reads = reads_covariates(pipeline)
     if dataset.covariates and not reads:
         raise UsageError(
-            f"{dataset.name!r} has covariates, and {kind_of(pipeline)} reads none; give "
-            "--as-univariate to forecast its series alone."
+            f"{dataset.name!r} has covariates, and {kind_of(pipeline)} reads none; "
+            "forecast its series alone (--as-univariate, as_univariate: true)."
         )
     grouped = bool(dataset.covariates or dataset.groups) and reads
     return grouped or settings.cross_learning

@@ -102,8 +102,7 @@ class PatchedRegression:
     def noise_part(self, U: Tensor, v: Tensor) -> float:
         """E of the squared part of w_hat that the noise makes; what the bounds bound.
 
-        U is ``[d, p (d + 1)]``, v ``[p (d + 1)]``;
-
+        U is ``[d, p (d + 1)]``, v ``[p (d + 1)]``:
         sigma^2 n / p times sum_jk |vy_j Ux_k + uy_j vx_k'|^2.
         """
         Ux, uy, vx, vy = self._parts(U, v)

@@ -44,10 +44,10 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
     scored_file = None if path is None else sha256_of(path)
     for fitted in sources_of(loaded):
         copy = path if path is not None and fitted.sha256 == scored_file else None
-        if copy is None and not user_path(fitted.source).exists():
+        if copy is None and not _is_there(fitted):
             note = (
-                f"{fitted.source!r}, to which {loaded.name} was fitted, is not there: whether it "
-                "holds the steps that are scored is not known"
+                f"{fitted.source!r}, to which {loaded.name} was fitted, is not there, or another "
+                "file by now: whether it held the steps that are scored is not known"
             )
             continue
         seen = _seen(copy or fitted.source, fitted.series, dataset, path)
@@ -59,6 +59,14 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
                 f"{needed}, or score other series."
             )
     return note
+
+
+def _is_there(fitted: FittedSource) -> bool:
+    """Whether a source can be read again as it was."""
+    path = user_path(fitted.source)
+    if not path.is_file() or fitted.sha256 is None:
+        return path.exists()
+    return sha256_of(path) == fitted.sha256
 
 
 def sources_of(loaded: LoadedModel) -> list[FittedSource]:

@@ -280,3 +280,15 @@ def test_control_characters_in_ids_reach_no_terminal(tmp_path: Path) -> None:
     assert not {"\x1b", "\x00", "\u202e"} & set(outcome.output)
     path.write_text(path.read_text() + '\n{"id": "b\\nc", "target": [1]}')
     assert "'b\\nc'" in refusal(path)
+
+
+def test_a_zero_byte_in_a_cell_is_refused(tmp_path: Path) -> None:
+    rows = [f"2024-01-{day:02d},{day}" for day in range(1, 29)]
+    text = "\n".join(["date,y", *rows])
+    (tmp_path / "cut.csv").write_text(text.replace(",12", ",1\0002"))
+    assert "zero bytes" in refusal(tmp_path / "cut.csv")
+    for encoding in ("utf-16", "utf-16-le", "utf-32"):
+        (tmp_path / "wide.csv").write_text(text, encoding=encoding)
+        found = read_series(tmp_path / "wide.csv", encoding=encoding)
+        assert found[0].tolist() == list(range(1, 29))
+        assert "--encoding" in refusal(tmp_path / "wide.csv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -47,7 +48,7 @@ def open_text(path: Path, encoding: str, *, whole: bool) -> Iterator[TextIO]:
     ValueError
         An archive holds more than one file, or an encrypted one; while it is read: the text, or a
         line of it, is larger than :data:`MAX_EXPANDED_BYTES`, than fits into free memory, or than
-        :data:`MAX_LINE_BYTES`.
+        :data:`MAX_LINE_BYTES`, or holds zero bytes.
     """
     encoding = "utf-8-sig" if encoding == "utf-8" else encoding
     suffix = path.suffix.lower()
@@ -57,7 +58,12 @@ def open_text(path: Path, encoding: str, *, whole: bool) -> Iterator[TextIO]:
             raw = stack.enter_context(archive.open(_readable_member(archive, path)))
         else:
             raw = stack.enter_context(_OPENERS.get(suffix, open)(path, "rb"))
-        bounded = _Bounded(raw, packed=suffix in COMPRESSED, whole=whole)
+        bounded = _Bounded(
+            raw,
+            packed=suffix in COMPRESSED,
+            whole=whole,
+            zeros=b"\0" in "a".encode(encoding),  # UTF-16, UTF-32
+        )
         buffered = io.BufferedReader(bounded, 2**16)
         yield stack.enter_context(io.TextIOWrapper(buffered, encoding=encoding, newline=""))
 
@@ -72,11 +78,19 @@ def _readable_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
     return info
 
 
-class _Bounded(io.RawIOBase):
-    """Passes bytes on until there are too many of them, or too many without a line break."""
+#: First bytes of UTF-16, and of UTF-32.
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
-    def __init__(self, raw: Any, *, packed: bool, whole: bool) -> None:
+
+class _Bounded(io.RawIOBase):
+    """Passes bytes on until there are too many of them, or too many without a line break.
+
+    Zero bytes are refused unless characters of the encoding have them.
+    """
+
+    def __init__(self, raw: Any, *, packed: bool, whole: bool, zeros: bool) -> None:
         self._raw = raw
+        self._zeros = zeros
         self._packed = packed
         self._free = psutil.virtual_memory().available // MEMORY_PER_BYTE if whole else None
         self._most = MAX_EXPANDED_BYTES if whole and packed else None
@@ -93,6 +107,12 @@ class _Bounded(io.RawIOBase):
         content = bytes(buffer[:count])
         after_break = count - 1 - max(content.rfind(b"\n"), content.rfind(b"\r"))
         self._in_line = after_break if after_break < count else self._in_line + count
+        if self._count == count and content.startswith(_MARKS):
+            self._zeros = True  # decoding it says what it is
+        if not self._zeros and b"\0" in content:
+            raise ValueError(
+                "it holds zero bytes, which are no text; give --encoding, if it is utf-16"
+            )
         self._check()
         return count
 
