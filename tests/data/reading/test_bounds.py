@@ -289,6 +289,6 @@ def test_a_zero_byte_in_a_cell_is_refused(tmp_path: Path) -> None:
     assert "zero bytes" in refusal(tmp_path / "cut.csv")
     for encoding in ("utf-16", "utf-16-le", "utf-32"):
         (tmp_path / "wide.csv").write_text(text, encoding=encoding)
-        found = read_series(tmp_path / "wide.csv", encoding=encoding)
-        assert found[0].tolist() == list(range(1, 29))
+        found = read_file(tmp_path / "wide.csv", SeriesFormat(encoding=encoding)).series
+        assert list(found[0].values) == list(range(1, 29))
         assert "--encoding" in refusal(tmp_path / "wide.csv")
