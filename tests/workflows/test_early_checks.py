@@ -1,0 +1,59 @@
+"""What a later stage would refuse of a model without group attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tscompress.benchmark.workload import Workload
+from tscompress.checkpoints.load import load
+from tscompress.compression.fold_config import FoldConfig
+from tscompress.errors import UsageError
+from tscompress.workflows.early_checks import check_measurements
+from tscompress.workflows.recipe import EvaluationConfig, Recipe
+
+BENCH = Workload(batch_size=2, context_length=32, horizon=4, cross_learning=True)
+SCORES = EvaluationConfig(
+    datasets=("monash_m1_yearly",), max_series=2, cross_learning=True, batch_size=2
+)
+
+
+@pytest.mark.parametrize(
+    ("bench", "evaluation"), [(BENCH, None), (None, SCORES)], ids=["bench", "evaluation"]
+)
+def test_a_univariate_fold_is_not_measured_with_cross_learning(
+    checkpoints: dict[str, Path], bench: Workload | None, evaluation: EvaluationConfig | None
+) -> None:
+    model = checkpoints["chronos-2"]
+    recipe = Recipe(
+        model=str(model),
+        output="out",
+        fold=FoldConfig(univariate=True),
+        bench=bench,
+        evaluation=evaluation,
+        probe=None,
+    )
+    loaded = load(model)
+    with pytest.raises(UsageError, match="cross_learning"):
+        check_measurements(recipe, loaded, "cpu")
+    # With group attention both can be.
+    check_measurements(recipe.model_copy(update={"fold": FoldConfig()}), loaded, "cpu")
+
+
+def test_a_univariate_fold_is_not_scored_with_covariates(checkpoints: dict[str, Path]) -> None:
+    pytest.importorskip("vega_datasets")
+    model = checkpoints["chronos-2"]
+    scores = EvaluationConfig(suite="covariates", datasets=("seattle_weather_daily",), max_series=2)
+    recipe = Recipe(
+        model=str(model),
+        output="out",
+        fold=FoldConfig(univariate=True),
+        bench=None,
+        evaluation=scores,
+        probe=None,
+    )
+    with pytest.raises(UsageError, match="as_univariate"):
+        check_measurements(recipe, load(model), "cpu")
+    alone = scores.model_copy(update={"as_univariate": True})
+    check_measurements(recipe.model_copy(update={"evaluation": alone}), load(model), "cpu")
