@@ -372,6 +372,26 @@ def test_what_is_reached_before_anything_is_measured_is_reached_after(
         assert before.settings["fold"]["frequencies"] == measured.settings["fold"]["frequencies"]
 
 
+class Measured(Exception):
+    """Carries the windows of a loss that is about to be measured."""
+
+
+@pytest.mark.parametrize("univariate", [False, True])
+def test_covariates_do_not_decide_on_layers_of_a_model_that_reads_none(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, univariate: bool
+) -> None:
+    def stop(*_: object, holdout: Sequence[ForecastBatch], **__: object) -> Sensitivity:
+        raise Measured(holdout)
+
+    monkeypatch.setattr(layer_removal, "measure_sensitivity", stop)
+    loaded = load(checkpoints["chronos-2"])
+    values = torch.randn(16, 40, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    batches = [ForecastBatch(values[:, :32], values[:, 32:])]
+    with pytest.raises(Measured) as caught:
+        layer_removal.layers_that_stay(loaded, (1,), batches, FoldConfig(univariate=univariate))
+    assert any(batch.future is not None for batch in caught.value.args[0]) != univariate
+
+
 def test_a_model_that_reads_covariates_is_measured_on_driven_pairs(
     checkpoints: dict[str, Path],
 ) -> None:
