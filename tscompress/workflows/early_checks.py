@@ -25,6 +25,8 @@ from tscompress.workflows.recipe import (
     summary_of,
 )
 
+_ALONE = "a univariate model sees one series at a time; leave out cross_learning."
+
 
 def check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     """Raise errors that later stages would raise for this model.
@@ -107,7 +109,7 @@ def _check_evaluation(config: EvaluationConfig, recipe: Recipe, loaded: LoadedMo
     settings = Settings(cross_learning=config.cross_learning, as_univariate=config.as_univariate)
     check_settings(loaded.forecaster, settings, config.batch_size)
     if recipe.fold.univariate and config.cross_learning:
-        raise UsageError("a univariate model sees one series at a time; leave out cross_learning.")
+        raise UsageError(_ALONE)
     if config.long_format is None and suite.name != COVARIATES_SUITE:
         return
     for dataset in load_suite(suite, 1, root=config.root):
@@ -122,4 +124,4 @@ def _check_evaluation(config: EvaluationConfig, recipe: Recipe, loaded: LoadedMo
 def _check_bench(workload: Workload, recipe: Recipe, loaded: LoadedModel) -> None:
     check_fits(loaded.forecaster, repr(loaded.name), workload)
     if recipe.fold.univariate and workload.cross_learning:
-        raise UsageError("a univariate model sees one series at a time; leave out cross_learning.")
+        raise UsageError(_ALONE)
