@@ -1,15 +1,13 @@
 """Ways to a smaller model, side by side (paper Fig. 6): time against WQL, MASE and skill.
 
     python eval/comparison.py --output eval/results/comparison --model reference/bolt \\
-        --smaller reference/bolt-nano \\
-        --by-design results/bolt-tiny-by-design-table3-5-0.35/model
+        --smaller reference/bolt-nano
 
 Held against the dense reference: truncated SVD and activation-aware SVD of its attention; folding,
 SVD-LLM and ASVD at the same parameters, each before and after a short recovery; a model of the
-folded shape with random weights, distilled for as long; and, if they have been trained, a dense
-model of the next smaller size and one compressed by design, each from scratch on the data and steps
-of the reference (`tscompress pretrain recipes/pretrain/bolt-nano.yaml --output results/bolt-nano`
-and the like). All that recover or are distilled take the same steps on the same batches.
+folded shape with random weights, distilled for as long; and a dense model of the next smaller size,
+from scratch on the data of the reference. All that recover or are distilled take the same steps on
+the same batches.
 
 Each row has the ratios of WQL, SQL (the same loss with every series in a scale of its own) and MASE
 on the offline suite (Chronos-T5 with common random numbers), the share of the dense model's skill
@@ -86,7 +84,6 @@ STYLES = {
     "ASVD + recovery": (PALETTE[3], MARKERS[3], True),
     SCRATCH: (PALETTE[1], MARKERS[1], True),
     "next smaller size": (PALETTE[5], MARKERS[5], True),
-    "by design": (PALETTE[4], MARKERS[4], True),
 }
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
@@ -390,13 +387,11 @@ def main() -> None:
     parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
     parser.add_argument("--model", required=True, choices=REFERENCES)
     parser.add_argument("--smaller", action="append", default=[], help="a directory or a name")
-    parser.add_argument("--by-design", action="append", default=[], help="a directory or a name")
     parser.add_argument("--steps", type=int, help="of recovery; default: 600, T5 400")
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1, 2")
     arguments = parser.parse_args()
     console = Console()
     trained = [("next smaller size", path) for path in arguments.smaller]
-    trained += [("by design", path) for path in arguments.by_design]
     steps = arguments.steps or STEPS[arguments.model]
     comparison = Comparison(arguments.model, arguments.max_series, steps)
     found = list(contenders(arguments.seed or (0, 1, 2), trained))

@@ -72,7 +72,6 @@ class Table:
         return [sys.executable, str(ROOT / "eval" / script), *rest]
 
 
-_BY_DESIGN = "tiny-by-design-table3-5-0.35"
 TABLES = (
     Table(
         "fold-front-bolt",
@@ -231,9 +230,24 @@ TABLES = (
     Table(
         "comparison-t5",
         "comparison.py --model reference/t5 --max-series 100 --smaller reference/t5-nano "
-        f"--by-design results/t5-{_BY_DESIGN}/model --output DIR/comparison",
+        "--output DIR/comparison",
         400,
-        (f"t5-{_BY_DESIGN}",),
+    ),
+    Table(
+        "by-design-t5",
+        "by_design.py --recipe recipes/pretrain/by-design-t5.yaml --reuse reference/t5 "
+        "--schedule 3,0.27 --schedule 5,0.35 --schedule 7,0.40 --max-series 100 "
+        "--models DIR/by-design-t5-models --output DIR/by-design-t5",
+        60,
+        needs_gpu=True,
+    ),
+    Table(
+        "by-design-bolt",
+        "by_design.py --recipe recipes/pretrain/by-design-bolt.yaml --schedule 2,0.25 "
+        "--schedule 3,0.50 --schedule 5,0.70 --models DIR/by-design-bolt-models "
+        "--output DIR/by-design-bolt",
+        15,
+        needs_gpu=True,
     ),
     Table(
         "calibration-bolt",
@@ -286,6 +300,14 @@ TABLES = (
         "lab-instruments",
         "lab/instruments.py --output DIR/lab-instruments --models DIR/lab-instruments-models",
         15,
+    ),
+    Table(
+        "lab-instruments-gpu",
+        "lab/instruments.py --recipe recipes/lab/instruments-gpu.yaml --device cuda "
+        "--only training trained labour --models DIR/lab-instruments-gpu-models "
+        "--output DIR/lab-instruments-gpu",
+        10,
+        needs_gpu=True,
     ),
     Table("lab-bridge", "lab/bridge.py --output DIR/lab-bridge --models DIR/lab-bridge-models", 20),
     Table(

@@ -211,6 +211,7 @@ class Trainings:
     models: Path
     output: Path
     trained_only: bool = False
+    device: str = "cpu"
 
     def curves(self, name: str, of_panel: Callable[[RegressorRun], bool]) -> pd.DataFrame:
         """Lines of the logs of all runs that ``of_panel`` takes; runs train first, unless told not.
@@ -236,7 +237,7 @@ class Trainings:
             save_figure(draw_curves(frame(), runs), Path(f"{self.output}-{name}.png"))
 
         for run in () if self.trained_only else runs:
-            train_regressor(run, self.recipe, self.models, draw)
+            train_regressor(run, self.recipe, self.models, draw, self.device)
         found = frame()
         if found.empty:
             raise UsageError(

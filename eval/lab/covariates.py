@@ -2,7 +2,7 @@
 
     python eval/lab/covariates.py --output eval/results/lab-covariates [--quick]
         [--recipe recipes/lab/covariates-cpu.yaml] [--models results/lab-covariates] [--seeds 0 1]
-        [--trained-only] [--only patching ...]
+        [--device cuda] [--trained-only] [--only patching ...]
 
 Figures 2 and 3 and Theorem 3.1 of "Transformer Designs for In-Context Learning in Foundation Models
 for Time Series Forecasting with Covariates" (Dange et al.). Trainings resume from ``--models``, and
@@ -26,7 +26,13 @@ def main() -> None:
     given = options_of(__doc__, "covariates-cpu", SECTIONS)
     with one_line_errors():
         recipe, models = asked_for(given, CovariatesRecipe)
-        asked = Trainings(recipe, models, given.output, trained_only=given.trained_only)
+        asked = Trainings(
+            recipe,
+            models,
+            given.output,
+            trained_only=given.trained_only,
+            device=given.device,
+        )
         sections: dict[str, Section] = {
             "patching": patching,
             "layouts": partial(layouts, asked),

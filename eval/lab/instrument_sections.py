@@ -66,6 +66,7 @@ class Trainings:
     models: Path
     output: Path
     trained_only: bool = False
+    device: str = "cpu"
 
     def lines(self) -> pd.DataFrame:
         """Lines of the logs of all seeds."""
@@ -82,7 +83,7 @@ class Trainings:
             save_figure(draw_training(self), Path(f"{self.output}-training.png"))
 
         for seed in () if self.trained_only else self.recipe.seeds:
-            train_looped(self.recipe, seed, self.models, draw)
+            train_looped(self.recipe, seed, self.models, draw, self.device)
 
     def learners(self) -> dict[int, LoopedTransformer]:
         """Models by seed, of trainings that have logged something.

@@ -2,7 +2,7 @@
 
     python eval/lab/instruments.py --output eval/results/lab-instruments [--quick]
         [--recipe recipes/lab/instruments-cpu.yaml] [--models results/lab-instruments] [--seeds 0 1]
-        [--trained-only] [--only descent ...]
+        [--device cuda] [--trained-only] [--only descent ...]
 
 Theorems 2.1, 3.1, 3.2 and 3.3 and Figures 1 to 8 of "Transformers Handle Endogeneity in In-Context
 Linear Regression" (Liang et al., 2025). Trainings resume from ``--models``, and draw their curves
@@ -27,7 +27,13 @@ def main() -> None:
     given = options_of(__doc__, "instruments-cpu", SECTIONS)
     with one_line_errors():
         recipe, models = asked_for(given, InstrumentsRecipe)
-        asked = Trainings(recipe, models, given.output, trained_only=given.trained_only)
+        asked = Trainings(
+            recipe,
+            models,
+            given.output,
+            trained_only=given.trained_only,
+            device=given.device,
+        )
         sections: dict[str, Section] = {
             "descent": descent,
             "estimators": estimators,

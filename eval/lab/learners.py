@@ -55,6 +55,7 @@ def options_of(description: str | None, recipe: str, sections: Sequence[str]) ->
         "--seeds", type=int, nargs="+", action="extend", help="default: the recipe's"
     )
     parser.add_argument("--trained-only", action="store_true", help="train nothing")
+    parser.add_argument("--device", default="cpu", help="where to train; default: cpu")
     return parser.parse_args()
 
 
@@ -216,13 +217,19 @@ def regressor_loss(model: InContextRegressor, task: RegressionTask, batch: int) 
 
     def loss(rng: np.random.Generator) -> Tensor:
         prompts = task.draw(batch, rng)
-        return model.loss(torch.as_tensor(prompts.x).float(), torch.as_tensor(prompts.y).float())
+        device = model.read_in.weight.device
+        x, y = (torch.as_tensor(part).float().to(device) for part in (prompts.x, prompts.y))
+        return model.loss(x, y)
 
     return loss
 
 
 def train_regressor(
-    run: RegressorRun, recipe: CovariatesRecipe, directory: Path, logged: Callable[[], None]
+    run: RegressorRun,
+    recipe: CovariatesRecipe,
+    directory: Path,
+    logged: Callable[[], None],
+    device: str = "cpu",
 ) -> tuple[InContextRegressor, list[dict[str, Any]]]:
     """The trained model and its log; a training that was stopped goes on."""
     model = run.model(recipe.width, recipe.heads)
@@ -241,7 +248,7 @@ def train_regressor(
         (run.task, run.layout, run.layers, run.patch, run.linear, recipe.width, recipe.heads)
     )
     lines = train_in_context(
-        model, loss, measure, run.training, place, lambda _: logged(), setup=setup
+        model, loss, measure, run.training, place, lambda _: logged(), setup=setup, device=device
     )
     save_model(model, place)
     return model, lines
@@ -307,14 +314,19 @@ def looped_loss(model: LoopedTransformer, recipe: InstrumentsRecipe, batch: int)
 
     def loss(rng: np.random.Generator) -> Tensor:
         prompts = task.draw(batch, int(rng.integers(fewest, most + 1)), rng)
-        target = torch.as_tensor(prompts.query_y).float()
-        return ((model(instrument_tokens(prompts)) - target) ** 2).mean()
+        device = model.read_in.weight.device
+        target = torch.as_tensor(prompts.query_y).float().to(device)
+        return ((model(instrument_tokens(prompts).to(device)) - target) ** 2).mean()
 
     return loss
 
 
 def train_looped(
-    recipe: InstrumentsRecipe, seed: int, directory: Path, logged: Callable[[], None]
+    recipe: InstrumentsRecipe,
+    seed: int,
+    directory: Path,
+    logged: Callable[[], None],
+    device: str = "cpu",
 ) -> tuple[LoopedTransformer, list[dict[str, Any]]]:
     """The trained model and its log; a training that was stopped goes on."""
     model = recipe.model(seed)
@@ -331,7 +343,9 @@ def train_looped(
 
     place = directory / f"seed-{seed}"
     setup = recipe.model_dump_json(exclude={"seeds", "training"})
-    lines = train_in_context(model, loss, measure, training, place, lambda _: logged(), setup=setup)
+    lines = train_in_context(
+        model, loss, measure, training, place, lambda _: logged(), setup=setup, device=device
+    )
     save_model(model, place)
     return model, lines
 

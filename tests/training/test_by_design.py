@@ -24,6 +24,7 @@ from tscompress.checkpoints import load as loading
 from tscompress.cli.app import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
 from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training import pretrain_output
 from tscompress.training.pretrain_model import build_model, design
 from tscompress.training.pretrain_output import save_pretrained
@@ -467,30 +468,10 @@ def test_unfit_source_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["t5", "bolt"])
-def test_recipes_by_design_are_the_dense_one_with_a_schedule(family: str) -> None:
-    """The loader has no inclusion; this keeps the copies from drifting apart."""
-    tiny = load_pretrain_recipe(RECIPES / f"{family}-tiny.yaml")
-    tables = {3: [(3, 0.27), (5, 0.35), (7, 0.4)], 4: [(2, 0.25), (3, 0.5), (5, 0.7)]}
-    wanted = {
-        f"{family}-tiny-by-design-table{table}-{d_0}-{alpha:.2f}.yaml": (d_0, alpha)
-        for table, rows in tables.items()
-        for d_0, alpha in rows
-    }
-    assert {path.name for path in RECIPES.glob(f"{family}-tiny-by-design-*")} == set(wanted)
-    recipes = {name: load_pretrain_recipe(RECIPES / name) for name in wanted}
-    first = next(iter(recipes.values())).model_dump()
-    dense = first | {"architecture": tiny.architecture.model_dump(), "schedule": None}
-    for name, (d_0, alpha) in wanted.items():
-        recipe = recipes[name]
-        assert recipe.schedule is not None
-        assert (recipe.schedule.d_0, recipe.schedule.alpha) == (d_0, alpha)
-        assert not recipe.schedule.powers_of_two
-        assert recipe.model_dump() | {"schedule": None, "name": dense["name"]} == dense
-
-
 def test_the_recipes_of_table_3_size_heads_as_the_paper_says() -> None:
-    _, plan = design(load_pretrain_recipe(RECIPES / "t5-tiny-by-design-table3-3-0.27.yaml"))
+    dense = load_pretrain_recipe(RECIPES / "by-design-t5.yaml")
+    schedule = PowerLawSchedule(kind="power-law", d_0=3, alpha=0.27)
+    _, plan = design(dense.model_copy(update={"schedule": schedule}))
     assert plan is not None
     sizes = {head.name: head.qk_size for head in plan.heads}
     stacks = {"encoder.{}.SelfAttention": 0, "decoder.{}.SelfAttention": 0}

@@ -339,12 +339,15 @@ class InContextRegressor(nn.Module):
 
         Where one pass forecasts the last point alone, there is one pass for every prefix.
         """
-        x, y = (torch.as_tensor(a, dtype=torch.float32) for a in (prompts.x, prompts.y))
+        device = self.read_in.weight.device
+        x, y = (
+            torch.as_tensor(a, dtype=torch.float32, device=device) for a in (prompts.x, prompts.y)
+        )
         whole = self(x, y)
         if whole.shape[1] < y.shape[1]:
             before = [self(x[:, : t + 1], y[:, : t + 1]) for t in range(first, y.shape[1] - 1)]
             whole = torch.cat([torch.zeros_like(y[:, :first]), *before, whole], dim=1)
-        return np.asarray(whole.double().numpy())
+        return np.asarray(whole.double().cpu().numpy())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -383,7 +386,8 @@ class LoopedTransformer(nn.Module):
     @torch.no_grad()
     def predict(self, prompts: InstrumentPrompts) -> Array:
         """Forecasts ``[B]`` of the queries' outcomes."""
-        return np.asarray(self(instrument_tokens(prompts)).double().numpy())
+        tokens = instrument_tokens(prompts).to(self.read_in.weight.device)
+        return np.asarray(self(tokens).double().cpu().numpy())
 
 
 def instrument_tokens(prompts: InstrumentPrompts) -> Tensor:

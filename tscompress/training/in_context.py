@@ -64,6 +64,7 @@ def train_in_context(
     logged: Callable[[Mapping[str, Any]], None] = lambda line: None,
     *,
     setup: str = "",
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place, or resume; lines of the log, one a measurement.
 
@@ -74,6 +75,9 @@ def train_in_context(
     ----------
     setup
         What else determines the weights: the prompts and the model, as text.
+    device
+        Where the model is trained; afterwards it is on the CPU. ``loss`` and ``measure`` go by
+        the model's.
 
     Raises
     ------
@@ -82,6 +86,7 @@ def train_in_context(
     DivergenceError
         The loss is not finite.
     """
+    model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate)
     step, lines = _resume(model, optimizer, training, directory, setup)
     losses: list[float] = []
@@ -95,6 +100,7 @@ def train_in_context(
             record = _record(training, setup, lines)
             _save(model, optimizer, TrainingState(step, record), directory, lines)
             logged(line)
+    model.to("cpu")
     return lines
 
 

@@ -1,0 +1,74 @@
+"""``eval/by_design.py``: which models are trained, from which recipes, and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from eval_scripts import imported
+
+from tscompress.workflows.recipe import load_pretrain_recipe
+
+DENSE = ROOT / "recipes" / "pretrain" / "by-design-t5.yaml"
+
+
+@pytest.fixture
+def by_design() -> Iterator[Any]:
+    with imported(("by_design",)) as found:
+        yield found.by_design
+
+
+def test_all_models_are_trained_by_the_recipe_of_the_dense_one(by_design: Any) -> None:
+    dense = load_pretrain_recipe(DENSE)
+    schedules = [by_design.power_law(text) for text in ("3,0.27", "7,0.40")]
+    recipes = by_design.recipes_of(dense, schedules, "reference/t5")
+    assert len(recipes) == 1 + 2 * len(schedules)
+    changed = {"name", "schedule", "embedding_from"}
+    for (kind, text), recipe in recipes.items():
+        assert recipe.model_dump(exclude=changed) == dense.model_dump(exclude=changed)
+        assert (recipe.schedule is None) == (kind == by_design.DENSE)
+        assert (recipe.embedding_from is None) == (kind != by_design.REUSED)
+        if recipe.schedule is not None:
+            assert by_design.power_law(text) == recipe.schedule
+    assert len({by_design.directory_of(*key) for key in recipes}) == len(recipes)
+
+
+@pytest.mark.parametrize("family", ["t5", "bolt"])
+def test_dense_recipes_have_the_shape_of_the_references(family: str) -> None:
+    dense = load_pretrain_recipe(DENSE.with_name(f"by-design-{family}.yaml"))
+    reference = load_pretrain_recipe(DENSE.with_name(f"{family}-tiny.yaml"))
+    assert dense.architecture == reference.architecture
+    assert dense.start_from is None
+    assert dense.schedule is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--schedule": "rank=3"}, "rank=3"),
+        ({"--schedule": "3"}, "3"),
+        ({"--recipe": "nowhere.yaml"}, "nowhere.yaml"),
+        ({}, "--trained-only"),
+    ],
+)
+def test_bad_input_is_one_line(
+    by_design: Any,
+    changes: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = {"--recipe": str(DENSE), "--schedule": "5,0.35"} | changes
+    options |= {"--models": str(tmp_path / "none"), "--output": str(tmp_path / "out")}
+    words = [word for pair in options.items() for word in pair]
+    monkeypatch.setattr("sys.argv", ["by_design.py", *words, "--trained-only"])
+    with pytest.raises(SystemExit) as stopped:
+        by_design.main()
+    *_, last = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2
+    assert said in last
+    assert not list(tmp_path.iterdir())
