@@ -17,6 +17,9 @@ from tscompress.runtime.graph import OUTPUT, Graph, thread_count
 from tscompress.runtime.quantiles import DEFAULT_LEVELS, FloatArray
 from tscompress.runtime.record import GRAPH_FILE, Record, positive
 
+#: Steps of one forecast; more would run for hours, and hold the memory of all of them.
+LONGEST_HORIZON = 65_536
+
 
 class Forecaster(ABC):
     """An exported model that forecasts.
@@ -84,11 +87,16 @@ class Forecaster(ABC):
         Raises
         ------
         UsageError
-            It is not a positive integer.
+            It is not a positive integer, or above :data:`LONGEST_HORIZON`.
         """
         if prediction_length is None:
             return self.prediction_length
         steps = positive_integer(prediction_length, "prediction_length")
+        if steps > LONGEST_HORIZON:
+            raise UsageError(
+                f"prediction_length is {steps}, and the most is {LONGEST_HORIZON}; forecast fewer "
+                "steps."
+            )
         if steps > self.prediction_length:
             warnings.warn(
                 f"prediction_length is {steps}, and the model forecasts "
