@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tscompress.errors import DivergenceError, RecipeError
+from tscompress.errors import DivergenceError, RecipeError, UsageError
 from tscompress.lab.in_context import RegressionTask, last_index_loss
 from tscompress.lab.in_context_models import InContextRegressor, LayoutName
 from tscompress.training.in_context import InContextTraining, train_in_context
@@ -80,6 +80,15 @@ def test_another_recipe_does_not_resume(tmp_path: Path) -> None:
         trained(tmp_path, training.model_copy(update={"seed": 1}))
     with pytest.raises(RecipeError, match="other settings"):
         trained(tmp_path, training, setup="noisy prompts")
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    training = InContextTraining(steps=1, batch=4)
+    with pytest.raises(UsageError, match="toaster"):
+        train_in_context(
+            regressor(), lambda _: torch.zeros(()), dict, training, tmp_path, device="toaster"
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:

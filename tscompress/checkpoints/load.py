@@ -245,7 +245,7 @@ def load(
     kinds = (str, os.PathLike, Checkpoint)
     check_type("model", model, kinds, "a path, a Hub id, or a result of find")
     check_type("device", device, (str, torch.device), "cpu, cuda, cuda:1, ...")
-    device = _check_device(str(device))
+    device = check_device(str(device))
     target_dtype = _resolve_dtype(dtype)
     found = model if isinstance(model, Checkpoint) else find(model, revision=revision)
     parts = found.source, found.directory, found.config, found.stored, target_dtype
@@ -261,7 +261,14 @@ def load(
 # --------------------------------------------------------------------------------------------------
 
 
-def _check_device(device: str) -> str:
+def check_device(device: str) -> str:
+    """The name of a device that torch can use here.
+
+    Raises
+    ------
+    UsageError
+        It is none, or it is not there.
+    """
     try:
         wanted = torch.device(device)
     except RuntimeError:

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from tscompress.checkpoints.load import check_device
 from tscompress.errors import DivergenceError, RecipeError
 from tscompress.io.files import write_text_atomically
 from tscompress.io.own_outputs import TRAINING_DIRECTORY, TRAINING_LOG
@@ -81,12 +82,14 @@ def train_in_context(
 
     Raises
     ------
+    UsageError
+        There is no such device.
     RecipeError
         The directory holds a training of other settings or another setup.
     DivergenceError
         The loss is not finite.
     """
-    model.to(device)
+    model.to(check_device(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate)
     step, lines = _resume(model, optimizer, training, directory, setup)
     losses: list[float] = []
