@@ -1,13 +1,14 @@
 """Tables 3 and 4 of the paper: models compressed before they are trained, beside the dense one.
 
     python eval/by_design.py --recipe recipes/pretrain/by-design-t5.yaml --reuse reference/t5
-        --schedule 3,0.27 --schedule 5,0.35 --schedule 7,0.40 --max-series 100
+        --schedule 3,0.27 --schedule 5,0.35 --schedule 7,0.40 --size 64,0.5 --max-series 100
         --models results/by-design-t5 --output eval/results/by-design-t5 [--trained-only]
 
 Of each schedule d_0, alpha a model with heads of size ceil(d_0 (1 + i)^alpha) at depth i is trained
 from random weights on the very batches of the dense one, for as many steps; with `--reuse` another
 that starts with the embedding of that trained model (Yu et al., 2025, Tables 3 and 4). Beside them
-stands the dense one folded to the same sizes, without training. Ratios are to the dense one: WQL,
+stands the dense one folded to the same sizes, without training, and last folded to each `--size`
+(d_kv, d_ff and d_model as in fold.py), which leaves heads as they are. Ratios are to the dense one: WQL,
 SQL and MASE on the offline suite with 95 % intervals (paired bootstrap over series), skill kept
 (`tscompress probe`), parameters, and latency, for which all models take turns in one process.
 
@@ -24,7 +25,7 @@ from typing import Any
 import pandas as pd
 from output import parser_of, write_tables
 from rich.console import Console
-from testbed import RATIOS, WORKLOADS, Testbed, as_stored, with_interval
+from testbed import RATIOS, WORKLOADS, Size, Testbed, as_stored, with_interval
 
 import tscompress
 from tscompress.benchmark.bench import bench
@@ -103,7 +104,7 @@ def trained(
 
 
 def models_of(
-    bed: Testbed, places: Mapping[tuple[str, str], Path]
+    bed: Testbed, places: Mapping[tuple[str, str], Path], sizes: Sequence[Size]
 ) -> Iterator[tuple[tuple[str, str], LoadedModel]]:
     """Every model, in float32; after those of a schedule the dense one folded to its sizes."""
     schedules = dict.fromkeys(schedule for kind, schedule in places if kind != DENSE)
@@ -115,11 +116,18 @@ def models_of(
                 yield (kind, schedule), found
         folded = tscompress.compress(bed.model, schedule=schedule, calibration=bed.calibration)
         yield (FOLDED, schedule), as_stored(folded)
+    for size in sizes:
+        yield (f"folded, {size.label}", ""), bed.folded(size)
 
 
-def measure(bed: Testbed, places: Mapping[tuple[str, str], Path], console: Console) -> pd.DataFrame:
+def measure(
+    bed: Testbed,
+    places: Mapping[tuple[str, str], Path],
+    sizes: Sequence[Size],
+    console: Console,
+) -> pd.DataFrame:
     """A row for each model, relative to the dense one."""
-    models = dict(models_of(bed, places))
+    models = dict(models_of(bed, places, sizes))
     names = {key: ", ".join(filter(None, key)) for key in models}
     pipelines = {names[key]: model.forecaster for key, model in models.items()}
     times = bench(pipelines, WORKLOADS[bed.original.family], measure_macs=False)
@@ -161,6 +169,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, required=True, help="of the dense model")
     parser.add_argument("--models", type=Path, required=True, help="directory of trainings")
     parser.add_argument("--schedule", action="append", required=True, help="d_0,alpha")
+    parser.add_argument("--size", action="append", default=[], type=Size.parse, help="also folded")
     parser.add_argument("--reuse", help="a trained model whose embedding to start from")
     parser.add_argument("--trained-only", action="store_true", help="train nothing")
     given = parser.parse_args()
@@ -174,7 +183,8 @@ def main() -> None:
             )
             for key, recipe in recipes.items()
         }
-        frame = measure(Testbed(str(places[DENSE, ""]), given.max_series), places, console)
+        bed = Testbed(str(places[DENSE, ""]), given.max_series)
+        frame = measure(bed, places, given.size, console)
     except TscompressError as error:
         parser.error(str(error))
     write_tables(given.output, frame, markdown(frame))

@@ -236,7 +236,7 @@ TABLES = (
     Table(
         "by-design-t5",
         "by_design.py --recipe recipes/pretrain/by-design-t5.yaml --reuse reference/t5 "
-        "--schedule 3,0.27 --schedule 5,0.35 --schedule 7,0.40 --max-series 100 "
+        "--schedule 3,0.27 --schedule 5,0.35 --schedule 7,0.40 --size 64,0.5 --max-series 100 "
         "--models DIR/by-design-t5-models --output DIR/by-design-t5",
         60,
         needs_gpu=True,
@@ -244,7 +244,7 @@ TABLES = (
     Table(
         "by-design-bolt",
         "by_design.py --recipe recipes/pretrain/by-design-bolt.yaml --schedule 2,0.25 "
-        "--schedule 3,0.50 --schedule 5,0.70 --models DIR/by-design-bolt-models "
+        "--schedule 3,0.50 --schedule 5,0.70 --size 64,0.5 --models DIR/by-design-bolt-models "
         "--output DIR/by-design-bolt",
         15,
         needs_gpu=True,
