@@ -8,9 +8,9 @@ Of each schedule d_0, alpha a model with heads of size ceil(d_0 (1 + i)^alpha) a
 from random weights on the very batches of the dense one, for as many steps; with `--reuse` another
 that starts with the embedding of that trained model (Yu et al., 2025, Tables 3 and 4). Beside them
 stands the dense one folded to the same sizes, without training, and last folded to each `--size`
-(d_kv, d_ff and d_model as in fold.py), which leaves heads as they are. Ratios are to the dense one: WQL,
-SQL and MASE on the offline suite with 95 % intervals (paired bootstrap over series), skill kept
-(`tscompress probe`), parameters, and latency, for which all models take turns in one process.
+(d_kv, d_ff and d_model as in fold.py), which leaves heads as they are. Ratios are to the dense one:
+WQL, SQL and MASE on the offline suite with 95 % intervals (paired bootstrap over series), skill
+kept (`tscompress probe`), parameters, and latency, for which all models take turns in one process.
 
 Trainings go on where they stopped, and those that are done are not done again. They are meant for a
 GPU: `--trained-only` measures those that are there.
