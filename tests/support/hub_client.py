@@ -14,6 +14,9 @@ import os
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
+
+from huggingface_hub import constants
 
 SHARE_OF_SLEEP = 0.02
 
@@ -38,7 +41,8 @@ def serve() -> None:
         out, err = io.StringIO(), io.StringIO()
         sys.argv = ["tscompress", *request["arguments"]]
         started = time.monotonic()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        changed = patch.dict(vars(constants), request["constants"])
+        with changed, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 cli.main()
                 code: Any = 0

@@ -80,10 +80,14 @@ def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
     ],
 )
 def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
-    checkpoints: dict[str, Path], tmp_path: Path, family: str, method: str
-) -> None:
-    # Figures of a profile look alike for all; one family's are enough.
+    checkpoints: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest,
+    family: str, method: str,
+) -> None:  # fmt: skip
+    # Figures of a profile look alike for all; one family's are enough. They are drawn elsewhere.
     profile = ProfileConfig(epsilons=(0.3, 0.1)) if family == "chronos-t5" else None
+    drawn = method == "activation-svd"
+    if drawn:
+        request.getfixturevalue("drawn_figures")
     recipe = small_recipe(checkpoints[family], tmp_path / "out", method=method, profile=profile)
     result = run(recipe)
     page = write_report(result, recipe)
@@ -108,7 +112,7 @@ def test_the_walk_leaves_a_checkpoint_scores_and_a_page(
     assert "of the parameters" in verdict_of(result, recipe).sentence
     assert verdict_of(result, recipe).clauses[0].split(" on ")[0] in text
     for figure in re.findall(r"!\[.*?\]\((.*?)\)", text):
-        assert (page.parent / figure).stat().st_size > 1000
+        assert (page.parent / figure).stat().st_size > (1000 if drawn else 100)
     assert "{{" not in text
     assert "{%" not in text
     numbers = json.loads((page.parent / "report.json").read_text())

@@ -590,6 +590,7 @@ def test_ctrl_c_with_processes_leaves_whole_points(
     assert f"{len(finished) + 1}/12" in done.stderr
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(settings(checkpoints["chronos-bolt"], "unused", bench=None)))
