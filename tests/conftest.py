@@ -62,6 +62,14 @@ def _no_bars() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """No test cuts the power: a kill loses nothing that was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails for the same descriptors
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_process_for_memory() -> Iterator[Callable[..., MemoryUse]]:
     """A process that measures memory takes seconds to start; tests that need it take
     ``memory_of_a_process``."""

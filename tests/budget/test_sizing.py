@@ -485,7 +485,7 @@ def test_four_series_are_enough(
     assert sum(rows) == count
     assert rows[0] >= rows[1] > 0
     assert all(torch.isfinite(batch.target).any() for batch in held_out)
-    if count == 4:  # a budget is planned on twelve everywhere else
+    if count == 4:  # other tests plan on more
         tscompress.compress(loaded, budget="parameters=0.9", series=series, calibration=config)
 
 
