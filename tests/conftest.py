@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
+from tscompress.plotting import new_figure, save_figure
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
 from tscompress.training.windows import Bucket
@@ -37,6 +39,12 @@ from tscompress.workflows.save import CompressedModel, save
 #: Of the repository.
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("chronos-t5", "chronos-bolt", "chronos-2")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collecting garbage among it took up to a quarter of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +59,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _no_bars() -> None:
     """A command says so before it imports transformers; here that has happened already."""
     disable_progress_bar()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """No test cuts the power: a kill loses nothing that was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails for the same descriptors
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,16 +87,47 @@ def _no_process_for_memory() -> Iterator[Callable[..., MemoryUse]]:
         yield measured
 
 
+#: Modules that save figures.
+_PICTURED = (
+    "profiling.compared_figures", "profiling.figures", "reports.write", "workflows.evaluate_models",
+    "workflows.save", "workflows.sweep",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _blank_figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Drawing the panels of a figure takes a second; of tests that do not look at it, a figure is
+    made and an empty one saved in its place. Others take ``drawn_figures``."""
+    blank = tmp_path_factory.mktemp("blank") / "blank.png"
+    save_figure(new_figure(1, 1), blank)
+    content = blank.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in _PICTURED:
+            name = f"tscompress.{module}.save_figure"
+            patch.setattr(name, lambda figure, path: path.write_bytes(content))
+        yield
+
+
+@pytest.fixture
+def drawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn."""
+    for module in _PICTURED:
+        monkeypatch.setattr(f"tscompress.{module}.save_figure", save_figure)
+
+
 @pytest.fixture
 def memory_of_a_process(
     _no_process_for_memory: Callable[..., MemoryUse], monkeypatch: pytest.MonkeyPatch
 ) -> list[Path]:
-    """Memory is measured in a process for each checkpoint; the directories that were."""
+    """Memory is measured in a process, of the first checkpoint for all that come; which came."""
     seen: list[Path] = []
+    found: list[MemoryUse] = []
 
     def measure(directory: Path, *arguments: Any, **options: Any) -> MemoryUse:
         seen.append(directory)
-        return _no_process_for_memory(directory, *arguments, **options)
+        if not found:
+            found.append(_no_process_for_memory(directory, *arguments, **options))
+        return found[0]
 
     for module in (process_memory, measure_point):
         monkeypatch.setattr(module, "process_memory", measure)

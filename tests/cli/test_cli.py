@@ -19,6 +19,7 @@ import torch
 import typer
 import yaml
 from conftest import Command, Forbid, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
+from forked import Program
 from safetensors import safe_open
 
 import tscompress
@@ -133,7 +134,6 @@ def test_notes_on_the_way(
     assert not (tmp_path / "out").exists()
 
 
-COMMAND = [sys.executable, "-m", "tscompress"]
 SVD = ("--method", "svd", "--rank", 3)
 
 
@@ -192,27 +192,20 @@ def swallow(*_, **__):
         time.sleep(0.05)
 
 loading.find = swallow
-sys.argv = ["tscompress", "profile", "reference/bolt", "--weights-only"]
 interrupts.listen()
 cli.main()
 """
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no such signals")
-def test_ctrl_c_that_a_library_swallows_comes_again() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", SWALLOWS], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment(), preexec_fn=hear_ctrl_c,
-    )  # fmt: skip
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline() == "works\n"
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert (child.returncode, out) == (130, "2\n")
-    assert err == "stopped; nothing half-written was kept.\n"
+def test_ctrl_c_that_a_library_swallows_comes_again(tmp_path: Path) -> None:
+    program = Program(("profile", "reference/bolt", "--weights-only"), tmp_path, SWALLOWS)
+    process = program.start()
+    program.wait_for("works\n")
+    os.kill(process.pid or 0, signal.SIGINT)
+    code, out, err = program.finish(process)
+    assert (code, out) == (130, b"works\n2\n")
+    assert err == b"stopped; nothing half-written was kept.\n"
 
 
 def test_ctrl_c_stays_ignored_where_it_was() -> None:
@@ -225,43 +218,40 @@ def test_ctrl_c_stays_ignored_where_it_was() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-@pytest.mark.parametrize("machine", [[], ["--json"]])
-def test_a_result_that_cannot_be_printed(bolt: Path, tmp_path: Path, machine: list[str]) -> None:
-    arguments = [*COMMAND, "compress", bolt, *map(str, SVD), *machine, "--output"]
-    options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "env": environment()}
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*arguments, tmp_path / "full"], check=False, stdout=full, **options)
-    *_, last = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert last.startswith("error: the result could not be printed: No space left on device; ")
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([*arguments, tmp_path / "pipe"], check=False, stdout=writer, **options)
-    os.close(writer)
-    assert done.returncode == 141
-    assert len(done.stderr.splitlines()) == 1  # of memory
-    for name in ("full", "pipe"):
-        assert load(tmp_path / name).plan is not None
+@pytest.mark.parametrize("machine", [(), ("--json",)])
+def test_a_result_that_cannot_be_printed(
+    bolt: Path, tmp_path: Path, machine: tuple[str, ...]
+) -> None:
+    arguments = ("compress", str(bolt), *map(str, SVD), *machine, "--output")
+    for name, where in (("full", "/dev/full"), ("pipe", "")):
+        output = tmp_path / name
+        program = Program((*arguments, str(output)), tmp_path / f"said-{name}", out=where)
+        code, _, err = program.run()
+        first, *more = err.decode().splitlines()
+        assert first.startswith("memory, about: ")
+        if name == "full":
+            said = "error: the result could not be printed: No space left on device; "
+            assert (code, [line.startswith(said) for line in more]) == (1, [True])
+        else:
+            assert (code, more) == (141, [])
+        assert load(output).plan is not None
 
 
-@pytest.mark.parametrize("machine", [[], ["--json"]])
-def test_characters_outside_the_encoding_are_question_marks(bolt: Path, machine: list[str]) -> None:
-    done = subprocess.run(
-        [*COMMAND, "profile", bolt, "--weights-only", *machine],
-        check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert (b"?" in done.stdout) == (not machine)
-    done.stdout.decode("ascii")
+@pytest.mark.parametrize("machine", [(), ("--json",)])
+def test_characters_outside_the_encoding_are_question_marks(
+    bolt: Path, tmp_path: Path, machine: tuple[str, ...]
+) -> None:
+    arguments = ("profile", str(bolt), "--weights-only", *machine)
+    code, out, err = Program(arguments, tmp_path, encoding="ascii").run()
+    assert (code, err) == (0, b"")
+    assert (b"?" in out) == (not machine)
+    out.decode("ascii")
 
 
-def test_refusals_with_characters_outside_the_encoding() -> None:
-    done = subprocess.run(
-        [*COMMAND, "profile", b"/none/\xff"],
-        check=False, capture_output=True, env=environment(PYTHONIOENCODING="ascii"),
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"error: there is no directory ")
+def test_refusals_with_characters_outside_the_encoding(tmp_path: Path) -> None:
+    code, _, err = Program(("profile", "/none/\udcff"), tmp_path, encoding="ascii").run()
+    assert code == 1
+    assert err.startswith(b"error: there is no directory ")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -579,6 +569,7 @@ def test_compare_reads_what_evaluate_wrote(
     assert command("compare", *files, "--output", tmp_path / "out", "--force").code == 0
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_evaluate_against_prints_intervals_and_changes(
     command: Command, bolt: Path, tmp_path: Path
 ) -> None:
@@ -1284,24 +1275,15 @@ def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=100_000))
     arguments = ["pretrain", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
-    child = subprocess.Popen(
-        [sys.executable, "-u", "-c", "from tscompress.cli.app import main; main()", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline().startswith("step 20/100000")
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert child.returncode == 130
-    assert "stopped; nothing" not in err  # a checkpoint was kept
-    assert "Traceback" not in err
-    assert "with --resume" in out
+    program = Program(tuple(arguments), tmp_path / "said")
+    process = program.start()
+    program.wait_for("step 20/100000")
+    os.kill(process.pid or 0, signal.SIGINT)
+    code, out, err = program.finish(process)
+    assert code == 130
+    assert b"stopped; nothing" not in err  # a checkpoint was kept
+    assert b"Traceback" not in err
+    assert b"with --resume" in out
     with safe_open(tmp_path / "out" / "checkpoint" / "state.safetensors", "pt") as reader:
         done = int(reader.metadata()["step"])
     assert done >= 20

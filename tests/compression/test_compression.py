@@ -616,10 +616,11 @@ def test_a_compressed_checkpoint_is_not_compressed_again(checkpoint: Path, tmp_p
 
 
 def test_folded_checkpoint_is_stock_and_folds_again(checkpoint: Path, tmp_path: Path) -> None:
-    folded = tscompress.compress(checkpoint, rank=4)
+    folded = tscompress.compress(checkpoint, rank=4, calibration=CALIBRATION)
     with pytest.raises(PlanError, match="compress the original"):
         tscompress.compress(folded, rank=2)
-    again = tscompress.compress(tscompress.save(folded, tmp_path / "small"), rank=2)
+    saved = tscompress.save(folded, tmp_path / "small")
+    again = tscompress.compress(saved, rank=2, calibration=CALIBRATION)
     assert again.config["d_kv"] == 2
 
 
@@ -665,7 +666,9 @@ def test_dry_run_plan_equals_the_real_one(checkpoint: Path) -> None:
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     for options in ({"schedule": RankSchedule(rank=4), "ff_ratio": 0.5},
                     {"schedule": RankSchedule(rank=4), "method": "svd"}):  # fmt: skip
-        recipe = Recipe.model_validate({"model": "-", "output": "-", **options})
+        recipe = Recipe.model_validate(
+            {"model": "-", "output": "-", "calibration": CALIBRATION, **options}
+        )
         plan = plan_loaded(loaded, recipe)
         after = dict(loaded.model.named_parameters())
         assert all(torch.equal(after[name], weight) for name, weight in before.items())

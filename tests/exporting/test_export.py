@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,12 +99,30 @@ def small_bolt() -> torch.nn.Module:
     return model.eval()
 
 
+@pytest.fixture(scope="module")
+def kept() -> dict[torch.dtype, Any]:
+    """What the exporter made of a small Bolt, by the number format of its weights."""
+    return {}
+
+
 @pytest.mark.parametrize(
     ("precision", "share", "difference"),
     [("int8", 0.8, 2e-2), ("int8-weights", 0.8, 2e-2), ("float16", 0.65, 5e-3)],
 )
-def test_smaller_precisions(precision: Any, share: float, difference: float) -> None:
+def test_smaller_precisions(
+    precision: Any, share: float, difference: float, kept: dict[torch.dtype, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     onnxruntime: Any = pytest.importorskip("onnxruntime")
+    export = torch.onnx.export
+
+    def export_once(module: torch.nn.Module, *arguments: Any, **options: Any) -> SimpleNamespace:
+        dtype = next(module.parameters()).dtype
+        if dtype not in kept:
+            kept[dtype] = export(module, *arguments, **options).model_proto  # type: ignore[union-attr]
+        return SimpleNamespace(model_proto=deepcopy(kept[dtype]))
+
+    monkeypatch.setattr(torch.onnx, "export", export_once)
     model: Any = small_bolt()
     (source,) = adapter_of("chronos-bolt").graph_sources(model).values()
     content = onnx_graph(source, precision)

@@ -23,7 +23,9 @@ def test_graph_is_smaller_and_forecasts_as_the_original(
     checkpoints: dict[str, Path], exported: dict[str, Path], tmp_path: Path
 ) -> None:
     small = tscompress.compress(
-        checkpoints["chronos-bolt"], fold=tscompress.FoldConfig(single_token=True)
+        checkpoints["chronos-bolt"],
+        fold=tscompress.FoldConfig(single_token=True),
+        calibration=tscompress.CalibrationConfig(num_series=8, context_length=32),
     )
     assert tscompress.export(small, tmp_path / "graph").difference < 1e-5
     places = tmp_path / "graph", exported["chronos-bolt"]

@@ -30,7 +30,9 @@ def graphs(
 ) -> tuple[Any, Path]:
     """A univariate model in memory, and its graph."""
     small = tscompress.compress(
-        checkpoints["chronos-2"], fold=tscompress.FoldConfig(univariate=True)
+        checkpoints["chronos-2"],
+        fold=tscompress.FoldConfig(univariate=True),
+        calibration=tscompress.CalibrationConfig(num_series=8, context_length=32),
     )
     directory = tmp_path_factory.mktemp("univariate") / "graph"
     assert tscompress.export(small, directory).difference < 1e-5

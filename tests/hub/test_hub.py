@@ -26,6 +26,7 @@ from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, is_branch_name, is_timeout
 from tscompress.plan.schedules import PowerLawSchedule
 from tscompress.training.pretraining import pretrain
+from tscompress.workflows.export import export
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 TOKEN = "hf_" + "SecretOfAlice" * 2
@@ -89,12 +90,16 @@ class Client:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def __call__(self, *arguments: object, token: str | None = TOKEN) -> Outcome:
+    def __call__(
+        self, *arguments: object, token: str | None = TOKEN, constants: dict[str, Any] | None = None
+    ) -> Outcome:
+        """One command; ``constants`` are those of huggingface_hub that are others for it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         request = {
             "arguments": [str(one) for one in arguments],
             "environment": {} if token is None else {"HF_TOKEN": token},
+            "constants": constants or {},
         }
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
@@ -326,35 +331,38 @@ def test_pretrained_model_is_uploaded_with_its_recipe(
 
 
 @pytest.fixture(scope="module")
-def graph(command: Client, made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("onnxruntime")
-    output = tmp_path_factory.mktemp("graph") / "onnx"
-    assert command("export", made["chronos-bolt-fold"], "--output", output).code == 0
-    return output
-
-
-@pytest.fixture(scope="module")
-def other_graph(
-    command: Client, made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Of another family."""
-    pytest.importorskip("onnxruntime")
-    output = tmp_path_factory.mktemp("other-graph") / "onnx"
-    assert command("export", made["chronos-t5-fold"], "--output", output).code == 0
-    return output
+def graphs(
+    made: dict[str, Path], exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Family to what ``export`` writes of a model in ``made``, around the graphs of another model:
+    making one takes long, and a push does not run it."""
+    root, found = tmp_path_factory.mktemp("graphs"), {}
+    for family in ("chronos-bolt", "chronos-t5"):
+        files = [p.read_bytes() for p in sorted(exported[family].glob("*.onnx"))]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tscompress.workflows.export.onnx_graph", lambda *_, f=files: f.pop())
+            patch.setattr("tscompress.workflows.export.largest_difference", lambda *_: 1e-6)
+            found[family] = export(made[f"{family}-fold"], root / family).directory
+    return found
 
 
 @pytest.fixture
-def exported(graph: Path, tmp_path: Path) -> Path:
+def graph(graphs: dict[str, Path], tmp_path: Path) -> Path:
     """A copy of the graph of the weights in ``bolt``."""
-    return Path(shutil.copytree(graph, tmp_path / "onnx"))
+    return Path(shutil.copytree(graphs["chronos-bolt"], tmp_path / "onnx"))
+
+
+@pytest.fixture
+def other_graph(graphs: dict[str, Path]) -> Path:
+    """Of another family."""
+    return graphs["chronos-t5"]
 
 
 def test_exported_files_go_up_beside_the_weights_they_were_made_of(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     tmp_path: Path, repo_id: str,
 ) -> None:  # fmt: skip
-    onnx = exported
+    onnx = graph
     outcome = command("push", bolt, repo_id, "--onnx", onnx)
     assert outcome.code == 0, outcome.err
     source = made["chronos-bolt-fold"]
@@ -393,18 +401,18 @@ def onnx_in(repository: Repository, revision: str = "main") -> dict[str, bytes]:
 
 @pytest.mark.parametrize("branch", [None, "small/fold"])
 def test_a_graph_of_other_weights_goes_with_the_commit(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     repo_id: str, branch: str | None,
 ) -> None:  # fmt: skip
     options = [] if branch is None else ["--branch", branch]
-    assert command("push", bolt, repo_id, "--onnx", exported, *options).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph, *options).code == 0
     repository, revision = hub.repositories[repo_id], branch or "main"
-    graph, commits = onnx_in(repository, revision), len(repository.commits)
+    stored, commits = onnx_in(repository, revision), len(repository.commits)
     # Of the same weights it is not stale.
     outcome = command("push", bolt, repo_id, *options)
     assert outcome.code == 0, outcome.err
     assert "is of these weights and stays" in outcome.err
-    assert onnx_in(repository, revision) == graph
+    assert onnx_in(repository, revision) == stored
 
     requests = len(hub.log)
     outcome = command("push", made["chronos-t5-fold"], repo_id, "--dry-run")
@@ -412,7 +420,7 @@ def test_a_graph_of_other_weights_goes_with_the_commit(
     assert len(hub.log) == requests
     outcome = command("push", made["chronos-t5-fold"], repo_id, "--json", *options)
     assert outcome.code == 0, outcome.err
-    assert set(json.loads(outcome.out)["removed"]) == {f"onnx/{name}" for name in graph}
+    assert set(json.loads(outcome.out)["removed"]) == {f"onnx/{name}" for name in stored}
     assert len(repository.commits) == commits + 2
     assert onnx_in(repository, revision) == {}
     files = repository.files(revision)
@@ -422,9 +430,9 @@ def test_a_graph_of_other_weights_goes_with_the_commit(
 
 
 def test_files_of_others_in_onnx_stay(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path, repo_id: str
 ) -> None:
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository = hub.repositories[repo_id]
     mine = {"model.onnx": b"another graph", "notes.txt": b"mine"}
     repository.commit("main", {f"onnx/{name}": content for name, content in mine.items()})
@@ -440,10 +448,10 @@ def test_files_of_others_in_onnx_stay(
     [b"{", b"[]", b"{}", b'{"format": 99}', None],
 )
 def test_a_folder_whose_record_is_none_of_ours_stays(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     repo_id: str, record: bytes | None,
 ) -> None:  # fmt: skip
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository = hub.repositories[repo_id]
     repository.commit("main", {"onnx/tscompress-export.json": record})
     before = onnx_in(repository)
@@ -454,10 +462,10 @@ def test_a_folder_whose_record_is_none_of_ours_stays(
 
 
 def test_a_record_that_names_no_weights_says_nothing_of_them(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path, repo_id: str
 ) -> None:
     # That of a model in memory, which someone put there by hand.
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository = hub.repositories[repo_id]
     record = json.loads(repository.files()["onnx/tscompress-export.json"])
     record["source"]["sha256"] = {}
@@ -470,9 +478,9 @@ def test_a_record_that_names_no_weights_says_nothing_of_them(
 
 
 def test_a_file_that_changes_during_the_push_stays(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path, repo_id: str
 ) -> None:
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository, changes = hub.repositories[repo_id], [{"onnx/model.onnx": b"another graph"}]
 
     def meanwhile(request: str) -> None:
@@ -488,10 +496,10 @@ def test_a_file_that_changes_during_the_push_stays(
 
 
 def test_files_that_go_up_again_are_not_said_to_stay(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     repo_id: str, other_graph: Path,
 ) -> None:  # fmt: skip
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository, other = hub.repositories[repo_id], other_graph
     for changed in ({"onnx/README.md": b"mine"}, {"onnx/tscompress-export.json": b"{"}):
         repository.commit("main", changed)
@@ -502,9 +510,9 @@ def test_files_that_go_up_again_are_not_said_to_stay(
 
 
 def test_a_record_reaches_only_its_own_folder(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path, repo_id: str
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path, repo_id: str
 ) -> None:
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     repository = hub.repositories[repo_id]
     record = json.loads(repository.files()["onnx/tscompress-export.json"])
     content = b"mine"
@@ -519,10 +527,10 @@ def test_a_record_reaches_only_its_own_folder(
 
 
 def test_graphs_of_another_family_go_where_new_ones_come(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     repo_id: str, other_graph: Path,
 ) -> None:  # fmt: skip
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     other = other_graph
     outcome = command("push", made["chronos-t5-fold"], repo_id, "--onnx", other, "--json")
     assert json.loads(outcome.out)["removed"] == ["onnx/model.onnx"]
@@ -531,10 +539,10 @@ def test_graphs_of_another_family_go_where_new_ones_come(
 
 @pytest.mark.parametrize("kind", ["lose", "cut", "status"])
 def test_a_removal_whose_answer_was_lost_is_found(
-    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], exported: Path,
+    command: Client, hub: HubServer, bolt: Path, made: dict[str, Path], graph: Path,
     repo_id: str, kind: str,
 ) -> None:  # fmt: skip
-    assert command("push", bolt, repo_id, "--onnx", exported).code == 0
+    assert command("push", bolt, repo_id, "--onnx", graph).code == 0
     status = {"status": 503} if kind == "status" else {}
     with hub.failing("POST /api/models/.*/commit/", kind, times=1, **status):
         outcome = command("push", made["chronos-t5-fold"], repo_id, "--json")
@@ -1108,29 +1116,22 @@ def test_passing_failures_of_a_download_pass(
 
 
 def test_a_cache_without_links_is_checked_too(
-    hub: HubServer, made: dict[str, Path], tmp_path: Path
+    command: Client, hub: HubServer, made: dict[str, Path]
 ) -> None:
     hub.upload("alice/copies", made["chronos-bolt-fold"])
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {
-        "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_SYMLINKS": "1",
-        "HF_HUB_DISABLE_XET": "1",
-    }  # fmt: skip
 
-    def profile() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tscompress", "profile", "alice/copies", "--weights-only"],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    def profile() -> Outcome:
+        disabled = {"HF_HUB_DISABLE_SYMLINKS": True}
+        return command("profile", "alice/copies", "--weights-only", constants=disabled)
 
     with hub.failing(FILE, kind="corrupt"):
         done = profile()
-    assert done.returncode == 1
-    assert f"{WEIGHTS} arrived twice with another hash" in done.stderr
+    assert done.code == 1
+    assert f"{WEIGHTS} arrived twice with another hash" in done.err
     with hub.failing(FILE, times=1, kind="corrupt") as seen:
         done = profile()
-    assert (done.returncode, seen.seen) == (0, 1), done.stderr
-    (stored,) = tmp_path.glob(f"hub/models--alice--copies/snapshots/*/{WEIGHTS}")
+    assert (done.code, seen.seen) == (0, 1), done.err
+    (stored,) = command.home.glob(f"hub/models--alice--copies/snapshots/*/{WEIGHTS}")
     assert not stored.is_symlink()
     assert stored.read_bytes() == (made["chronos-bolt-fold"] / WEIGHTS).read_bytes()
 

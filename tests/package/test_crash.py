@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import multiprocessing
 import os
 import random
 import resource
@@ -25,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command, assert_refused
+from forked import PROCESSES
 from hub_server import HubServer
 from own_checkpoint import RECORD, record
 
@@ -45,17 +45,6 @@ SECONDS = 300
 EVERY = {"compressed": 1, "recovered": 7, "evaluated": 2}
 #: What a step of writing looks like from outside.
 EVENTS = ("open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", "shutil.rmtree")
-
-# Libraries are imported once, in a server that the processes to be killed are forked from.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    [
-        "tscompress.api",
-        "tscompress.cli.app",
-        "tscompress.plotting",
-        "tscompress.evaluation.evaluate",
-    ]
-)
 
 
 def hashes(directory: Path) -> dict[str, str]:

@@ -83,6 +83,7 @@ def test_models_of_one_name_are_numbered(profiles: dict[str, RankProfile]) -> No
     assert list(compare_profiles([one, one], names=["a", "b"]).profiles) == ["a", "b"]
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_table_and_figures_are_written_once_and_replaced_by_force(
     profiles: dict[str, RankProfile], tmp_path: Path
 ) -> None:

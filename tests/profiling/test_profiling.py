@@ -412,6 +412,7 @@ def test_figures_have_labels(
     assert _labelled(draw(bolt_profile))
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_figures_are_saved(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     result = profile(load(checkpoints["chronos-t5"]), epsilons=[0.1], calibration=QUICK)
     paths = save_profile_figures(result, tmp_path / "figures")

@@ -18,7 +18,7 @@ from tscompress.reports.forecast_charts import covariate_chart, task_chart
 from tscompress.reports.page import render_page
 from tscompress.reports.svg import LEFT, RIGHT, TOP, WIDTH
 from tscompress.reports.write import write_report
-from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.recipe import EvaluationConfig, Recipe
 from tscompress.workflows.run import RunResult, run
 from tscompress.workflows.run_files import load_run
 
@@ -35,6 +35,8 @@ def walked(
         schedule=RankSchedule(rank=4),
         calibration=CalibrationConfig(num_series=6, context_length=32, batch_size=3),
         probe=ProbeConfig(tasks=(*TASKS, "response"), num_series=3),
+        profile=None,
+        evaluation=EvaluationConfig(datasets=("monash_m1_yearly",), max_series=3),
         bench=None,
     )
     result = run(recipe)

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +16,7 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from conftest import tiny_recipe
+from forked import Program
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
@@ -492,20 +491,17 @@ def test_batches_are_the_same_from_any_number_of_processes(processes: int) -> No
                 assert torch.equal(torch.nan_to_num(found), torch.nan_to_num(expected))
 
 
-def drawn_by_processes(end: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def drawn_by_processes(end: str, folder: Path) -> tuple[int, bytes, bytes]:
     """A program that has two processes draw 40 batches, one of which is slow to start, and goes on
     as ``end`` says after the first."""
     recipe = short("chronos-bolt", steps=40)
-    (directory / "recipe.json").write_text(recipe.model_dump_json())
-    program = f"""
+    code = f"""
 import multiprocessing, os, signal, time
-from pathlib import Path
 from tscompress.training import pretrain_batches
 from tscompress.training.loop import StopRequest
 from tscompress.training.pretrain_recipe import PretrainRecipe
-recipe = PretrainRecipe.model_validate_json(
-    Path({str(directory / "recipe.json")!r}).read_text()
-)
+os.setsid()
+recipe = PretrainRecipe.model_validate_json({recipe.model_dump_json()!r})
 leave_signals = pretrain_batches._leave_signals
 def slowly(worker):
     time.sleep(worker)
@@ -518,15 +514,12 @@ with StopRequest() as stop:
     drawn = [next(batches)]
 {textwrap.indent(end, "    ")}
 """
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, start_new_session=True, timeout=100,
-    )  # fmt: skip
+    return Program((), folder, code).run()
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_processes_that_draw_outlive_a_signal_to_the_training(tmp_path: Path) -> None:
-    done = drawn_by_processes(
+    code, out, err = drawn_by_processes(
         """
 for process in multiprocessing.active_children():
     os.kill(process.pid, signal.SIGTERM)
@@ -536,14 +529,14 @@ print(stop.requested, len(drawn), len(multiprocessing.active_children()))
 """,
         tmp_path,
     )
-    assert done.stdout.split() == ["True", "40", "0"], done.stderr
+    assert (code, out.split()) == (0, [b"True", b"40", b"0"]), err
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes without a main module")
 def test_a_training_that_fails_ends_though_processes_draw_for_it(tmp_path: Path) -> None:
-    done = drawn_by_processes('raise RuntimeError("it failed")', tmp_path)
-    assert done.returncode == 1
-    assert "it failed" in done.stderr
+    code, _, err = drawn_by_processes('raise RuntimeError("it failed")', tmp_path)
+    assert code == 1
+    assert b"it failed" in err
 
 
 def test_a_gpu_has_its_batches_drawn_ahead() -> None:

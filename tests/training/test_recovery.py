@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ import yaml
 from accelerate import PartialState
 from chronos import BaseChronosPipeline
 from conftest import FAMILIES, Command
+from forked import Program
 from hooks import hook_count
 from pydantic import ValidationError
 from safetensors import safe_open
@@ -289,6 +288,7 @@ def test_unrelated_models_are_refused(checkpoints: dict[str, Path]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize("family", [*FAMILIES, "factored"])
 def test_recovery_lowers_the_loss_and_keeps_the_structure(
     family: str, students: dict[str, Path], checkpoints: dict[str, Path], tmp_path: Path
@@ -593,15 +593,8 @@ def processes(
             "environment": environment,
         })  # fmt: skip
     jobs = [{**job, **models, "directory": str(root / job["directory"])} for job in jobs]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(jobs)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.stdout.strip() == f"{[-signal.SIGKILL] * 2 + [0] * 4}", done.stderr
+    _, out, err = Program((json.dumps(jobs),), root, SCRIPT).run()
+    assert json.loads(out) == [-signal.SIGKILL] * 2 + [0] * 4, err
     return Processes(root / "killed", config, root / "saving", root / "shared")
 
 
@@ -753,6 +746,34 @@ def test_minutes_end_a_run(bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPa
     assert rates[-1] < rates[0]
 
 
+@pytest.fixture(scope="module")
+def two_steps(
+    students: dict[str, Path],
+    checkpoints: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, dict[str, Any]], float | None]:
+    """What is held out after two steps, by family and what is asked for; each run once."""
+    rng = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("two-steps") / "series.jsonl"
+    lines = [{"target": rng.normal(size=80).cumsum().tolist()} for _ in range(40)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    known: dict[str, float | None] = {}
+
+    def run(family: str, change: dict[str, Any]) -> float | None:
+        key = f"{family} {change}"
+        if key not in known:
+            given = change | ({"series": (str(file),)} if "series" in change else {})
+            base = {"steps": 2, "truth_weight": 0.5, "evaluate_every": 2}
+            student, teacher = pair(students, checkpoints, family)
+            seen: list[RecoveryProgress] = []
+            result = recover_(student, teacher, short(**base | given), report=seen.append)
+            assert result.steps == 2
+            known[key] = seen[-1].held_out
+        return known[key]
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("family", "change"),
     [
@@ -782,28 +803,10 @@ def test_minutes_end_a_run(bolt: Callable[[], Any], monkeypatch: pytest.MonkeyPa
     ],
 )  # fmt: skip
 def test_each_option_changes_the_run(
-    family: str,
-    change: dict[str, Any],
-    students: dict[str, Path],
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
+    family: str, change: dict[str, Any], two_steps: Callable[[str, dict[str, Any]], float | None]
 ) -> None:
-    if change.get("series"):
-        rng = np.random.default_rng(0)
-        file = tmp_path / "series.jsonl"
-        lines = [{"target": rng.normal(size=80).cumsum().tolist()} for _ in range(40)]
-        file.write_text("\n".join(map(json.dumps, lines)))
-        change = {**change, "series": (str(file),)}
-    base = {"steps": 2, "truth_weight": 0.5, "evaluate_every": 2}
-    trained = []
-    others = [{k: v for k, v in change.items() if k == "series"} if len(change) > 1 else {}, change]
-    for more in others:
-        student, teacher = pair(students, checkpoints, family)
-        seen: list[RecoveryProgress] = []
-        result = recover_(student, teacher, short(**base | more), report=seen.append)
-        assert result.steps == 2
-        trained.append(seen[-1].held_out)
-    assert trained[0] != trained[1]
+    others = {k: v for k, v in change.items() if k == "series"} if len(change) > 1 else {}
+    assert two_steps(family, change) != two_steps(family, others)
 
 
 def test_frozen_embeddings_stay(bolt: Callable[[], Any], tmp_path: Path) -> None:

@@ -485,13 +485,22 @@ def test_stopped_sweep_resumes(
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
+@pytest.fixture(scope="module")
+def one_point(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SweepResult, SweepRecipe]:
+    """A sweep of one point, which is whole after each test."""
+    output = tmp_path_factory.mktemp("one-point") / "o"
+    chosen = recipe(checkpoints["chronos-bolt"], output, grid=[{"rank": [4]}], **QUICK)
+    return sweep(chosen), chosen
+
+
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"id": "other"}', "cut", "figure", "no hash"])
 def test_a_damaged_point_is_measured_again(
-    checkpoints: dict[str, Path], tmp_path: Path, damage: str
+    one_point: tuple[SweepResult, SweepRecipe], damage: str
 ) -> None:
-    chosen = recipe(checkpoints["chronos-bolt"], tmp_path / "o", grid=[{"rank": [4]}], **QUICK)
-    first = sweep(chosen)
-    path = tmp_path / "o" / "points" / first.frame["id"][1] / "point.json"
+    first, chosen = one_point
+    path = Path(chosen.output) / "points" / first.frame["id"][1] / "point.json"
     text = path.read_text()
     stored = json.loads(text)
     changed = {**stored["result"], "fit_seconds": 0.0}
@@ -590,6 +599,7 @@ def test_ctrl_c_with_processes_leaves_whole_points(
     assert f"{len(finished) + 1}/12" in done.stderr
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_command(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(settings(checkpoints["chronos-bolt"], "unused", bench=None)))
