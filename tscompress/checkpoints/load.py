@@ -354,7 +354,7 @@ def _load_stock(
 
 @lru_cache(maxsize=8)
 def _empty_model(family: str, config: str) -> nn.Module:
-    """Of a ``config.json``; nobody changes it. A small model loads a fifth sooner when another of
+    """Of a ``config.json``; nobody changes it. A small model loads a sixth sooner when another of
     its config was loaded before.
     """
     empty = FAMILIES[family].empty_model(json.loads(config))
