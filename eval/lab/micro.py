@@ -71,6 +71,12 @@ def trained(recipe: PretrainRecipe, directory: Path) -> LoadedModel:
     return load(directory / "model")
 
 
+def moments(directory: Path, last: int) -> dict[int, Path]:
+    """Models of a training by step: its snapshots, and after ``last`` steps the model."""
+    models = {int(path.name.removeprefix("step-")): path for path in directory.glob("step-*")}
+    return dict(sorted({**models, last: directory / "model"}.items()))
+
+
 def mean_rank(weights: Sequence[WeightProfile], index: int = MIDDLE) -> float:
     """Mean ε-rank of whole matrices."""
     return fmean(weight.spectrum.ranks[index] for weight in weights)
