@@ -125,8 +125,8 @@ def _verdicts(frame: pd.DataFrame, bins: Bins) -> list[Verdict]:
     return [
         Verdict(
             "Section 2, factor 0.05", "a random table learns that neighbours are alike",
-            f"mean cosine of neighbours {first['cosine at 1']:.2f} after a step, "
-            f"{listed(small['cosine at 1'].tolist()[1:])} after {listed(small['step'].tolist()[1:], 4)}",
+            f"mean cosine of neighbours {listed(small['cosine at 1'].tolist())} after "
+            f"{listed(small['step'].tolist(), 4)} steps",
             "below 0.1 at first, above 0.5 at last",
             first["cosine at 1"] < 0.1 and last["cosine at 1"] > 0.5,
         ),
@@ -175,9 +175,7 @@ def _figure(frame: pd.DataFrame, tables: Mapping[float, Tensor], bins: Bins) -> 
         never = bins.counts == 0
         axes.scatter(*points[never].T, s=4, color="#D0D0D0", linewidths=0, label="bin never read")
         used = points[~never]
-        image = axes.scatter(
-            *used.T, s=6, c=torch.arange(len(used)), cmap=SEQUENTIAL, linewidths=0
-        )
+        image = axes.scatter(*used.T, s=6, c=torch.arange(len(used)), cmap=SEQUENTIAL, linewidths=0)
     panels[2].set_ylabel("2nd direction", fontsize=9)
     bar = figure.colorbar(image, ax=panels[3], aspect=25, pad=0.02)
     bar.set_ticks([0, len(used) - 1], labels=["lowest", "highest"])
