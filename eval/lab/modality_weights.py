@@ -165,7 +165,7 @@ def _width_verdicts(numbers: pd.DataFrame) -> list[Verdict]:
         Verdict(
             "Fig. 4", "W_Q of every model is far from a random matrix: below 0.8 of its rank",
             ", ".join(f"{one} {value:.2f}" for one, value in near.items()),
-            "not t5-nano, whose scale at initialisation is large",
+            "not the T5s, whose scale at initialisation is large",
             all(value < 0.8 for value in near.values()), False,
         ),
     ]  # fmt: skip

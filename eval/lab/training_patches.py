@@ -58,7 +58,7 @@ def figure_3a(runs: Path, quick: bool) -> Found:
         spectra |= {(k, step): sigma for step, sigma in by_step.items()}
         shares.append(share_of_bound(by_step[max(by_step)], scale, k, biases=True))
     numbers = pd.DataFrame(
-        {"k": k, "step": step, "j": j, "relative": float(value / sigma[0])}
+        {"k": k, "step": step, "j": j, "sigma": float(value)}
         for (k, step), sigma in spectra.items()
         for j, value in enumerate(sigma, 1)
     )
@@ -103,6 +103,7 @@ def _verdicts(spectra: Spectra, shares: Sequence[float]) -> list[Verdict]:
             "no higher for any k",
             all(b <= a for a, b in zip(begun[0.1], ranks[0.1], strict=True)),
         ),
+        _growth(spectra, first, last),
         Verdict(
             "Theorem 2 with biases, trained",
             "at most (1 + ε⁻²)(k + 1) values are above ε‖W_2‖‖W_1X‖",
@@ -110,6 +111,18 @@ def _verdicts(spectra: Spectra, shares: Sequence[float]) -> list[Verdict]:
             max(shares) <= 1,
         ),
     ]  # fmt: skip
+
+
+def _growth(spectra: Spectra, first: int, last: int) -> Verdict:
+    sizes = list(dict.fromkeys(k for k, _ in spectra))
+    grown = [spectra[k, last] / spectra[k, first] for k in sizes]
+    middle = [float(ratio[len(ratio) // 2]) for ratio in grown]
+    return Verdict(
+        "Fig. 3a, trained", "σ_1 grows and the bulk stays, as of W_Q in Fig. 13",
+        f"σ_1 {listed([float(ratio[0]) for ratio in grown])} times, the middle value "
+        f"{listed(middle)} times", "σ_1 more than twice, the middle less, set after the run",
+        all(float(ratio[0]) > 2 for ratio in grown) and max(middle) < 2,
+    )  # fmt: skip
 
 
 def _figure(spectra: Spectra) -> Figure:

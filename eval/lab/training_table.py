@@ -35,6 +35,8 @@ from tscompress.training.pretrain_recipe import PretrainRecipe
 FACTORS = (0.05, 1.0)
 #: Bins between two rows whose cosine is taken.
 DISTANCES = (1, 4, 16, 64)
+#: Bins from that of zero, whose rows are compared across zero and on one side of it.
+ASIDE = range(12, 21)
 
 
 class Bins(NamedTuple):
@@ -83,11 +85,22 @@ def cosine(rows: Tensor, weights: Tensor, distance: int) -> float:
     return float(((unit[:-distance] * unit[distance:]).sum(1) * pairs).sum() / pairs.sum())
 
 
+def across_zero(rows: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Mean cosine of rows as far below zero as above it, and of as distant ones on one side."""
+    mean = (weights[:, None] * rows).sum(0) / weights.sum()
+    unit = torch.nn.functional.normalize(rows - mean, dim=1)
+    zero = len(rows) // 2
+    across = [unit[zero - j] @ unit[zero + j] for j in ASIDE]
+    beside = [unit[zero + side * j] @ unit[zero + 3 * side * j] for j in ASIDE for side in (-1, 1)]
+    return float(torch.stack(across).mean()), float(torch.stack(beside).mean())
+
+
 def measured(rows: Tensor, bins: Bins) -> dict[str, float]:
     """ε-ranks of the table as training reads it and as it lies, and cosines of its rows."""
     read = singular_values(bins.counts.sqrt()[:, None] * rows)
     whole = singular_values(rows)
     never = (bins.counts == 0).double()
+    unread = rows[bins.counts == 0]
     found: dict[str, float] = {}
     for epsilon in EPSILONS:
         found[f"rank {epsilon:g}, by counts"] = epsilon_rank(read, epsilon)
@@ -95,6 +108,9 @@ def measured(rows: Tensor, bins: Bins) -> dict[str, float]:
     for distance in DISTANCES:
         found[f"cosine at {distance}"] = cosine(rows, bins.counts, distance)
         found[f"cosine at {distance}, never read"] = cosine(rows, never, distance)
+    found["cosine across zero"], found["cosine on one side"] = across_zero(rows, bins.counts)
+    found["norm of the mean, never read"] = float(unread.mean(0).norm())
+    found["spread, never read"] = float((unread - unread.mean(0)).norm(dim=1).mean())
     return found
 
 
@@ -136,6 +152,13 @@ def _verdicts(frame: pd.DataFrame, bins: Bins) -> list[Verdict]:
             sorted(cosines, reverse=True) == cosines,
         ),
         Verdict(
+            "Section 2, factor 0.05", "it learns sizes before signs: rows across zero are alike",
+            f"mean cosine {last['cosine across zero']:.2f} of bins {ASIDE[0]} to {ASIDE[-1]} above "
+            f"and below zero, {last['cosine on one side']:.2f} as far apart on one side",
+            "higher across zero, set after the run",
+            last["cosine across zero"] > last["cosine on one side"],
+        ),
+        Verdict(
             "Section 2, factor 0.05", "its rank falls as it learns, rows weighted by counts",
             f"at ε = 0.1 {listed(small[by_counts].tolist(), 3)}", "below half of the first",
             last[by_counts] < first[by_counts] / 2,
@@ -147,7 +170,9 @@ def _verdicts(frame: pd.DataFrame, bins: Bins) -> list[Verdict]:
         ),
         Verdict(
             "Section 2, factor 0.05", "so the plain table, of all bins, does not show it",
-            f"at ε = 0.1 {first[whole]:.0f} at first, {last[whole]:.0f} at last",
+            f"at ε = 0.1 {first[whole]:.0f} at first, {last[whole]:.0f} at last: the mean of rows "
+            f"never read has the norm {last['norm of the mean, never read']:.2g}, their spread "
+            f"about it is {last['spread, never read']:.2g}, as at first",
             "at least 0.8 of the first", last[whole] >= 0.8 * first[whole],
         ),
         Verdict(
