@@ -287,8 +287,8 @@ TABLES = (
     lab("chebyshev", "chebyshev.py --runs DIR/lab-models", 8),
     lab("heads", "heads.py --runs DIR/lab-models", 8),
     lab("watch", "watch.py --runs DIR/lab-models", 4),
-    lab("trainings", "trainings.py --runs DIR/lab-models", 20),
-    lab("cut-advice", "cut_advice.py", 15),
+    lab("trainings", "trainings.py --runs DIR/lab-models", 16),
+    lab("cut-advice", "cut_advice.py", 1),
     Table(
         "exported-bolt",
         "exported.py --model reference/bolt --max-series 50 --output DIR/exported",
@@ -311,7 +311,7 @@ TABLES = (
         has_quick=True,
     ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
-    lab("modalities", "modalities.py", 8),
+    lab("modalities", "modalities.py", 4),
     lab("covariates", "covariates.py --models DIR/lab-covariates-models", 60),
     lab("instruments", "instruments.py --models DIR/lab-instruments-models", 15),
     lab(
