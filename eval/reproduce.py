@@ -283,7 +283,7 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
-    lab("theory", "theory.py", 5),
+    lab("theory", "theory.py", 2),
     lab("chebyshev", "chebyshev.py --runs DIR/lab-models", 8),
     lab("heads", "heads.py --runs DIR/lab-models", 8),
     lab("watch", "watch.py --runs DIR/lab-models", 4),
