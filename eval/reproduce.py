@@ -2,6 +2,7 @@
 
     python eval/reproduce.py --list
     python eval/reproduce.py fold-sizes-t5 recover-t5 --output results/again [--processes 2]
+    python eval/reproduce.py lab --quick --output results/look
 
 Each command runs in a process of its own with one thread, but for those of speed that ask for two;
 run these alone. Tables, figures and a log of each command go below `--output`, so that nothing is
@@ -10,7 +11,8 @@ by their recipes, into `results/NAME`, unless they are there. Names are tables, 
 names: `t5` is all of reference/t5. Minutes are rough, of one core without AMX, training left out.
 Those of peers need `pip install tscompress[peers]`, those of fine-tuning `tscompress[finetuning]`,
 `lab-modalities` and `lab-instruments` `tscompress[lab]`.
-Tables that need a GPU run where one is asked for by its whole name.
+Tables that need a GPU run where one is asked for by its whole name. `--quick` is a look at whether
+scripts run: few steps and small inputs, for the tables that have it, all of the lab among them.
 What is drawn from other tables takes those below `--output`, and comes last. A command that fails
 is shown with its exit status, keeps no other from its turn, and makes that of this script 1. A
 verdict of the lab that is not as expected is a finding and no failure: the log's last line counts
@@ -24,6 +26,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +55,8 @@ class Table:
         Tables that it reads.
     needs_gpu
         It runs only if asked for by its whole name.
+    has_quick
+        Its script takes ``--quick``.
     """
 
     name: str
@@ -61,15 +66,23 @@ class Table:
     threads: int = 1
     drawn_from: tuple[str, ...] = ()
     needs_gpu: bool = False
+    has_quick: bool = False
 
     def is_meant_by(self, name: str) -> bool:
         """Whether ``name`` is its name, or a part of it that will do."""
         return name == self.name or (name in self.name and not self.needs_gpu)
 
-    def command(self, directory: Path) -> list[str]:
+    def command(self, directory: Path, *, quick: bool = False) -> list[str]:
         script, *rest = shlex.split(self.arguments)
         rest = [word.replace("DIR", str(directory)) for word in rest]
-        return [sys.executable, str(ROOT / "eval" / script), *rest]
+        look = ["--quick"] if quick else []
+        return [sys.executable, str(ROOT / "eval" / script), *rest, *look]
+
+
+def lab(name: str, arguments: str, minutes: int, *, needs_gpu: bool = False) -> Table:
+    """A table of ``lab/``; models that its script trains go below ``DIR``, too."""
+    command = f"lab/{arguments} --output DIR/lab-{name}"
+    return Table(f"lab-{name}", command, minutes, needs_gpu=needs_gpu, has_quick=True)
 
 
 TABLES = (
@@ -181,12 +194,13 @@ TABLES = (
         "--models DIR/budgets-models",
         25,
     ),
-    Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2),
+    Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2, has_quick=True),
     Table(
         "shapes-chronos2",
         "shapes.py --threads 2 --models chronos-2-base --repeats 5 --output DIR/shapes-chronos2",
         5,
         threads=2,
+        has_quick=True,
     ),
     Table(
         "shapes-gpu",
@@ -195,6 +209,7 @@ TABLES = (
         2,
         threads=2,
         needs_gpu=True,
+        has_quick=True,
     ),
     Table("fold-growth", "fold_growth.py --output DIR/fold-growth", 25, threads=2),
     Table(
@@ -268,11 +283,12 @@ TABLES = (
         "finetune.py --model reference/chronos2 --output DIR/finetune",
         10,
     ),
-    Table("lab-theory", "lab/theory.py --output DIR/lab-theory", 5),
-    Table("lab-chebyshev", "lab/chebyshev.py --output DIR/lab-chebyshev", 8),
-    Table("lab-heads", "lab/heads.py --output DIR/lab-heads", 8),
-    Table("lab-watch", "lab/watch.py --output DIR/lab-watch", 4),
-    Table("lab-cut-advice", "lab/cut_advice.py --quick --output DIR/lab-cut-advice", 5),
+    lab("theory", "theory.py", 2),
+    lab("chebyshev", "chebyshev.py --runs DIR/lab-models", 8),
+    lab("heads", "heads.py --runs DIR/lab-models", 8),
+    lab("watch", "watch.py --runs DIR/lab-models", 4),
+    lab("trainings", "trainings.py --runs DIR/lab-models", 16),
+    lab("cut-advice", "cut_advice.py", 1),
     Table(
         "exported-bolt",
         "exported.py --model reference/bolt --max-series 50 --output DIR/exported",
@@ -288,32 +304,27 @@ TABLES = (
         "exported.py --model reference/t5 --max-series 20 --output DIR/exported",
         40,
     ),
-    Table("exported-shapes", "exported_shapes.py --output DIR/exported-shapes", 150),
+    Table(
+        "exported-shapes",
+        "exported_shapes.py --output DIR/exported-shapes",
+        150,
+        has_quick=True,
+    ),
     Table("series-files", "series_files.py --output DIR/series-files", 3),
-    Table("lab-modalities", "lab/modalities.py --output DIR/lab-modalities", 8),
-    Table(
-        "lab-covariates",
-        "lab/covariates.py --output DIR/lab-covariates --models DIR/lab-covariates-models",
-        60,
-    ),
-    Table(
-        "lab-instruments",
-        "lab/instruments.py --output DIR/lab-instruments --models DIR/lab-instruments-models",
-        15,
-    ),
-    Table(
-        "lab-instruments-gpu",
-        "lab/instruments.py --recipe recipes/lab/instruments-gpu.yaml --device cuda "
-        "--only training trained labour --models DIR/lab-instruments-gpu-models "
-        "--output DIR/lab-instruments-gpu",
+    lab("modalities", "modalities.py", 4),
+    lab("covariates", "covariates.py --models DIR/lab-covariates-models", 60),
+    lab("instruments", "instruments.py --models DIR/lab-instruments-models", 15),
+    lab(
+        "instruments-gpu",
+        "instruments.py --recipe recipes/lab/instruments-gpu.yaml --device cuda "
+        "--only training trained labour --models DIR/lab-instruments-gpu-models",
         10,
         needs_gpu=True,
     ),
-    Table("lab-bridge", "lab/bridge.py --output DIR/lab-bridge --models DIR/lab-bridge-models", 20),
-    Table(
-        "lab-under-compression",
-        "lab/under_compression.py --output DIR/lab-under-compression "
-        "--models DIR/lab-under-compression-models",
+    lab("bridge", "bridge.py --models DIR/lab-models", 20),
+    lab(
+        "under-compression",
+        "under_compression.py --models DIR/lab-under-compression-models",
         30,
     ),
     Table(
@@ -325,21 +336,32 @@ TABLES = (
 )
 
 
-def chosen(names: Sequence[str]) -> list[Table]:
+def chosen(names: Sequence[str], *, quick: bool = False) -> list[Table]:
     """Tables of these names, or parts of names, in the order of the list; of none, all that need
-    no GPU.
+    no GPU. ``quick``: of these, those that have a quick run.
 
     Raises
     ------
     UsageError
-        No table has such a name.
+        No table has such a name, or none of those that are meant has a quick run.
     """
     for name in names:
         if not any(table.is_meant_by(name) for table in TABLES):
             raise UsageError(f"no table is called {name!r}; --list shows those there are.")
-    if not names:
-        return [table for table in TABLES if not table.needs_gpu]
-    return [table for table in TABLES if any(map(table.is_meant_by, names))]
+    meant = [table for table in TABLES if not names and not table.needs_gpu]
+    meant += [table for table in TABLES if any(map(table.is_meant_by, names))]
+    if quick and not any(table.has_quick for table in meant):
+        having = ", ".join(table.name for table in TABLES if table.has_quick)
+        raise UsageError(
+            f"no table that is meant has a quick run; leave --quick out, or: {having}."
+        )
+    return [table for table in meant if table.has_quick or not quick]
+
+
+def without_quick(names: Sequence[str], tables: Sequence[Table]) -> str:
+    """A line on the tables meant by ``names`` that --quick leaves out, if there are any."""
+    left = [table.name for table in chosen(names) if names and table not in tables]
+    return f"left out, they have no quick run: {', '.join(left)}" if left else ""
 
 
 def training(recipe: str) -> list[str]:
@@ -350,8 +372,16 @@ def training(recipe: str) -> list[str]:
     return [*program, str(path), "--output", str(output), *resume]
 
 
+def described(table: Table, directory: Path, *, quick: bool = False) -> str:
+    """Name, minutes and command, as ``--list`` shows them."""
+    line = shlex.join(["python", *table.command(directory, quick=quick)[1:]])
+    minutes = "" if quick else f" ({table.minutes} min{' on a GPU' if table.needs_gpu else ''})"
+    return f"{table.name}{minutes}: {line}"
+
+
 def run(name: str, command: Sequence[str], threads: int, directory: Path) -> bool:
     """Whether it ended well; what it says goes to a log."""
+    started = time.monotonic()
     log = directory / f"{name}.log"
     print(f"{name}: started, {log}", flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -359,13 +389,14 @@ def run(name: str, command: Sequence[str], threads: int, directory: Path) -> boo
         status = subprocess.run(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
         ).returncode
-    print(f"{name}: " + (f"exit status {status}" if status else "done"), flush=True)
+    minutes = f"{(time.monotonic() - started) / 60:.1f} min"
+    print(f"{name}: {f'exit status {status}' if status else 'done'}, {minutes}", flush=True)
     return status == 0
 
 
-def measure(table: Table, directory: Path) -> bool:
+def measure(table: Table, directory: Path, *, quick: bool = False) -> bool:
     """Whether the command of a table ended well."""
-    return run(table.name, table.command(directory), table.threads, directory)
+    return run(table.name, table.command(directory, quick=quick), table.threads, directory)
 
 
 def main() -> None:
@@ -374,21 +405,25 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="tables, or parts of their names; default: all")
     parser.add_argument("--list", action="store_true", help="show tables and commands, run none")
-    parser.add_argument("--output", type=Path, default=Path("results/again"), help="a directory")
+    parser.add_argument(
+        "--output", type=Path, help="a directory; default: results/again, of --quick results/look"
+    )
+    parser.add_argument("--quick", action="store_true", help="do they run? of tables that have it")
     parser.add_argument("--processes", type=int, default=1, help="commands at a time")
     arguments = parser.parse_args()
     try:
-        tables = chosen(arguments.names)
+        tables = chosen(arguments.names, quick=arguments.quick)
     except UsageError as error:
         parser.error(str(error))
+    output = arguments.output or Path("results/look" if arguments.quick else "results/again")
     if arguments.list:
-        for table in tables if arguments.names else TABLES:
-            line = shlex.join(["python", *table.command(arguments.output)[1:]])
-            where = " on a GPU" if table.needs_gpu else ""
-            print(f"{table.name} ({table.minutes} min{where}): {line}")
+        meant = tables if arguments.names or arguments.quick else TABLES
+        print("\n".join(described(table, output, quick=arguments.quick) for table in meant))
         return
-    directory = arguments.output.absolute()
+    directory = output.absolute()
     directory.mkdir(parents=True, exist_ok=True)
+    if arguments.quick and (line := without_quick(arguments.names, tables)):
+        print(line)
     recipes = dict.fromkeys(recipe for table in tables for recipe in table.trained)
     missing = [one for one in recipes if not (ROOT / "results" / one / "model").is_dir()]
     together = [table for table in tables if table.threads == 1 and not table.drawn_from]
@@ -396,8 +431,8 @@ def main() -> None:
     drawn = [table for table in tables if table.drawn_from]
     with ThreadPoolExecutor(max(1, arguments.processes)) as pool:
         done = list(pool.map(lambda one: run(one, training(one), 1, directory), missing))
-        done += pool.map(lambda table: measure(table, directory), together)
-    done += [measure(table, directory) for table in [*alone, *drawn]]
+        done += pool.map(lambda one: measure(one, directory, quick=arguments.quick), together)
+    done += [measure(one, directory, quick=arguments.quick) for one in [*alone, *drawn]]
     if not all(done):
         sys.exit(1)
 

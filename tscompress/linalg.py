@@ -69,6 +69,8 @@ def break_even_rank(m: int, n: int) -> int:
 def truncated_svd(W: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Best rank-``rank`` factors of ``W`` ``[m, n]`` in the Frobenius norm (paper sec. 5).
 
+    At the ε-rank of ``W`` their product is within ε|W|_2 of ``W`` in the spectral norm.
+
     Returns ``L`` ``[m, r]`` and ``R`` ``[r, n]``, float64, with the singular values shared evenly:
     L = U_r S_r^{1/2}, R = S_r^{1/2} V_r^T.
     """

@@ -15,9 +15,11 @@ from scipy.stats import spearmanr
 from verdicts import parser_of
 
 from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.errors import UsageError
 from tscompress.profiling.measure import profile_weights
 from tscompress.profiling.rank_profile import WeightProfile
-from tscompress.training.pretrain_recipe import PretrainRecipe
+from tscompress.training.pretrain_output import MODEL
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 from tscompress.training.pretraining import pretrain
 from tscompress.workflows.recipe import load_pretrain_recipe
 
@@ -61,14 +63,32 @@ def variant(name: str, *, quick: bool, **changes: Any) -> PretrainRecipe:
 
 
 def trained(recipe: PretrainRecipe, directory: Path) -> LoadedModel:
-    """The model of ``recipe``, trained into ``directory`` unless that training is there."""
-    if not (directory / "model").is_dir():
+    """The model of ``recipe``, trained into ``directory`` unless that training is there.
+
+    Raises
+    ------
+    UsageError
+        A training of another recipe is there.
+    """
+    written = directory / MODEL / PRETRAIN_FILE
+    if written.exists() and load_pretrain_recipe(written) != recipe:
+        raise UsageError(
+            f"{str(directory)!r} holds a training of another recipe; delete it, or name another "
+            "directory of trainings."
+        )
+    if not written.exists():
         started = time.process_time()
         resume = (directory / "checkpoint").is_dir()
         if pretrain(recipe, directory, resume=resume, log_every=100) is None:
             raise SystemExit(f"stopped; the next run continues {directory}")
         print(f"{directory.name}: {time.process_time() - started:.0f} CPU seconds", flush=True)
-    return load(directory / "model")
+    return load(directory / MODEL)
+
+
+def moments(directory: Path, last: int) -> dict[int, Path]:
+    """Models of a training by step: its snapshots, and after ``last`` steps the model."""
+    models = {int(path.name.removeprefix("step-")): path for path in directory.glob("step-*")}
+    return dict(sorted({**models, last: directory / MODEL}.items()))
 
 
 def mean_rank(weights: Sequence[WeightProfile], index: int = MIDDLE) -> float:

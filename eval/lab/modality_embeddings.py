@@ -21,6 +21,7 @@ from modality_inputs import (
     toy,
     toy_rows,
 )
+from modality_models import check_wheels
 from torch import Tensor
 from verdicts import Found, Verdict
 
@@ -70,6 +71,7 @@ def variants(rows: Tensor) -> dict[str, Tensor]:
 
 def spectra(quick: bool) -> Found:
     """Spectra of embedded inputs over modalities."""
+    check_wheels()
     found = list(all_rows(quick))
     numbers = pd.DataFrame([row for one in found for row in _ranks(one)])
     return Found(_spectra_verdicts(numbers), numbers, _spectra_figure(found))

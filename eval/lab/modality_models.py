@@ -52,6 +52,14 @@ def installed(name: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / inside
 
 
+def check_wheels() -> None:
+    """Raise ``UsageError`` for the first wheel that is missing, before a training of minutes."""
+    for name in WHEELS:
+        installed(name)
+    if find_spec("fracast") is None:
+        raise UsageError("Fracast-0 needs the wheel fracast; pip install 'tscompress[lab]'.")
+
+
 def model_directory(name: str, cache: Path | None = None) -> Path:
     """A directory of Hugging Face with the model ``name``, converted once into ``cache``.
 

@@ -165,7 +165,7 @@ def _width_verdicts(numbers: pd.DataFrame) -> list[Verdict]:
         Verdict(
             "Fig. 4", "W_Q of every model is far from a random matrix: below 0.8 of its rank",
             ", ".join(f"{one} {value:.2f}" for one, value in near.items()),
-            "not t5-nano, whose scale at initialisation is large",
+            "not the T5s, whose scale at initialisation is large",
             all(value < 0.8 for value in near.values()), False,
         ),
     ]  # fmt: skip
@@ -251,10 +251,10 @@ def flow(quick: bool) -> Found:
     """ε-rank of what each layer reads: series, a constant series, text, images."""
     runs = list(_runs(quick))
     rows = []
-    figure = new_figure(12.4, 3.5, "Singular values of what each layer's attention reads")
-    panels = figure.subplots(1, len(runs), sharey=True)
-    for axes, (name, inputs) in zip(panels, runs, strict=True):
-        style_axes(axes, title=name, xlabel="index $j$")
+    figure = new_figure(10.4, 5.8, "Singular values of what each layer's attention reads")
+    panels = figure.subplots(2, len(runs) // 2, sharex=True, sharey=True)
+    for axes, (name, inputs) in zip(panels.flat, runs, strict=True):
+        style_axes(axes, title=name)
         for depth, gram in enumerate(inputs):
             sigma = torch.linalg.eigvalsh(gram).clamp_min(0).flip(0).sqrt()
             rows += [
@@ -264,9 +264,12 @@ def flow(quick: bool) -> Found:
             ]  # fmt: skip
             _draw_layer(axes, sigma, depth, len(inputs))
         axes.set(yscale="log", xscale="log", ylim=(1e-4, 1.5), xlim=(1, 400))
-    panels[0].set_ylabel("$\\sigma_j / \\sigma_1$", fontsize=LABEL_SIZE)
+    for axes in panels[-1]:
+        axes.set_xlabel("index $j$", fontsize=LABEL_SIZE)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("$\\sigma_j / \\sigma_1$", fontsize=LABEL_SIZE)
     mappable = ScalarMappable(Normalize(0, 1 / 0.9), colormaps[SEQUENTIAL])
-    bar = figure.colorbar(mappable, ax=panels, aspect=25, pad=0.01, boundaries=np.linspace(0, 1))
+    bar = figure.colorbar(mappable, ax=panels, aspect=35, pad=0.01, boundaries=np.linspace(0, 1))
     bar.set_ticks([0, 1], labels=["first layer", "last"])
     bar.ax.tick_params(labelsize=TICK_SIZE, length=0)
     numbers = pd.DataFrame(rows)
@@ -304,7 +307,11 @@ def _runs(quick: bool) -> Iterator[tuple[str, list[Tensor]]]:
     bolt: Any = opened("reference/bolt")
     each = 16 if quick else 64
     yield "bolt, signals", grams(bolt, lambda: bolt.model(context=signals(each)))
-    yield "bolt, constant zero", grams(bolt, lambda: bolt.model(context=torch.zeros(1, 512)))
+    zero = torch.zeros(1, 512)
+    yield "bolt, constant zero", grams(bolt, lambda: bolt.model(context=zero))
+    t5: Any = opened("reference/t5")
+    yield "t5, signals", grams(t5, lambda: encode(t5, signals(each // 8)))
+    yield "t5, constant zero", grams(t5, lambda: encode(t5, zero))
     text: Any = opened("minilm")
     batch = tokenizer()(list(sentences(32 if quick else 128)), padding=True, return_tensors="pt")
     real = batch["attention_mask"].bool()
@@ -312,6 +319,12 @@ def _runs(quick: bool) -> Iterator[tuple[str, list[Tensor]]]:
     vit: Any = opened("vit")
     images = crops(2 if quick else 8, 224)
     yield "ViT-S, crops of 224", grams(vit, lambda: vit.model(images))
+
+
+def encode(loaded: Any, series: Tensor) -> None:
+    """Run the encoder of a Chronos-T5 on series ``[B, T]``."""
+    ids, mask, _ = loaded.forecaster.tokenizer.context_input_transform(series)
+    loaded.model.encoder(input_ids=ids, attention_mask=mask)
 
 
 @torch.no_grad()

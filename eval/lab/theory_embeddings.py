@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from verdicts import Found, Verdict, listed, plain_ticks, slope
 
-from tscompress.checkpoints.load import load
+from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.families.registry import FAMILIES
 from tscompress.lab.attention import spectral_norm
 from tscompress.lab.bounds import (
@@ -266,21 +266,20 @@ def _signals(length: int, number: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _bolt(quick: bool) -> dict[str, tuple[Tensor, Tensor]]:
-    """Patches ``[N, 2 k]`` and their embeddings ``[N, d]`` by reference/bolt, float64."""
-    loaded = load("reference/bolt", dtype="float32")
+def embedded_patches(loaded: LoadedModel, contexts: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+    """Embeddings ``[N, d]`` of the patches of each ``[B, T]`` by a Chronos-Bolt, and |W_2| |W_1 X|.
+
+    In float64; X are the patches ``[N, 2 k]`` of all contexts, observed values and their mask.
+    """
     model: Any = loaded.model
     layer = model.input_patch_embedding.to(torch.float64)
-    found = {}
-    for name, contexts in _signals(256, 16 if quick else 128).items():
-        features, observed = FAMILIES[loaded.family].patch_features(model, contexts)
-        patches = features[observed].to(torch.float64)
-        found[name] = (patches, layer(patches))
-    patches = torch.cat([patches for patches, _ in found.values()])
-    hidden = torch.nn.functional.linear(patches, layer.hidden_layer.weight, layer.hidden_layer.bias)
+    read = [FAMILIES[loaded.family].patch_features(model, one) for one in contexts]
+    patches = [features[observed].to(torch.float64) for features, observed in read]
+    hidden = torch.nn.functional.linear(
+        torch.cat(patches), layer.hidden_layer.weight, layer.hidden_layer.bias
+    )
     scale = spectral_norm(layer.output_layer.weight) * spectral_norm(hidden)
-    found["scale"] = (torch.tensor(scale), torch.cat([one for _, one in found.values()]))
-    return found
+    return [layer(one) for one in patches], scale
 
 
 def _continuity(d: int) -> dict[str, Tensor]:
@@ -306,12 +305,13 @@ def theorem_2(quick: bool) -> Found:
     d, L = (64, 512) if quick else (256, 4096)
     sizes = (1, 2, 4, 8, 16) if quick else (1, 2, 4, 8, 16, 32)
     patches = {k: _random_patches(k, d, L) for k in sizes}
-    bolt = _bolt(quick)
-    trained, scale = singular_values(bolt["scale"][1]), float(bolt["scale"][0])
+    contexts = list(_signals(256, 16 if quick else 128).values())
+    (sines, noise), scale = embedded_patches(load("reference/bolt", dtype="float32"), contexts)
+    trained = singular_values(torch.cat([sines, noise]))
     continuity = {name: singular_values(E) for name, E in _continuity(d).items()}
     angles = {
-        "Bolt, sines": angle_matrix(_even(bolt["sines"][1], 64)),
-        "Bolt, white noise": angle_matrix(_even(bolt["white noise"][1], 64)),
+        "Bolt, sines": angle_matrix(_even(sines, 64)),
+        "Bolt, white noise": angle_matrix(_even(noise, 64)),
         "random, R^16": angle_matrix(gaussian(64, 16, generator=seeded(5))),
         "random, R^768": angle_matrix(gaussian(64, 768, generator=seeded(6))),
     }
@@ -335,7 +335,7 @@ def _mean_angle(angles: Tensor) -> float:
     return float(angles[off].mean())
 
 
-def _share(sigma: Tensor, scale: float, k: int, *, biases: bool) -> float:
+def share_of_bound(sigma: Tensor, scale: float, k: int, *, biases: bool) -> float:
     """The largest share of the bound of Theorem 2: at sigma_j = eps scale there are j values."""
     bounds = [patch_rank_bound(k, float(value) / scale, biases=biases) for value in sigma]
     return max(j / bound for j, bound in enumerate(bounds, 1))
@@ -349,8 +349,8 @@ def _theorem_2_verdicts(
     angles: dict[str, Tensor],
     d: int,
 ) -> list[Verdict]:
-    share = max(_share(sigma, of, k, biases=False) for k, (sigma, of) in patches.items())
-    of_bolt = _share(trained, scale, 16, biases=True)
+    share = max(share_of_bound(sigma, of, k, biases=False) for k, (sigma, of) in patches.items())
+    of_bolt = share_of_bound(trained, scale, 16, biases=True)
     leading = [float(sigma[0]) / of for sigma, of in patches.values()]
     ranks = {e: [epsilon_rank(sigma, e) for sigma, _ in patches.values()] for e in EPSILONS}
     steady = [row for epsilon, row in ranks.items() if epsilon != 0.1]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from micro import options_of, trained, variant
+from micro import moments, options_of, trained, variant
 from verdicts import Found, Verdict, measure, one_line_errors, plain_ticks
 
 from tscompress.checkpoints.load import load
@@ -51,10 +51,9 @@ def watched(directory: Path, factor: float) -> pd.DataFrame:
 
 def spectra(directory: Path) -> dict[int, np.ndarray[Any, Any]]:
     """Step to singular values ``[layers, d]`` of the encoder's W_Q: snapshots and the end."""
-    models = {int(path.name.removeprefix("step-")): path for path in directory.glob("step-*")}
     last = read_ranks(directory / "ranks.jsonl")[-1]["step"]
     found = {}
-    for step, path in sorted({**models, last: directory / "model"}.items()):
+    for step, path in moments(directory, last).items():
         loaded = load(path)
         names = [b.projections["q"] for b in loaded.architecture.attention if b.kind == "encoder"]
         matrices = [weight_matrix(loaded.model.get_submodule(name)) for name in names]

@@ -414,6 +414,20 @@ def test_every_table_has_a_command_that_its_script_takes(scripts: Any, tmp_path:
             assert Path(scripts.reproduce.training(recipe)[4]).is_file()
         assert table.arguments.count("results/") == len(table.trained)
         assert set(table.drawn_from) <= {other.name for other in scripts.reproduce.TABLES}
+        if table.has_quick:
+            look = table.command(tmp_path, quick=True)[2:]
+            assert vars(parser_of(script).parse_args(look)) == {**parsed, "quick": True}
+
+
+def test_every_script_of_the_lab_that_measures_is_a_table_and_has_a_quick_run(scripts: Any) -> None:
+    tables = scripts.reproduce.chosen(["lab"], quick=True)
+    assert tables == scripts.reproduce.chosen(["lab"])
+    scripts_of_tables = {Path(table.command(Path())[1]).name for table in tables}
+    measuring = {
+        path.name for path in (EVAL / "lab").glob("*.py")
+        if "\ndef main(" in path.read_text(encoding="utf-8")
+    }  # fmt: skip
+    assert scripts_of_tables == measuring - {"modality_models.py"}
 
 
 def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
@@ -424,6 +438,11 @@ def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
     ]  # fmt: skip
     with pytest.raises(UsageError, match="no table is called 'bert'; --list shows"):
         reproduce.chosen(["t5", "bert"])
+    assert [table.name for table in reproduce.chosen(["series-files", "shapes"], quick=True)] == [
+        "shapes", "shapes-chronos2", "exported-shapes",
+    ]  # fmt: skip
+    with pytest.raises(UsageError):
+        reproduce.chosen(["series-files"], quick=True)
 
 
 def test_failed_command_is_reported_and_others_run(

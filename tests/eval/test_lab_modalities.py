@@ -180,6 +180,18 @@ def test_a_missing_wheel_names_the_extra(
         lab.modality_models.model_directory(name)
 
 
+def test_spectra_need_all_wheels_before_anything_is_trained(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = lab.modality_models.find_spec("numpy")
+    monkeypatch.setattr(
+        lab.modality_models, "find_spec", lambda name: None if name == "fracast" else found
+    )
+    monkeypatch.setattr(lab.modality_embeddings, "all_rows", lambda _: pytest.fail("measures"))
+    with pytest.raises(UsageError, match="fracast"):
+        lab.modality_embeddings.spectra(True)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("minilm", "encoder"), ("vit", "encoder"), ("whisper", "encoder"), ("whisper", "decoder"),

@@ -11,7 +11,12 @@ import pytest
 import torch
 from eval_scripts import imported
 
-NAMES = ("verdicts", "micro", "chebyshev", "heads", "watch", "cut_advice")
+from tscompress.errors import UsageError
+
+NAMES = (
+    "verdicts", "micro", "chebyshev", "heads", "watch", "cut_advice",
+    "training_patches", "training_table", "training_widths",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,62 @@ def test_watch_compares_both_initial_scales(lab: Any, tmp_path: Path) -> None:
     first = found.numbers[found.numbers["step"] == 0].groupby("factor")["σ_1"].mean()
     assert first[1.0] == pytest.approx(20 * first[0.05], rel=0.1)
     assert [v.holds for v in found.verdicts][-1]  # two steps leave a random matrix random
+
+
+def test_a_training_of_another_recipe_is_not_taken(lab: Any, tmp_path: Path) -> None:
+    recipe = lab.micro.variant("watch", quick=True)
+    lab.micro.trained(recipe, tmp_path)
+    written = (tmp_path / "log.jsonl").stat().st_mtime_ns
+    lab.micro.trained(recipe, tmp_path)
+    assert (tmp_path / "log.jsonl").stat().st_mtime_ns == written
+    with pytest.raises(UsageError, match="another recipe"):
+        lab.micro.trained(lab.micro.variant("watch", quick=True, seed=5), tmp_path)
+
+
+def test_patches_of_every_size_are_embedded_while_training(lab: Any, tmp_path: Path) -> None:
+    found = lab.training_patches.figure_3a(tmp_path, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"patches-2", "patches-16"}
+    assert lab.training_patches.recipe_of(16, False).architecture.context_length == 16 * 64
+    assert set(found.numbers["step"]) == {1, 2}
+    falls = found.numbers.groupby(["k", "step"])["sigma"].agg(
+        lambda sigma: (sigma.diff() <= 0).sum()
+    )
+    assert (falls == 127).all()  # after the first of 128
+    assert next(v for v in found.verdicts if v.statement.startswith("Theorem 2")).holds
+
+
+def test_bins_are_counted_as_training_reads_them(lab: Any, tmp_path: Path) -> None:
+    found = lab.training_table.token_table(tmp_path, True)
+    small, large = (found.numbers[found.numbers["factor"] == factor] for factor in (0.05, 1.0))
+    assert small["rank 0.1, all bins"].tolist() == large["rank 0.1, all bins"].tolist() == [64, 64]
+    recipe = lab.micro.variant("token-table", quick=True, initializer_factor=0.05)
+    bins = lab.training_table.bins_of(
+        recipe, lab.micro.trained(recipe, tmp_path / "token-table-0.05")
+    )
+    bucket = recipe.stages[0].buckets[0]
+    most = recipe.total_steps * bucket.batch_size * (bucket.context_length + bucket.horizon)
+    assert most / 2 < bins.counts.sum() <= most
+
+
+def test_cosine_of_rows_is_that_of_the_pairs_that_have_weight(lab: Any) -> None:
+    angle = torch.linspace(0, torch.pi, 33, dtype=torch.float64)
+    around = torch.cat([angle, angle[1:-1] + torch.pi])
+    circle = torch.stack([around.cos(), around.sin()], dim=1)  # of mean zero
+    every = torch.ones(len(circle), dtype=torch.float64)
+    for distance in (1, 4):
+        expected = float(torch.cos(distance * angle[1]))
+        assert lab.training_table.cosine(circle, every, distance) == pytest.approx(expected)
+    noise = torch.cat([circle, torch.randn(8, 2, dtype=torch.float64)])
+    weights = torch.cat([every, torch.zeros(8, dtype=torch.float64)])
+    same = lab.training_table.cosine(noise, weights, 1)
+    assert same == pytest.approx(lab.training_table.cosine(circle, every, 1))
+
+
+def test_growth_with_the_width_is_that_of_the_mean_over_seeds(lab: Any, tmp_path: Path) -> None:
+    found = lab.training_widths.figure_4a(tmp_path, [0], True)
+    # Two steps leave random matrices, whose rank is a share of their width.
+    assert lab.training_widths.growth(found.numbers, 0.1) == pytest.approx(2, rel=0.05)
+    assert (found.numbers["mean rank"] <= found.numbers["d"]).all()
 
 
 def test_verdicts_are_those_of_the_numbers(lab: Any) -> None:

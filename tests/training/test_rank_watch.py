@@ -147,6 +147,20 @@ def test_findings_name_matrices_that_look_untrained(tmp_path: Path) -> None:
     assert watch_findings([]) == []
 
 
+def test_untrained_ranks_that_stay_have_not_settled() -> None:
+    def said(last: int, untrained: bool) -> str:
+        rows = [
+            {"step": step, "kind": "encoder", "depth": 0, "role": "q",
+             "ranks": [1, rank, rank, rank], "untrained": untrained}
+            for step, rank in ((0, 20), (1, 20), (2, last))
+        ]  # fmt: skip
+        return watch_findings(rows)[-1]
+
+    assert "settled" in said(20, untrained=False)
+    assert "move" in said(10, untrained=False)
+    assert "initial" in said(20, untrained=True)
+
+
 def test_the_option_watches_and_prints(command: Command, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(tiny_recipe("chronos-t5").model_dump(mode="json")))

@@ -185,14 +185,17 @@ def watch_findings(rows: Sequence[Row]) -> list[str]:
     if untrained:
         lines.append(untrained_finding(untrained, len(final)))
     half = max((step for step in means if step <= last / 2), default=last)
-    change = means[last] / max(means[half], 1) - 1
     if half < last:
-        lines.append(
-            f"It changed by {percent(change, 0)} since step {half}: "
-            + (
-                "ranks have settled, and cuts show what they cost."
-                if abs(change) <= SETTLED and len(untrained) < len(final) / 2
-                else "ranks still move; train longer before judging what a cut costs."
-            )
-        )
+        change = means[last] / max(means[half], 1) - 1
+        verdict = _verdict(change, len(untrained) / len(final))
+        lines.append(f"It changed by {percent(change, 0)} since step {half}: {verdict}")
     return lines
+
+
+def _verdict(change: float, untrained: float) -> str:
+    """Whether ranks tell what a cut costs, from their change and the share that looks untrained."""
+    if untrained >= 0.5:
+        return "they are those of initial weights; train longer before judging what a cut costs."
+    if abs(change) > SETTLED:
+        return "they still move; train longer before judging what a cut costs."
+    return "they have settled, and cuts show what they cost."
