@@ -54,6 +54,7 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.batch import ForecastBatch
 from tscompress.evaluation.derived import mean_of_runs
 from tscompress.evaluation.results import EvaluationResult
+from tscompress.plan.schedules import Budget, PlannedSchedule, parse_budget
 from tscompress.training.loop import attention_for_training
 from tscompress.training.pretrain_losses import loss_function
 from tscompress.training.recovery_batches import Batches
@@ -72,16 +73,21 @@ class Trial:
 
     Attributes
     ----------
+    size
+        The same in all layers; or a budget, within which each layer has sizes of its own.
     layers
         That stay in encoder and decoder; None: all.
     """
 
-    size: Size
+    size: Size | Budget
     minutes: float
     layers: tuple[int, int] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Trial:
+        if "=" in text.partition(",")[0]:
+            budget, minutes = text.split(",")
+            return cls(parse_budget(budget), float(minutes))
         sizes, _, width = text.partition(",d_model=")
         head_size, ff_ratio, minutes, *layers = sizes.split(",")
         size = Size(int(head_size), float(ff_ratio), int(width) if width else None)
@@ -92,6 +98,8 @@ class Trial:
 
     @property
     def label(self) -> str:
+        if isinstance(self.size, Budget):
+            return f"{self.size} by layer"
         layers = "" if self.layers is None else ", {} + {} layers".format(*self.layers)
         return self.size.label + layers
 
@@ -100,6 +108,12 @@ TRIALS = tuple(Trial(size, 5) for size in SIZES)
 
 
 def folded(bed: Testbed, trial: Trial, seed: int) -> tscompress.CompressedModel:
+    if isinstance(trial.size, Budget):
+        return tscompress.compress(
+            bed.model,
+            schedule=PlannedSchedule(budget=trial.size, layout="factored"),
+            calibration=CalibrationConfig(seed=seed),
+        )
     return tscompress.compress(
         bed.model,
         rank=trial.size.head_size,
@@ -257,7 +271,8 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=REFERENCES, help="default: both")
     parser.add_argument(
         "--trial", action="append", type=Trial.parse,
-        help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS][,d_model=WIDTH]",
+        help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS][,d_model=WIDTH], or "
+        "parameters=0.3,MINUTES: sizes by layer",
     )  # fmt: skip
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")

@@ -198,7 +198,14 @@ def test_quality_is_settled_by_folding_and_scoring(checkpoint: Path, layout: str
     fitted, held_out = split_windows(batches_of(original))
     trial = load(checkpoint)
     apply_fold_(trial, plan, fitted, FOLD)
-    assert WindowLoss(load(checkpoint), held_out).ratio(trial) <= 1.4
+    held_out = with_drivers(original, held_out)
+    ratios = WindowLoss(load(checkpoint), held_out).ratios(trial)
+    assert ratios.worst <= 1.4
+    found = plan.schedule["found"]
+    assert found["measured"] == pytest.approx(ratios.worst, rel=1e-4)
+    both = original.family == "chronos-2"
+    assert ("measured_with_covariates" in found) == both
+    assert (ratios.with_covariates is not None) == both
     # A stricter budget leaves more.
     strict = planned(original, "wql=5%", layout=layout)
     assert strict.parameters()[1] >= plan.parameters()[1]
@@ -447,7 +454,7 @@ def test_nan_forecasts_meet_no_budget(
         return forecast
 
     monkeypatch.setattr(window_loss, "batch_quantiles", broken)
-    assert not base.ratio(loaded) <= 1e9
+    assert not base.ratios(loaded).worst <= 1e9
     with pytest.raises(DataError, match="WQL"):
         WindowLoss(loaded, batches)
 
@@ -498,12 +505,12 @@ def test_a_series_after_zeros_does_not_outweigh_all_others(checkpoints: dict[str
             ):
                 weight.mul_(-5)
     batches = batches_of(original)
-    alone = WindowLoss(original, batches).ratio(other)
+    alone = WindowLoss(original, batches).ratios(other).worst
     assert abs(alone - 1) > 1e-3
     length, horizon = batches[-1].context.shape[1], batches[-1].target.shape[1]
     started = ForecastBatch(torch.zeros(1, length), torch.full((1, horizon), 5.0))
     nothing = ForecastBatch(torch.zeros(1, length), torch.zeros(1, horizon))
-    with_zeros = WindowLoss(original, [*batches, started, nothing]).ratio(other)
+    with_zeros = WindowLoss(original, [*batches, started, nothing]).ratios(other).worst
     assert abs(with_zeros - 1) > 0.5 * abs(alone - 1)
     with pytest.raises(DataError, match="WQL"):
         WindowLoss(original, [nothing])
@@ -519,9 +526,9 @@ def test_groups_are_forecast_as_groups(checkpoints: dict[str, Path]) -> None:
                 weight.copy_(3 * torch.randn_like(weight))
     batches = batches_of(original)
     assert any(batch.group_ids is not None for batch in batches)
-    assert WindowLoss(original, batches).ratio(other) != 1.0
+    assert WindowLoss(original, batches).ratios(other).worst != 1.0
     alone = [ForecastBatch(batch.context, batch.target) for batch in batches]
-    assert WindowLoss(original, alone).ratio(other) == 1.0
+    assert WindowLoss(original, alone).ratios(other) == (1.0, None)
 
 
 def test_rows_of_groups_come_back_in_their_order(checkpoints: dict[str, Path]) -> None:

@@ -7,9 +7,10 @@ import contextlib
 import pytest
 import torch
 from conftest import tiny_chronos2
-from torch import Tensor
+from torch import Tensor, nn
 
 from tscompress.layers.group_attention import attention_within_groups
+from tscompress.layers.sized_attention import SizedChronos2Attention
 
 GROUPS = {
     "one series each": [0, 1, 2, 3, 4, 5],
@@ -19,10 +20,21 @@ GROUPS = {
 }
 
 
-def outputs(groups: list[int], implementation: str, *, within: bool) -> tuple[Tensor, Tensor]:
-    """Quantiles, and the gradient of the values' projection in the first layer."""
+def outputs(
+    groups: list[int], implementation: str, *, within: bool, sizes: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Quantiles, and the gradient of the values' projection in the first layer.
+
+    ``sizes`` are those of a folded model's queries and keys, and of its values.
+    """
     torch.manual_seed(0)
     model = tiny_chronos2().eval()
+    for block in model.encoder.block if sizes else ():
+        block.layer[1].self_attention = SizedChronos2Attention.empty_like(
+            block.layer[1].self_attention, *sizes, None
+        ).to_empty(device="cpu")
+        for weight in block.layer[1].self_attention.parameters():
+            nn.init.normal_(weight, std=0.3)
     for config in {
         id(m.config): m.config for m in model.modules() if hasattr(m, "config")
     }.values():
@@ -40,11 +52,14 @@ def outputs(groups: list[int], implementation: str, *, within: bool) -> tuple[Te
     return found, torch.autograd.grad(found.square().mean(), weight)[0]
 
 
+@pytest.mark.parametrize("sizes", [None, (6, 3)], ids=["stock", "folded by layer"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
-def test_outputs_and_gradients_are_those_of_stock(groups: list[int], implementation: str) -> None:
-    stock = outputs(groups, implementation, within=False)
-    ours = outputs(groups, implementation, within=True)
+def test_outputs_and_gradients_are_those_of_stock(
+    groups: list[int], implementation: str, sizes: tuple[int, int] | None
+) -> None:
+    stock = outputs(groups, implementation, within=False, sizes=sizes)
+    ours = outputs(groups, implementation, within=True, sizes=sizes)
     for expected, found in zip(stock, ours, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

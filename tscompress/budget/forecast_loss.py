@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
@@ -47,10 +46,9 @@ def forecast_losses(loaded: LoadedModel, batch: ForecastBatch) -> tuple[_Total, 
     def total(windows: ForecastBatch) -> _Total:
         return adapter_of(loaded.family).forecast_loss(loaded.forecaster, output, windows)
 
-    if batch.future is None or batch.group_ids is None:
+    driven = batch.driven[:, None]
+    if not bool(driven.any()):
         return total(batch), (0.0, 0)
-    known = torch.isfinite(batch.future).any(1)
-    driven = torch.isin(batch.group_ids, batch.group_ids[known])[:, None]
     without, with_one = (batch.target.masked_fill(rows, math.nan) for rows in (driven, ~driven))
     return total(replace(batch, target=without)), total(replace(batch, target=with_one))
 

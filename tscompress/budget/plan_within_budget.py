@@ -22,7 +22,7 @@ from tscompress.budget.search import (
     latency_of,
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
-from tscompress.budget.window_loss import WindowLoss, split_windows, with_drivers
+from tscompress.budget.window_loss import LossRatios, WindowLoss, split_windows, with_drivers
 from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers, fold_planned_
@@ -70,6 +70,7 @@ def plan_within_budget(
     """
     workload = workload_for(loaded, workload or Workload())
     fitted, held_out = split_windows(batches)
+    held_out = with_drivers(loaded, held_out)
     itemsize = loaded.stored_dtype.itemsize
     costs = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
 
@@ -103,18 +104,12 @@ def plan_within_budget(
         choose(unmeasured(loaded, fold, layers=schedule.depth))  # refuses what no size fits
     chosen = choose(_measured(loaded, fitted, held_out, fold, on_progress, depth=schedule.depth))
     plan = plan_of(loaded, chosen, schedule, fold)
-    found = _found(chosen, costs, trials.measured.get(id(chosen)))
+    found = trials.found(chosen) | _found(chosen, costs)
     return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
 
 
 class _Trials:
-    """Measured candidates: their latency, or the WQL of a copy folded to their sizes.
-
-    Attributes
-    ----------
-    measured
-        Ratio to the original by ``id`` of the candidate.
-    """
+    """Measured candidates: their latency, or the WQL of a copy folded to their sizes."""
 
     def __init__(
         self,
@@ -129,7 +124,8 @@ class _Trials:
         self.loaded, self.schedule, self.fold = loaded, schedule, fold
         self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
         self.base = WindowLoss(loaded, held_out) if schedule.budget.measure == "wql" else None
-        self.measured: dict[int, float] = {}
+        self._measured: dict[int, float] = {}  # ratio to the original by id of the candidate
+        self._parts: dict[int, LossRatios] = {}  # of which it is the worst
 
     def latency(self, candidate: Candidate) -> float:
         return latency_of(self.loaded, candidate, self.workload)
@@ -139,11 +135,24 @@ class _Trials:
         plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
         trial = copy.deepcopy(self.loaded)
         fold_planned_(trial, plan, self.fitted, self.fold)
-        return self.base.ratio(trial)
+        ratios = self._parts[id(candidate)] = self.base.ratios(trial)
+        return ratios.worst
 
     def note(self, candidate: Candidate, ratio: float) -> None:
-        self.measured[id(candidate)] = ratio
-        self.on_progress("candidates", len(self.measured), len(self.measured) + 1)
+        self._measured[id(candidate)] = ratio
+        self.on_progress("candidates", len(self._measured), len(self._measured) + 1)
+
+    def found(self, chosen: Candidate) -> dict[str, float]:
+        """Ratio of the candidate to the original, for a budget that is measured.
+
+        For one in WQL also those of series without and with covariates, where there are both.
+        """
+        measured = self._measured.get(id(chosen))
+        found = {} if measured is None else {"measured": measured}
+        parts = self._parts.get(id(chosen))
+        if parts is None or None in parts:
+            return found
+        return found | {f"measured_{name}": ratio for name, ratio in parts._asdict().items()}
 
 
 def sensitivities(
@@ -197,7 +206,8 @@ def sensitivities(
     )
     loaded.forecaster  # noqa: B018  raises for families that do not forecast
     batches = calibration_batches(loaded, calibration or CalibrationConfig(), series)
-    return _measured(loaded, *split_windows(batches), fold, on_progress, depth=depth)
+    fitted, held_out = split_windows(batches)
+    return _measured(loaded, fitted, with_drivers(loaded, held_out), fold, on_progress, depth=depth)
 
 
 def _measured(
@@ -212,7 +222,7 @@ def _measured(
     return measure_sensitivity(
         loaded,
         fitted,
-        holdout=with_drivers(loaded, held_out),
+        holdout=held_out,
         fold=fold,
         layers=depth,
         on_progress=partial(on_progress, "sensitivity"),
@@ -258,12 +268,9 @@ def _signed(loss: float) -> str:
     return text if float(text) else f"{0:.4f}"
 
 
-def _found(chosen: Candidate, costs: CostModel, measured: float | None) -> dict[str, float]:
-    """Cost ratios of the chosen candidate to the original, and the predicted rise of the loss.
-
-    ``measured`` is the measured ratio of latency or WQL, for a budget in these.
-    """
-    found = {} if measured is None else {"measured": measured}
+def _found(chosen: Candidate, costs: CostModel) -> dict[str, float]:
+    """Cost ratios of the chosen candidate to the original, and the predicted rise of the loss."""
+    found = {}
     for measure in get_args(Measure):
         if original := costs.original.of(measure):
             found[measure] = chosen.costs.of(measure) / original

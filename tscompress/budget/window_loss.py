@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -105,11 +106,31 @@ def joined(batches: Sequence[ForecastBatch], most_rows: int) -> list[ForecastBat
     return found
 
 
+class LossRatios(NamedTuple):
+    """Losses of a model / those of the original; NaN of forecasts that are not finite.
+
+    Attributes
+    ----------
+    without_covariates, with_covariates
+        Of series without a covariate known ahead, and of those with one; None: there are none.
+    """
+
+    without_covariates: float | None
+    with_covariates: float | None
+
+    @property
+    def worst(self) -> float:
+        """The larger one: what a budget is held to."""
+        return float(np.max([ratio for ratio in self if ratio is not None]))  # NaN if one is
+
+
 class WindowLoss:
     """Weighted quantile loss on windows, relative to the original's.
 
-    Each window is scaled by its context or its target, whichever is larger, so that no window (as
-    after a context of zeros) outweighs the others.
+    Series with a covariate that is known ahead are apart: what it explains is a small part of the
+    loss of all windows, and the first that a cut loses. Each window is scaled by its context or its
+    target, whichever is larger, so that no window (as after a context of zeros) outweighs the
+    others.
 
     Raises
     ------
@@ -119,42 +140,59 @@ class WindowLoss:
 
     def __init__(self, original: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
         self.batches = batches
-        self.base = self.of(original)
-        if not 0 < self.base < math.inf:
+        self.bases = self.of(original)
+        if not 0 < sum(self.bases) < math.inf:
             raise DataError(
                 "a budget in WQL needs calibration windows with observed targets other than zero "
                 "and a finite WQL of the original above 0; give other series."
             )
 
-    def ratio(self, loaded: LoadedModel) -> float:
-        """Loss of a model / loss of the original."""
-        return self.of(loaded) / self.base
+    def ratios(self, loaded: LoadedModel) -> LossRatios:
+        """Losses of a model / losses of the original."""
+        pairs = zip(self.of(loaded), self.bases, strict=True)
+        return LossRatios(*(loss / base if base else None for loss, base in pairs))
 
-    def of(self, loaded: LoadedModel) -> float:
-        """Loss of a model; 0 if no window has an observed target."""
-        loss = scale = 0.0
-        levels = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64)
+    def of(self, loaded: LoadedModel) -> tuple[float, float]:
+        """Loss on series without and with covariates; 0 if no window has an observed target."""
+        losses, scales = [0.0, 0.0], [0.0, 0.0]
         for index, batch in enumerate(self.batches):
             forecast = batch_quantiles(loaded, batch, seed=index)  # [B, H, 9]
-            context, target = (x.to(torch.float64) for x in (batch.context, batch.target))
-            size = torch.fmax(context.abs().nanmean(1), target.abs().nanmean(1))
-            known = torch.isfinite(size) & (size > 0)
-            size = size[known, None]
-            error = (target[known, :, None] - forecast[known]) / size[..., None]
-            pinball = torch.maximum(levels * error, (levels - 1) * error)
-            # Over observed steps; NaN forecasts make the loss NaN.
-            loss += float(pinball[torch.isfinite(target[known])].sum()) * 2 / len(QUANTILE_LEVELS)
-            scale += float((target[known] / size).abs().nansum())
-        return loss / scale if scale > 0 else 0.0
+            for kind, rows in enumerate((~batch.driven, batch.driven)):
+                loss, scale = _loss(forecast[rows], batch.rows(rows))
+                losses[kind] += loss
+                scales[kind] += scale
+        without, with_one = (
+            loss / scale if scale > 0 else 0.0 for loss, scale in zip(losses, scales, strict=True)
+        )
+        return without, with_one
+
+
+def _loss(forecast: Tensor, batch: ForecastBatch) -> tuple[float, float]:
+    """Summed loss of forecasts ``[B, H, 9]`` in scaled units, and the summed size of targets."""
+    levels = torch.tensor(QUANTILE_LEVELS, dtype=torch.float64)
+    context, target = (x.to(torch.float64) for x in (batch.context, batch.target))
+    size = torch.fmax(context.abs().nanmean(1), target.abs().nanmean(1))
+    known = torch.isfinite(size) & (size > 0)
+    size, target = size[known, None], target[known]
+    error = (target[..., None] - forecast[known]) / size[..., None]
+    pinball = torch.maximum(levels * error, (levels - 1) * error)
+    # Over observed steps; NaN forecasts make the loss NaN.
+    loss = float(pinball[torch.isfinite(target)].sum()) * 2 / len(QUANTILE_LEVELS)
+    return loss, float((target / size).abs().nansum())
 
 
 def batch_quantiles(loaded: LoadedModel, batch: ForecastBatch, seed: int) -> Tensor:
-    """Forecasts of ``predict``, float64 ``[B, H, 9]``."""
+    """Forecasts of ``predict``, float64 ``[B, H, 9]``; NaN of covariates known ahead."""
     horizon = batch.target.shape[1]
     # Chronos-T5 draws sample paths: the same random numbers for every model.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         found = adapter_of(loaded.family).quantiles(
-            loaded.forecaster, batch.context, horizon, QUANTILE_LEVELS, batch.group_ids
+            loaded.forecaster,
+            batch.context,
+            horizon,
+            QUANTILE_LEVELS,
+            batch.group_ids,
+            batch.future,
         )
     return found.to(torch.float64)

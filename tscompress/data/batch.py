@@ -37,6 +37,14 @@ class ForecastBatch:
     def __len__(self) -> int:
         return len(self.context)
 
+    @property
+    def driven(self) -> Tensor:
+        """``[B]``, bool: rows of a group with a covariate that is known ahead, itself included."""
+        if self.future is None or self.group_ids is None:
+            return torch.zeros(len(self), dtype=torch.bool, device=self.context.device)
+        known = torch.isfinite(self.future).any(1)
+        return torch.isin(self.group_ids, self.group_ids[known])
+
     def rows(self, chosen: slice | Tensor) -> ForecastBatch:
         """The batch of some of the rows, by a slice, a mask or indices."""
         return self._each(lambda tensor: tensor[chosen])

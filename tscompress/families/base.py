@@ -423,6 +423,7 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
+        future: Tensor | None = None,
     ) -> Tensor:
         """Forecast quantiles ``[B, horizon, Q]`` at ``levels``, as stock ``predict_quantiles``.
 
@@ -433,6 +434,9 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         group_ids
             ``[B]``; series of one group are forecast as variates of one task. Of series with
             covariates, see :meth:`joint_quantiles`.
+        future
+            ``[B, horizon]``, with ``group_ids``: steps ahead of covariates that are known, NaN of
+            the others. Forecasts of the known ones are NaN.
         """
         found: Tensor
         found, _ = pipeline.predict_quantiles(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tscompress.errors import RecipeError
 from tscompress.families.base import ModelShape, Pass, PredictCall, Windows
 from tscompress.families.chronos2_tasks import cross_learning_option, encoded, stock_task
-from tscompress.families.covariates import Joint, JointSeries
+from tscompress.families.covariates import Covariates, Joint, JointSeries
 from tscompress.families.graphs import Chronos2Graph, GraphSource, exportable_copy
 from tscompress.families.opening import CHRONOS2_NAMES, is_converted
 from tscompress.families.patches import (
@@ -157,11 +157,14 @@ class Chronos2(PatchFamily):
         horizon: int,
         levels: Sequence[float],
         group_ids: Tensor | None = None,
+        future: Tensor | None = None,
     ) -> Tensor:
         order = rows = torch.arange(len(contexts))
         tasks: list[Any] = list(contexts)
         if group_ids is not None:
             groups = [rows[group_ids == group] for group in sorted(set(group_ids.tolist()))]
+            if future is not None:
+                return self._quantiles_of_groups(pipeline, contexts, future, groups, levels)
             tasks = [torch.stack([contexts[row] for row in group]) for group in groups]
             order = torch.cat(groups).argsort()
         found, _ = pipeline.predict_quantiles(
@@ -171,6 +174,34 @@ class Chronos2(PatchFamily):
             batch_size=len(rows),
         )
         return torch.cat(list(found))[order]
+
+    def _quantiles_of_groups(
+        self,
+        pipeline: BaseChronosPipeline,
+        contexts: Tensor | Sequence[Tensor],
+        future: Tensor,
+        groups: Sequence[Tensor],
+        levels: Sequence[float],
+    ) -> Tensor:
+        """``[B, H, Q]``; NaN of covariates that ``future`` ``[B, H]`` knows."""
+        known = torch.isfinite(future).any(1)
+        # Stock tasks of one call have equally many targets and covariates.
+        alike: dict[tuple[int, int], tuple[list[Tensor], list[Joint]]] = {}
+        for group in groups:
+            asked, given = group[~known[group]], group[known[group]]
+            past, targets = (
+                torch.stack([contexts[row] for row in part]) if len(part) else contexts[0][None][:0]
+                for part in (given, asked)
+            )
+            rows, tasks = alike.setdefault((len(asked), len(given)), ([], []))
+            rows.append(asked)
+            tasks.append(Joint(targets, Covariates(past, future[given])))
+        found = torch.full((*future.shape, len(levels)), math.nan)
+        for (count, _), (rows, tasks) in alike.items():
+            if count:
+                forecasts = self.joint_quantiles(pipeline, tasks, future.shape[1], levels)
+                found[torch.cat(rows)] = forecasts.flatten(0, 1)
+        return found
 
     def encoded(self, tasks: Sequence[JointSeries], horizon: int) -> list[Joint]:
         return encoded(tasks, horizon)

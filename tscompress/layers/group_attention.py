@@ -47,11 +47,11 @@ def _within_groups(
         return values, None
     there = rows >= 0
     index = rows.clamp_min(0)  # [N, G]
-    steps, heads, _, size = queries.shape
+    steps, heads = queries.shape[:2]
     q, k, v = (
-        states.index_select(2, index.flatten()).reshape(steps, heads, *index.shape, size)
+        states.index_select(2, index.flatten()).reshape(steps, heads, *index.shape, -1)
         for states in (queries, keys, values)
-    )  # [T, heads, N, G, d]
+    )  # [T, heads, N, G, d], values of a size of their own
     bias = mask[:, :, index[:, :, None], index[:, None, :]]  # [T, 1, N, G, G]
     bias = bias.masked_fill(~there[:, None, :], torch.finfo(mask.dtype).min)
     weights = torch.softmax((q @ k.transpose(-1, -2)).float() + bias, dim=-1)

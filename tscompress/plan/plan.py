@@ -272,11 +272,7 @@ class Plan(BaseModel):
             lines.append(f"layers kept: {_layers_text(self.kept_layers)}")
         found = self.schedule.get("found")
         if isinstance(found, dict):
-            ratios = {name: found[name] for name in found if name != "predicted_loss"}
-            measured = ratios.pop("measured", None)
-            text = ", ".join(f"{name} {value:.3f}" for name, value in ratios.items())
-            settled = "" if measured is None else f" measured {measured:.4f};"
-            lines.append(f"budget {self.schedule.get('budget')}:{settled} of the original's {text}")
+            lines.append(f"budget {self.schedule.get('budget')}: {_found_text(found)}")
         return lines
 
     def _dropped(self) -> list[str]:
@@ -339,3 +335,15 @@ def _layers_text(kept: Mapping[str, tuple[int, ...]] | None) -> str:
     if not kept:
         return "all"
     return "; ".join(f"{stack} {', '.join(map(str, layers))}" for stack, layers in kept.items())
+
+
+def _found_text(found: Mapping[str, float]) -> str:
+    """Ratios to the original that a budget led to: measured ones, and costs."""
+    measured, costs = [], []
+    for name, ratio in found.items():
+        if name.startswith("measured"):
+            what = name.removeprefix("measured_").replace("_", " ")
+            measured.append(f"{what} {ratio:.4f}")
+        elif name != "predicted_loss":
+            costs.append(f"{name} {ratio:.3f}")
+    return "; ".join(filter(None, [", ".join(measured), f"of the original's {', '.join(costs)}"]))

@@ -40,7 +40,8 @@ class Budget(BaseModel):
     ----------
     measure
         The cost, of the whole model; ``macs``, ``kv-cache`` and ``latency`` are of one ``predict``
-        call, ``wql`` is on the calibration windows.
+        call, ``wql`` is on held-out calibration windows, of series without a covariate known ahead
+        or of those with one, whichever rises more.
     ratio
         Upper bound of after / before.
     limit
