@@ -13,7 +13,7 @@ WQL, SQL and MASE on the offline suite with 95 % intervals (paired bootstrap ove
 kept (`tscompress probe`), parameters, and latency, for which all models take turns in one process.
 
 Trainings go on where they stopped, and those that are done are not done again. They are meant for a
-GPU: `--trained-only` measures those that are there.
+GPU; with `--trained-only` all must be there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import TscompressError, UsageError
 from tscompress.plan.schedules import PowerLawSchedule, parse_schedule
-from tscompress.training.pretrain_recipe import PretrainRecipe
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 from tscompress.training.pretraining import pretrain
 from tscompress.workflows.recipe import load_pretrain_recipe
 
@@ -40,16 +40,20 @@ DENSE, DESIGNED, REUSED, FOLDED = "dense", "by design", "embedding reused", "fol
 
 
 def recipes_of(
-    dense: PretrainRecipe, schedules: Sequence[PowerLawSchedule], reuse: str | None
+    dense: PretrainRecipe, schedules: Sequence[str], reuse: str | None
 ) -> dict[tuple[str, str], PretrainRecipe]:
     """Recipes of the dense model, of each schedule, and of each with an embedding reused.
 
-    Keys are a kind of row and the text of its schedule.
+    Keys are a kind of row and its schedule, as given.
+
+    Raises
+    ------
+    UsageError
+        A schedule is no power law.
     """
     found = {(DENSE, ""): dense}
-    for schedule in schedules:
-        text = f"{schedule.d_0:g},{schedule.alpha:.2f}"
-        designed = {"schedule": schedule, "name": f"{dense.family}-by-design-{text}"}
+    for text in schedules:
+        designed = {"schedule": power_law(text), "name": f"{dense.family}-by-design-{text}"}
         found[DESIGNED, text] = dense.model_copy(update=designed)
         if reuse is not None:
             found[REUSED, text] = dense.model_copy(update=designed | {"embedding_from": reuse})
@@ -85,10 +89,11 @@ def trained(
     Raises
     ------
     UsageError
-        It is not there, and nothing may be trained.
+        It is not there, and nothing may be trained; or what is there is of another recipe.
     """
     model = directory / "model"
     if model.is_dir():
+        check_recipe(recipe, model)
         return model
     if trained_only:
         raise UsageError(f"{str(model)!r} does not exist; leave --trained-only out.")
@@ -101,6 +106,16 @@ def trained(
     if pretrain(recipe, directory, resume=(directory / "checkpoint").is_dir(), report=tell) is None:
         raise UsageError("stopped; run the same command again to go on.")
     return model
+
+
+def check_recipe(recipe: PretrainRecipe, model: Path) -> None:
+    """Refuse a model that another recipe made, but for names; UsageError."""
+    made_by = load_pretrain_recipe(model / PRETRAIN_FILE)
+    if made_by.model_copy(update={"name": recipe.name}) != recipe:
+        raise UsageError(
+            f"{str(model.parent)!r} holds a training of another recipe; delete it, or name another "
+            "directory with --models."
+        )
 
 
 def models_of(
@@ -176,7 +191,7 @@ def main() -> None:
     console = Console()
     try:
         dense = load_pretrain_recipe(given.recipe)
-        recipes = recipes_of(dense, [power_law(text) for text in given.schedule], given.reuse)
+        recipes = recipes_of(dense, given.schedule, given.reuse)
         places = {
             key: trained(
                 recipe, given.models / directory_of(*key), console, trained_only=given.trained_only

@@ -294,7 +294,7 @@ def _flow_verdicts(numbers: pd.DataFrame) -> list[Verdict]:
         }
         verdicts.append(
             Verdict(
-                "Fig. 5c", f"{name}: rank of the inputs rises with depth",
+                "Fig. 5c", f"{name}: the last layer reads inputs of higher rank than the first",
                 " ".join(map(str, ranks)),
                 other.get(name, "rises"), rises, name not in other,
             )

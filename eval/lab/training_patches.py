@@ -136,7 +136,7 @@ def _comes_back(spectra: Spectra, longer: Tensor) -> Verdict:
     short = spectra[LONGER_SIZE, max(step for _, step in spectra)]
     ranks = [[epsilon_rank(sigma, epsilon) for epsilon in EPSILONS] for sigma in (short, longer)]
     return Verdict(
-        "Fig. 3a, trained", f"ranks come back with more training: {LONGER}, as wide, k = 16",
+        "Fig. 3a, trained", f"{LONGER}, as wide, trained otherwise and longer, has more, k = 16",
         f"{listed(ranks[1], 3)} at ε = {listed(EPSILONS)}, {listed(ranks[0], 3)} here",
         "higher at 0.1, set after the run", ranks[1][1] > ranks[0][1],
     )  # fmt: skip

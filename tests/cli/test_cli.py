@@ -200,10 +200,9 @@ cli.main()
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no such signals")
 def test_ctrl_c_that_a_library_swallows_comes_again(tmp_path: Path) -> None:
     program = Program(("profile", "reference/bolt", "--weights-only"), tmp_path, SWALLOWS)
-    process = program.start()
-    program.wait_for("works\n")
-    os.kill(process.pid or 0, signal.SIGINT)
-    code, out, err = program.finish(process)
+    with program.started() as process:
+        program.interrupt(process, after="works\n")
+        code, out, err = program.finish(process)
     assert (code, out) == (130, b"works\n2\n")
     assert err == b"stopped; nothing half-written was kept.\n"
 
@@ -1276,10 +1275,9 @@ def test_ctrl_c_during_pretraining_leaves_what_resume_needs(
     (tmp_path / "recipe.yaml").write_text(tiny_yaml(steps=100_000))
     arguments = ["pretrain", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "out")]
     program = Program(tuple(arguments), tmp_path / "said")
-    process = program.start()
-    program.wait_for("step 20/100000")
-    os.kill(process.pid or 0, signal.SIGINT)
-    code, out, err = program.finish(process)
+    with program.started() as process:
+        program.interrupt(process, after="step 20/100000")
+        code, out, err = program.finish(process)
     assert code == 130
     assert b"stopped; nothing" not in err  # a checkpoint was kept
     assert b"Traceback" not in err

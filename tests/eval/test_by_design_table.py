@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import ROOT
 from eval_scripts import imported
 
+from tscompress.errors import UsageError
+from tscompress.training.pretrain_recipe import PRETRAIN_FILE
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 DENSE = ROOT / "recipes" / "pretrain" / "by-design-t5.yaml"
@@ -23,7 +26,7 @@ def by_design() -> Iterator[Any]:
 
 def test_all_models_are_trained_by_the_recipe_of_the_dense_one(by_design: Any) -> None:
     dense = load_pretrain_recipe(DENSE)
-    schedules = [by_design.power_law(text) for text in ("3,0.27", "7,0.40")]
+    schedules = ("3,0.27", "7,0.40")
     recipes = by_design.recipes_of(dense, schedules, "reference/t5")
     assert len(recipes) == 1 + 2 * len(schedules)
     changed = {"name", "schedule", "embedding_from"}
@@ -40,9 +43,19 @@ def test_all_models_are_trained_by_the_recipe_of_the_dense_one(by_design: Any) -
 def test_dense_recipes_have_the_shape_of_the_references(family: str) -> None:
     dense = load_pretrain_recipe(DENSE.with_name(f"by-design-{family}.yaml"))
     reference = load_pretrain_recipe(DENSE.with_name(f"{family}-tiny.yaml"))
-    assert dense.architecture == reference.architecture
+    for shared in ("architecture", "real_series", "optimizer", "learning_rate"):
+        assert getattr(dense, shared) == getattr(reference, shared)
     assert dense.start_from is None
     assert dense.schedule is None
+
+
+def test_a_model_of_another_recipe_is_refused(by_design: Any, tmp_path: Path) -> None:
+    dense = load_pretrain_recipe(DENSE)
+    text = yaml.safe_dump(dense.model_dump(mode="json"))
+    (tmp_path / PRETRAIN_FILE).write_text(text)
+    by_design.check_recipe(dense.model_copy(update={"name": "another"}), tmp_path)
+    with pytest.raises(UsageError, match="another recipe"):
+        by_design.check_recipe(dense.model_copy(update={"seed": 7}), tmp_path)
 
 
 @pytest.mark.parametrize(

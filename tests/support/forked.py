@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -57,31 +59,42 @@ class Program:
     encoding: str = "utf-8"
     out: str | None = None
 
-    def start(self) -> ForkServerProcess:
-        """The process, which runs."""
+    @contextmanager
+    def started(self) -> Iterator[ForkServerProcess]:
+        """The process, which runs; none does after the block."""
         self.folder.mkdir(parents=True, exist_ok=True)
         process = PROCESSES.Process(target=_run, args=(self, dict(os.environ)))
         process.start()
-        return process
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.join()
 
     def run(self) -> tuple[int, bytes, bytes]:
         """Exit code, and what the program printed to stdout and stderr."""
-        return self.finish(self.start())
+        with self.started() as process:
+            return self.finish(process)
 
     def finish(self, process: ForkServerProcess) -> tuple[int, bytes, bytes]:
         """The same of one that was started."""
         process.join(LIMIT)
-        assert process.exitcode is not None
-        found = (self.folder / name for name in ("out", "err"))
-        out, err = (path.read_bytes() if path.exists() else b"" for path in found)
-        return process.exitcode, out, err
+        assert process.exitcode is not None, self._printed("err")
+        return process.exitcode, self._printed("out"), self._printed("err")
 
-    def wait_for(self, text: str) -> None:
-        """Until the program has printed a text to stdout."""
-        out, end = self.folder / "out", time.monotonic() + LIMIT
-        while not (out.exists() and text.encode() in out.read_bytes()):
-            assert time.monotonic() < end
+    def interrupt(self, process: ForkServerProcess, after: str) -> None:
+        """Ctrl-C once the program has printed a text to stdout."""
+        end = time.monotonic() + LIMIT
+        while after.encode() not in self._printed("out"):
+            assert process.exitcode is None, self._printed("err")
+            assert time.monotonic() < end, self._printed("err")
             time.sleep(0.02)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+
+    def _printed(self, name: str) -> bytes:
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else b""
 
 
 def _run(program: Program, environment: dict[str, str]) -> None:

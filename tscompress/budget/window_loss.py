@@ -150,7 +150,7 @@ class WindowLoss:
     def ratios(self, loaded: LoadedModel) -> LossRatios:
         """Losses of a model / losses of the original."""
         pairs = zip(self.of(loaded), self.bases, strict=True)
-        return LossRatios(*(loss / base if base else None for loss, base in pairs))
+        return LossRatios(*(_ratio(loss, base) for loss, base in pairs))
 
     def of(self, loaded: LoadedModel) -> tuple[float, float]:
         """Loss on series without and with covariates; 0 if no window has an observed target."""
@@ -165,6 +165,12 @@ class WindowLoss:
             loss / scale if scale > 0 else 0.0 for loss, scale in zip(losses, scales, strict=True)
         )
         return without, with_one
+
+
+def _ratio(loss: float, base: float) -> float | None:
+    if base:
+        return loss / base
+    return math.inf if loss else None  # of a kind that there is none of both are 0
 
 
 def _loss(forecast: Tensor, batch: ForecastBatch) -> tuple[float, float]:

@@ -77,8 +77,8 @@ def train_in_context(
     setup
         What else determines the weights: the prompts and the model, as text.
     device
-        Where the model is trained; afterwards it is on the CPU. ``loss`` and ``measure`` go by
-        the model's.
+        Where the model is trained; at the end it is moved to the CPU. ``loss`` and ``measure`` go
+        by the model's.
 
     Raises
     ------
