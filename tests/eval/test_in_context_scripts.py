@@ -46,6 +46,11 @@ def test_recipes_make_models_that_heads_divide(scripts: Any, size: str) -> None:
     assert len(runs) == len(covariates.seeds) * per_seed
     for run in runs[:per_seed]:
         run.model(covariates.width, covariates.heads)
+
+
+@pytest.mark.parametrize("size", ["cpu", "gpu", "paper"])
+def test_recipes_of_instruments_make_models_that_heads_divide(scripts: Any, size: str) -> None:
+    learners = scripts.learners
     instruments = learners.read_recipe(
         learners.InstrumentsRecipe, RECIPES / f"instruments-{size}.yaml"
     )

@@ -32,8 +32,8 @@ COMPRESSION = sorted([RECIPES / "demo.yaml", *OF_ANY_MODEL])
 #: Of all published Chronos models.
 HEAD_SIZE = 64
 #: Those of in-context learners are tested with the scripts of eval/lab, which read them.
-OF_LEARNERS = sorted((RECIPES / "lab").glob("*-cpu.yaml")) + sorted(
-    (RECIPES / "lab").glob("*-paper.yaml")
+OF_LEARNERS = sorted(
+    path for size in ("cpu", "gpu", "paper") for path in (RECIPES / "lab").glob(f"*-{size}.yaml")
 )
 PRETRAINING = sorted(
     [*(RECIPES / "pretrain").glob("*.yaml"), *{*(RECIPES / "lab").glob("*.yaml")} - {*OF_LEARNERS}]
