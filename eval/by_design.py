@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from output import parser_of, write_tables
+from pretrained import pretrained
 from rich.console import Console
 from testbed import RATIOS, WORKLOADS, Size, Testbed, as_stored, with_interval
 
@@ -32,8 +32,7 @@ from tscompress.benchmark.bench import bench
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.errors import TscompressError, UsageError
 from tscompress.plan.schedules import PowerLawSchedule, parse_schedule
-from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
-from tscompress.training.pretraining import pretrain
+from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 DENSE, DESIGNED, REUSED, FOLDED = "dense", "by design", "embedding reused", "folded afterwards"
@@ -81,43 +80,6 @@ def directory_of(kind: str, schedule: str) -> str:
     return schedule.replace(",", "-") + ("-reused" if kind == REUSED else "")
 
 
-def trained(
-    recipe: PretrainRecipe, directory: Path, console: Console, *, trained_only: bool
-) -> Path:
-    """The model of a recipe, trained first unless it is there.
-
-    Raises
-    ------
-    UsageError
-        It is not there, and nothing may be trained; or what is there is of another recipe.
-    """
-    model = directory / "model"
-    if model.is_dir():
-        check_recipe(recipe, model)
-        return model
-    if trained_only:
-        raise UsageError(f"{str(model)!r} does not exist; leave --trained-only out.")
-
-    def tell(progress: Any) -> None:
-        if progress.step % 100 == 0:
-            left = f"{progress.eta_seconds / 60:.0f} min left"
-            console.print(f"{directory.name}: {progress.step}, {progress.loss:.4f}, {left}")
-
-    if pretrain(recipe, directory, resume=(directory / "checkpoint").is_dir(), report=tell) is None:
-        raise UsageError("stopped; run the same command again to go on.")
-    return model
-
-
-def check_recipe(recipe: PretrainRecipe, model: Path) -> None:
-    """Refuse a model that another recipe made, but for names; UsageError."""
-    made_by = load_pretrain_recipe(model / PRETRAIN_FILE)
-    if made_by.model_copy(update={"name": recipe.name}) != recipe:
-        raise UsageError(
-            f"{str(model.parent)!r} holds a training of another recipe; delete it, or name another "
-            "directory with --models."
-        )
-
-
 def models_of(
     bed: Testbed, places: Mapping[tuple[str, str], Path], sizes: Sequence[Size]
 ) -> Iterator[tuple[tuple[str, str], LoadedModel]]:
@@ -149,7 +111,7 @@ def measure(
     rows = []
     for (kind, schedule), name in names.items():
         ratios = times.ratios(name)
-        low, high = times.latency_ratio_interval(name) or (1.0, 1.0)
+        low, high = times.latency_ratio_interval(name) or (float("nan"), float("nan"))
         quality = bed.original_row() if kind == DENSE else bed.row(pipelines[name], name)
         rows.append(
             {"schedule": schedule, "model": kind, "parameters": ratios["parameters"],
@@ -193,8 +155,8 @@ def main() -> None:
         dense = load_pretrain_recipe(given.recipe)
         recipes = recipes_of(dense, given.schedule, given.reuse)
         places = {
-            key: trained(
-                recipe, given.models / directory_of(*key), console, trained_only=given.trained_only
+            key: pretrained(
+                recipe, given.models / directory_of(*key), trained_only=given.trained_only
             )
             for key, recipe in recipes.items()
         }

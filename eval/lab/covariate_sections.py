@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 import torch
 from learners import (
     CovariatesRecipe,
+    RecipeTrainings,
     RegressorRun,
     held_out_prompts,
     logged_lines,
@@ -203,15 +203,8 @@ COLORS = {
 FALLEN = 0.5
 
 
-@dataclass(frozen=True)
-class Trainings:
-    """Trainings of a recipe: where they are, and whether there may be new ones."""
-
-    recipe: CovariatesRecipe
-    models: Path
-    output: Path
-    trained_only: bool = False
-    device: str = "cpu"
+class Trainings(RecipeTrainings[CovariatesRecipe]):
+    """Those of a recipe of covariates, and their logs."""
 
     def curves(self, name: str, of_panel: Callable[[RegressorRun], bool]) -> pd.DataFrame:
         """Lines of the logs of all runs that ``of_panel`` takes; runs train first, unless told not.

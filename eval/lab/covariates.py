@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import partial
 
 from covariate_sections import Trainings, layouts, patches, patching
-from learners import CovariatesRecipe, asked_for, options_of
+from learners import CovariatesRecipe, options_of
 from verdicts import Section, measure, one_line_errors
 
 SECTIONS = ("patching", "layouts", "patches")
@@ -25,14 +25,7 @@ SECTIONS = ("patching", "layouts", "patches")
 def main() -> None:
     given = options_of(__doc__, "covariates-cpu", SECTIONS)
     with one_line_errors():
-        recipe, models = asked_for(given, CovariatesRecipe)
-        asked = Trainings(
-            recipe,
-            models,
-            given.output,
-            trained_only=given.trained_only,
-            device=given.device,
-        )
+        asked = Trainings.asked(given, CovariatesRecipe)
         sections: dict[str, Section] = {
             "patching": patching,
             "layouts": partial(layouts, asked),

@@ -14,6 +14,7 @@ import pandas as pd
 from learners import (
     TEST_SEED,
     InstrumentsRecipe,
+    RecipeTrainings,
     held_out_examples,
     load_model,
     logged_lines,
@@ -58,15 +59,8 @@ ESTIMATORS: dict[str, Callable[[InstrumentPrompts], Array]] = {
 TRAINED = "transformer"
 
 
-@dataclass(frozen=True)
-class Trainings:
-    """Trainings of a recipe: where they are, and whether there may be new ones."""
-
-    recipe: InstrumentsRecipe
-    models: Path
-    output: Path
-    trained_only: bool = False
-    device: str = "cpu"
+class Trainings(RecipeTrainings[InstrumentsRecipe]):
+    """Those of a recipe of instruments, and their logs."""
 
     def lines(self) -> pd.DataFrame:
         """Lines of the logs of all seeds."""

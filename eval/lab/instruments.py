@@ -17,7 +17,7 @@ from functools import partial
 
 from instrument_sections import Trainings, labour, trained, training
 from instrument_theory import descent, estimators, explicit
-from learners import InstrumentsRecipe, asked_for, options_of
+from learners import InstrumentsRecipe, options_of
 from verdicts import Section, measure, one_line_errors
 
 SECTIONS = ("descent", "estimators", "explicit", "training", "trained", "labour")
@@ -26,14 +26,7 @@ SECTIONS = ("descent", "estimators", "explicit", "training", "trained", "labour"
 def main() -> None:
     given = options_of(__doc__, "instruments-cpu", SECTIONS)
     with one_line_errors():
-        recipe, models = asked_for(given, InstrumentsRecipe)
-        asked = Trainings(
-            recipe,
-            models,
-            given.output,
-            trained_only=given.trained_only,
-            device=given.device,
-        )
+        asked = Trainings.asked(given, InstrumentsRecipe)
         sections: dict[str, Section] = {
             "descent": descent,
             "estimators": estimators,

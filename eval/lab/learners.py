@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ MODEL_FILE = "model.safetensors"
 TEST_SEED = 10_000
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 Recipe = TypeVar("Recipe", bound=BaseModel)
+Trainings = TypeVar("Trainings", bound="RecipeTrainings[Any]")
 
 
 def options_of(description: str | None, recipe: str, sections: Sequence[str]) -> argparse.Namespace:
@@ -68,6 +69,23 @@ def asked_for(given: argparse.Namespace, kind: type[Recipe]) -> tuple[Recipe, Pa
     if given.quick:
         return shortened_recipe(recipe), models.with_name(f"{models.name}-quick")
     return recipe, models
+
+
+@dataclass(frozen=True)
+class RecipeTrainings(Generic[Recipe]):
+    """Trainings of a recipe: where they are, whether there may be new ones, and on which device."""
+
+    recipe: Recipe
+    models: Path
+    output: Path
+    trained_only: bool = False
+    device: str = "cpu"
+
+    @classmethod
+    def asked(cls: type[Trainings], given: argparse.Namespace, kind: type[Recipe]) -> Trainings:
+        """Those that the options ask for."""
+        recipe, models = asked_for(given, kind)
+        return cls(recipe, models, given.output, given.trained_only, given.device)
 
 
 def read_recipe(kind: type[Recipe], path: Path) -> Recipe:

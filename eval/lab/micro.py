@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,15 +11,13 @@ from typing import Any
 
 import torch
 from scipy.stats import spearmanr
-from verdicts import parser_of
+from verdicts import parser_of, pretrained
 
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.errors import UsageError
 from tscompress.profiling.measure import profile_weights
 from tscompress.profiling.rank_profile import WeightProfile
 from tscompress.training.pretrain_output import MODEL
-from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
-from tscompress.training.pretraining import pretrain
+from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -63,26 +60,8 @@ def variant(name: str, *, quick: bool, **changes: Any) -> PretrainRecipe:
 
 
 def trained(recipe: PretrainRecipe, directory: Path) -> LoadedModel:
-    """The model of ``recipe``, trained into ``directory`` unless that training is there.
-
-    Raises
-    ------
-    UsageError
-        A training of another recipe is there.
-    """
-    written = directory / MODEL / PRETRAIN_FILE
-    if written.exists() and load_pretrain_recipe(written) != recipe:
-        raise UsageError(
-            f"{str(directory)!r} holds a training of another recipe; delete it, or name another "
-            "directory of trainings."
-        )
-    if not written.exists():
-        started = time.process_time()
-        resume = (directory / "checkpoint").is_dir()
-        if pretrain(recipe, directory, resume=resume, log_every=100) is None:
-            raise SystemExit(f"stopped; the next run continues {directory}")
-        print(f"{directory.name}: {time.process_time() - started:.0f} CPU seconds", flush=True)
-    return load(directory / MODEL)
+    """The model of ``recipe``, as by :func:`pretrained`."""
+    return load(pretrained(recipe, directory))
 
 
 def moments(directory: Path, last: int) -> dict[int, Path]:

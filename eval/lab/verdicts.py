@@ -23,10 +23,11 @@ from tscompress.plotting import save_figure
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from output import parser_of, rows_of, write_tables
+from pretrained import pretrained
 
 __all__ = [
     "Counts", "Found", "Section", "Verdict", "chosen", "listed", "measure", "one_line_errors",
-    "parser_of", "parser_of_sections", "plain_ticks", "slope",
+    "parser_of", "parser_of_sections", "plain_ticks", "pretrained", "slope",
 ]  # fmt: skip
 
 COLUMNS = ("section", "statement", "claim", "measured", "expected", "holds", "as_expected")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
-import yaml
+import torch
 from conftest import ROOT
 from eval_scripts import imported
 
-from tscompress.errors import UsageError
-from tscompress.training.pretrain_recipe import PRETRAIN_FILE
+from tscompress.checkpoints.load import load
+from tscompress.compression.calibration import CalibrationConfig
 from tscompress.workflows.recipe import load_pretrain_recipe
 
 DENSE = ROOT / "recipes" / "pretrain" / "by-design-t5.yaml"
@@ -49,13 +51,34 @@ def test_dense_recipes_have_the_shape_of_the_references(family: str) -> None:
     assert dense.schedule is None
 
 
-def test_a_model_of_another_recipe_is_refused(by_design: Any, tmp_path: Path) -> None:
-    dense = load_pretrain_recipe(DENSE)
-    text = yaml.safe_dump(dense.model_dump(mode="json"))
-    (tmp_path / PRETRAIN_FILE).write_text(text)
-    by_design.check_recipe(dense.model_copy(update={"name": "another"}), tmp_path)
-    with pytest.raises(UsageError, match="another recipe"):
-        by_design.check_recipe(dense.model_copy(update={"seed": 7}), tmp_path)
+def test_the_dense_model_is_folded_to_the_sizes_of_each_schedule(
+    by_design: Any, checkpoints: dict[str, Path]
+) -> None:
+    model = checkpoints["chronos-bolt"]
+    bed = SimpleNamespace(
+        model=str(model),
+        original=load(model, dtype="float32"),
+        calibration=CalibrationConfig(source="synthetic", num_series=8, context_length=32),
+    )
+    places = {(by_design.DENSE, ""): model, (by_design.DESIGNED, "2,0.5"): model}
+    found = dict(by_design.models_of(bed, places, ()))
+    assert list(found) == [*places, (by_design.FOLDED, "2,0.5")]
+    heads = found[by_design.FOLDED, "2,0.5"].plan.heads
+    assert {head.qk_size for head in heads} == {2, 3, 4}  # 2, 2 sqrt(2) and 2 sqrt(3), rounded up
+    assert {p.dtype for p in found[by_design.FOLDED, "2,0.5"].model.parameters()} == {torch.float32}
+
+
+def test_a_row_has_ratios_to_the_dense_model(by_design: Any) -> None:
+    ratios = {
+        f"{name}{end}": 1.5 for name in ("WQL", "SQL", "MASE") for end in ("", " low", " high")
+    }
+    row = {"parameters": 0.5, "latency": 0.25, "own skill": 0.125, "skill": 0.75, **ratios}
+    frame = pd.DataFrame([{**row, "schedule": "", "model": by_design.DENSE},
+                          {**row, "schedule": "5,0.35", "model": by_design.DESIGNED}])  # fmt: skip
+    *_, dense, designed = by_design.markdown(frame).splitlines()
+    assert "1.5" not in dense
+    assert "| 5,0.35 | by design | 50.0% | 0.25 | 1.5000" in designed
+    assert designed.endswith("| 0.750 | 0.125 |")
 
 
 @pytest.mark.parametrize(

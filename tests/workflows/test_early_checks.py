@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,22 +20,23 @@ SCORES = EvaluationConfig(
 )
 
 
+def univariate(model: Path, **measured: Workload | EvaluationConfig | None) -> Recipe:
+    """A recipe that folds a model to a univariate one, and takes these measurements of it."""
+    nothing: dict[str, Any] = {"bench": None, "evaluation": None, "probe": None}
+    fold = FoldConfig(univariate=True)
+    return Recipe(model=str(model), output="out", fold=fold, **nothing | measured)
+
+
 @pytest.mark.parametrize(
-    ("bench", "evaluation"), [(BENCH, None), (None, SCORES)], ids=["bench", "evaluation"]
+    "measured", [{"bench": BENCH}, {"evaluation": SCORES}], ids=["bench", "evaluation"]
 )
 def test_a_univariate_fold_is_not_measured_with_cross_learning(
-    checkpoints: dict[str, Path], bench: Workload | None, evaluation: EvaluationConfig | None
+    checkpoints: dict[str, Path], measured: dict[str, Any]
 ) -> None:
-    model = checkpoints["chronos-2"]
-    recipe = Recipe(
-        model=str(model),
-        output="out",
-        fold=FoldConfig(univariate=True),
-        bench=bench,
-        evaluation=evaluation,
-        probe=None,
+    recipe, loaded = (
+        univariate(checkpoints["chronos-2"], **measured),
+        load(checkpoints["chronos-2"]),
     )
-    loaded = load(model)
     with pytest.raises(UsageError, match="cross_learning"):
         check_measurements(recipe, loaded, "cpu")
     # With group attention both can be.
@@ -43,17 +45,9 @@ def test_a_univariate_fold_is_not_measured_with_cross_learning(
 
 def test_a_univariate_fold_is_not_scored_with_covariates(checkpoints: dict[str, Path]) -> None:
     pytest.importorskip("vega_datasets")
-    model = checkpoints["chronos-2"]
     scores = EvaluationConfig(suite="covariates", datasets=("seattle_weather_daily",), max_series=2)
-    recipe = Recipe(
-        model=str(model),
-        output="out",
-        fold=FoldConfig(univariate=True),
-        bench=None,
-        evaluation=scores,
-        probe=None,
-    )
+    loaded = load(checkpoints["chronos-2"])
     with pytest.raises(UsageError, match="as_univariate"):
-        check_measurements(recipe, load(model), "cpu")
+        check_measurements(univariate(checkpoints["chronos-2"], evaluation=scores), loaded, "cpu")
     alone = scores.model_copy(update={"as_univariate": True})
-    check_measurements(recipe.model_copy(update={"evaluation": alone}), load(model), "cpu")
+    check_measurements(univariate(checkpoints["chronos-2"], evaluation=alone), loaded, "cpu")
