@@ -433,6 +433,17 @@ def test_cross_learning_is_timed_where_series_see_one_another(chronos2: Any, bol
         bench(bolt, **sizes, cross_learning=True)
 
 
+def test_samples_are_refused_where_no_model_draws_any(t5: Any, bolt: Any, chronos2: Any) -> None:
+    sizes = {"context_length": 32, "horizon": 5, "batch_size": 2, "repeats": 1, "warmup": 0}
+    for models in (bolt, [bolt, chronos2]):
+        with pytest.raises(UsageError, match="num_samples"):
+            bench(models, **sizes, num_samples=3)
+    # Another model may draw them, or a workload that serves all families have them.
+    both = bench({"bolt": bolt, "t5": t5}, **sizes, num_samples=3, measure_macs=False)
+    assert both.workload.num_samples == 3
+    assert bench(bolt, Workload(**sizes, num_samples=3), measure_macs=False).models
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_without_cuda(bolt: Any) -> None:
     with pytest.raises(UsageError, match="finds no CUDA device; use device 'cpu'"):

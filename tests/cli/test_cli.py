@@ -32,6 +32,7 @@ from tscompress.cli import app as cli
 from tscompress.cli.console import duration, progress_bars, training_progress
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, OutputExistsError, PlanError
+from tscompress.families.registry import adapter_of
 from tscompress.plan.plan import Plan
 from tscompress.progress import TimeLeft
 from tscompress.training.pretrain_recipe import Stage
@@ -526,6 +527,11 @@ def test_compress_evaluate_bench_and_diff(
     assert len(bench.json["models"]) == 2
     table = command("bench", output, *timing)
     assert (table.code, "small" in table.out) == (0, True)
+    sampled = command("bench", output, *timing, "--num-samples", 3, "--json")
+    if adapter_of(load(checkpoint).family).draws_samples:
+        assert sampled.json["workload"]["num_samples"] == 3
+    else:
+        assert_refused(sampled, 2, "num_samples")
 
     other = tmp_path / "smaller"
     command("compress", checkpoint, "--output", other, "--rank", 2, *CALIBRATE)

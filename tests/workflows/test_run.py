@@ -283,6 +283,7 @@ def test_real_series_of_wheels_are_left_out_where_they_are_scored_on(
     ("changes", "text"),
     [
         ({"bench": Workload(batch_size=2, context_length=10**6)}, "context_length"),
+        ({"bench": Workload(batch_size=2, context_length=32, num_samples=3)}, "num_samples"),
         ({"evaluation": EvaluationConfig(datasets=("nothing",))}, "nothing"),
         ({"evaluation": EvaluationConfig(suite="none.yaml")}, "none.yaml"),
         ({"schedule": RankSchedule(rank=1000)}, "1000"),

@@ -32,7 +32,14 @@ from tscompress.benchmark.sizes import (
     parameter_bytes,
     parameter_count,
 )
-from tscompress.benchmark.workload import Workload, check_fits, forecast, settings, synthetic_batch
+from tscompress.benchmark.workload import (
+    Workload,
+    check_fits,
+    check_sampling,
+    forecast,
+    settings,
+    synthetic_batch,
+)
 from tscompress.checkpoints.given import AnyModel
 from tscompress.errors import UsageError
 from tscompress.families.exported import ExportedModel
@@ -93,7 +100,8 @@ def bench(
     ------
     UsageError
         CUDA is not available, names are unknown or given twice, the workload does not fit a model,
-        or an argument is of a wrong type.
+        ``sizes`` have ``num_samples`` where no model draws samples, or an argument is of a wrong
+        type.
     ModelNotFoundError
         A directory holds no weights.
     """
@@ -103,6 +111,7 @@ def bench(
     named, paths = loaded_pipelines(given, share=share_cross_attention, **options)
     for name, pipeline in named.items():
         check_fits(pipeline, repr(name), workload)
+    check_sampling(named.values(), sizes.get("num_samples"))
     if unknown := sorted((directories or {}).keys() - named.keys()):
         raise UsageError(f"directories of unknown models {unknown}; models: {list(named)}.")
     paths |= directories or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -108,6 +108,25 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
             f"context_length is {workload.context_length} but {label} reads only the last "
             f"{pipeline.model_context_length} steps; ask for that or less."
         )
+
+
+def check_sampling(pipelines: Iterable[BaseChronosPipeline], num_samples: int | None) -> None:
+    """Refuse a number of sample paths that was asked for where no model draws any.
+
+    A workload may have one all the same: it serves models of all families.
+
+    Raises
+    ------
+    UsageError
+    """
+    pipelines = list(pipelines)
+    if num_samples is None or any(adapter_of_pipeline(one).draws_samples for one in pipelines):
+        return
+    kinds = " and ".join(sorted({kind_of(one) for one in pipelines}))
+    raise UsageError(
+        f"num_samples is {num_samples}, and {kinds} forecasts quantiles, not samples; leave "
+        "num_samples out."
+    )
 
 
 @contextmanager

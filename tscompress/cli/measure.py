@@ -270,26 +270,19 @@ def bench(
     """Measure latency, memory, MACs and size; two models take turns in one process."""
     from tscompress.benchmark.bench import bench as bench_models
     from tscompress.benchmark.tables import bench_table
-    from tscompress.benchmark.workload import make_workload
 
-    workload = make_workload(
-        {
-            "batch_size": batch_size,
-            "context_length": context_length,
-            "horizon": horizon,
-            "num_samples": num_samples,
-            "cross_learning": cross_learning,
-            "repeats": repeats,
-            "warmup": warmup,
-            "threads": threads,
-            "device": device.partition(":")[0],
-        }
-    )
     with progress_bars() as advance:
         result = bench_models(
             model,
-            workload,
             against=against,
+            batch_size=batch_size,
+            context_length=context_length,
+            horizon=horizon,
+            num_samples=num_samples,
+            cross_learning=cross_learning,
+            repeats=repeats,
+            warmup=warmup,
+            threads=threads,
             measure_memory=memory,
             share_cross_attention=share,
             device=device,

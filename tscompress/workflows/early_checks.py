@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tscompress.benchmark.workload import Workload, check_fits
+from tscompress.benchmark.workload import Workload, check_fits, check_sampling
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.leakage import check_no_leak, guarded
 from tscompress.data.reading.format import GivenSeries
@@ -36,8 +36,9 @@ def check_stages(recipe: Recipe, loaded: LoadedModel, device: str) -> None:
     PlanError
         It has not the sizes that are asked for.
     RecipeError, UsageError
-        There is no such suite or dataset, the model does not read as much as bench asks for, it
-        sees one series at a time, or it reads no covariates and a task or a dataset has some.
+        There is no such suite or dataset, the model does not read as much as bench asks for, or
+        draws no samples and bench asks for some, it sees one series at a time, or it reads no
+        covariates and a task or a dataset has some.
     DataError, LeakError
         The recovery cannot learn from a source, or it has series that are scored.
     """
@@ -123,5 +124,6 @@ def _check_evaluation(config: EvaluationConfig, recipe: Recipe, loaded: LoadedMo
 
 def _check_bench(workload: Workload, recipe: Recipe, loaded: LoadedModel) -> None:
     check_fits(loaded.forecaster, repr(loaded.name), workload)
+    check_sampling([loaded.forecaster], workload.num_samples)
     if recipe.fold.univariate and workload.cross_learning:
         raise UsageError(_ALONE)
