@@ -6,7 +6,6 @@ memory of one checkpoint; :func:`process_memory` runs it.
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -29,8 +28,9 @@ from tscompress.benchmark.workload import (
 )
 from tscompress.checkpoints.exported import exported_directory
 from tscompress.checkpoints.given import loaded_of
-from tscompress.errors import TscompressError
+from tscompress.errors import TscompressError, UsageError
 from tscompress.layers.shared_cross_attention import share_cross_attention, shares_cross_attention
+from tscompress.runtime.graph import imported_onnxruntime
 
 _SHARED = "shared"
 
@@ -60,7 +60,8 @@ def process_memory(
     Raises
     ------
     TscompressError
-        The process failed; the message ends with its last line.
+        The process failed; the message ends with its last line. A UsageError where it was one
+        there, such as of an exported model without onnxruntime.
     """
     arguments = [str(directory), str(dtype).removeprefix("torch."), workload.model_dump_json()]
     arguments += [_SHARED] if shared else []
@@ -72,7 +73,8 @@ def process_memory(
     )
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise TscompressError(
+        kind = UsageError if done.returncode == UsageError.exit_code else TscompressError
+        raise kind(
             f"measuring the memory of {directory} ended with status {done.returncode}: {reason}"
         )
     # Libraries may print while loading; the figures are the last line.
@@ -87,10 +89,10 @@ def measure_this_process(
     Raises
     ------
     TscompressError
-        As :func:`tscompress.load`.
+        As :func:`tscompress.load`; for an exported model as :func:`tscompress.runtime.load`.
     """
     if exported_directory(directory) is not None:
-        importlib.import_module("onnxruntime")  # a library, as torch is
+        imported_onnxruntime()  # a library, as torch is
     forget_peak()
     before = psutil.Process().memory_info().rss
     with settings(workload):  # a graph is opened for a number of threads, and again for another
@@ -153,11 +155,17 @@ def memory_of(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the :class:`MemoryUse` of a directory, dtype and workload, as JSON."""
-    directory, dtype, workload, *shared = arguments
-    memory = measure_this_process(
-        Path(directory), dtype, make_workload(json.loads(workload)), shared=shared == [_SHARED]
-    )
+    """Print the :class:`MemoryUse` of a directory, dtype and workload, as JSON.
+
+    An expected error is one line and an exit code, as of the ``tscompress`` command.
+    """
+    directory, dtype, given, *shared = arguments
+    try:
+        workload = make_workload(json.loads(given))
+        memory = measure_this_process(Path(directory), dtype, workload, shared=shared == [_SHARED])
+    except TscompressError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     print(json.dumps(asdict(memory)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -137,11 +138,22 @@ def _checked(path: Path, record: Record) -> bytes:
     return content
 
 
-def _session(content: bytes, path: Path, threads: int) -> Any:
+def imported_onnxruntime() -> Any:
+    """The library.
+
+    Raises
+    ------
+    UsageError
+        It is not installed.
+    """
     try:
-        import onnxruntime
+        return importlib.import_module("onnxruntime")
     except ImportError:
         raise UsageError(f"an exported model needs onnxruntime; {_INSTALL}.") from None
+
+
+def _session(content: bytes, path: Path, threads: int) -> Any:
+    onnxruntime = imported_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
