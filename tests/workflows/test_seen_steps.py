@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from chronos import BaseChronosPipeline
 
 import tscompress
@@ -19,7 +21,7 @@ from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
 from tscompress.errors import LeakError, ModelNotFoundError
 from tscompress.training.recovery_config import RecoveryConfig
-from tscompress.workflows.compress import compress_checkpoint
+from tscompress.workflows.compress import compress_checkpoint, compress_loaded_
 from tscompress.workflows.evaluate_models import evaluate_models
 from tscompress.workflows.fitted_to import recorded_sources
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, load_recipe, validate
@@ -186,6 +188,28 @@ def test_a_file_beside_a_plan_is_recorded(
     assert not (output / "recipe.yaml").exists()
     with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
         evaluate_models(config(sales), lambda: load(output))
+
+
+@pytest.mark.parametrize("given", ["path", "read", "in the recipe"])
+def test_a_file_is_recorded_as_it_was_read(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path, given: str
+) -> None:
+    """Also one that has changed by the time that the model is saved."""
+    file, before, notes = tmp_path / "sales.csv", sales.read_bytes(), []
+    file.write_bytes(before)
+    model = checkpoints["chronos-bolt"]
+    content = recipe_content(model, tmp_path / "small", str(file) if "recipe" in given else "mixed")
+    recipe = validate(Recipe, content, source="test")
+    series = {"path": file, "read": read_series(file, recipe.series)}.get(given)
+    small = compress_loaded_(load(model, dtype=torch.float32), recipe, series=series)
+    file.write_bytes(before.replace(b"s0,", b"s9,"))
+    tscompress.save(small, tmp_path / "small")
+    (found,) = recorded_sources(tmp_path / "small")
+    assert (found.source, found.sha256) == (str(file), sha256(before).hexdigest())
+    with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+        evaluate_models(config(sales), lambda: load(tmp_path / "small"))
+    evaluate_models(config(file), lambda: load(tmp_path / "small"), on_note=notes.append)
+    assert file.name in notes[0]
 
 
 @pytest.mark.parametrize("as_path", [True, False])

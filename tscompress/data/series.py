@@ -36,6 +36,8 @@ class LabelledSeries(list[FloatArray]):
         What was read from the file; None if they are not from one.
     source, form
         The file, and how it was read; ``source`` is None if they are not from one.
+    sha256
+        Of the file when it was read.
 
     Raises
     ------
@@ -51,12 +53,13 @@ class LabelledSeries(list[FloatArray]):
         summary: SeriesSummary | None = None,
         source: str | None = None,
         form: GivenSeries = DEFAULT_FORMAT,
+        sha256: str | None = None,
     ) -> None:
         super().__init__(series)
         self.frequencies = tuple(frequencies)
         self.names = tuple(names)
         self.summary = summary
-        self.source, self.form = source, form
+        self.source, self.form, self.sha256 = source, form, sha256
         if len(self.frequencies) != len(self):
             raise DataError(
                 f"{len(self.frequencies)} frequencies for {len(self)} series; give one a series, "
@@ -97,6 +100,7 @@ def read_series(path: str | Path, form: GivenSeries = DEFAULT_FORMAT) -> Labelle
         summarize(read, hold_out=form.hold_out),
         str(path),
         form,
+        read.sha256,
     )
 
 
@@ -138,8 +142,9 @@ def given_series(series: Sequence[FloatArray] | str | Path) -> list[FloatArray]:
                 "changed after it was made. Make a new LabelledSeries."
             )
         return LabelledSeries(
-            found, series.frequencies, series.names, series.summary, series.source, series.form
-        )
+            found, series.frequencies, series.names, series.summary, series.source, series.form,
+            series.sha256,
+        )  # fmt: skip
     return list(found)
 
 

@@ -236,7 +236,7 @@ def _compress_loaded_(
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
     recipe = with_source(recipe, given)
-    fitted = calibration_sources(recipe) if batches else []
+    fitted = calibration_sources(recipe, calibrated) if batches else []
     return CompressedModel(
         **known,
         # A plan made by hand has no recipe: plan.json alone records the compression.

@@ -34,7 +34,8 @@ class FittedSource(BaseModel):
     Attributes
     ----------
     sha256
-        In records, of a file: it may have another name where the model is scored.
+        Of a file when it was read, in records always: it may have another name where the model is
+        scored, or other content by then.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,16 +61,25 @@ def given_source(
     if isinstance(series, str | Path):
         return FittedSource(source=str(series), series=form)
     if isinstance(series, LabelledSeries) and series.source is not None:
-        return FittedSource(source=series.source, series=series.form)
+        return FittedSource(source=series.source, series=series.form, sha256=series.sha256)
     return None
 
 
-def calibration_sources(recipe: Recipe) -> list[FittedSource]:
-    """What a recipe calibrates on, where that is not its own."""
+def calibration_sources(
+    recipe: Recipe, read: Sequence[FloatArray] | None = None
+) -> list[FittedSource]:
+    """What a recipe calibrates on, where that is not its own.
+
+    Parameters
+    ----------
+    read
+        What was read of it; it remembers the hash of its file.
+    """
     source = recipe.calibration.source
     if recipe.method == "svd" or source in OWN_SOURCES:
         return []
-    return [FittedSource(source=source, series=recipe.series)]
+    sha256 = read.sha256 if isinstance(read, LabelledSeries) else None
+    return [FittedSource(source=source, series=recipe.series, sha256=sha256)]
 
 
 def recovery_sources(config: RecoveryConfig | None, form: GivenSeries) -> list[FittedSource]:
@@ -106,7 +116,10 @@ def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
 
 
 def as_record(sources: Iterable[FittedSource]) -> list[dict[str, Any]]:
-    """Plain data for ``provenance.json``, each source once, and files with their hashes."""
+    """Plain data for ``provenance.json``, each source once, and files with their hashes.
+
+    Those that have none yet, such as of a recovery, are hashed here.
+    """
     named = map(_with_hash, each_once(sources))
     return [one.model_dump(mode="json", exclude_defaults=True) for one in named]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tscompress.data.reading.tables import (
 from tscompress.data.reading.time_grid import RegularSeries, regular_series
 from tscompress.errors import DataError
 from tscompress.io.files import user_path
+from tscompress.io.hashing import sha256_of
 from tscompress.io.untrusted import UnreadableFileError, regular_file, shown
 
 DEFAULT_FORMAT = SeriesFormat()
@@ -43,6 +44,8 @@ class SeriesFile:
         The first rows, with the columns that were read.
     known, past
         Names of the covariates with values over the horizon, and of the others.
+    sha256
+        Of the file as it was read; None of a table in memory.
     """
 
     name: str
@@ -52,6 +55,7 @@ class SeriesFile:
     head: pd.DataFrame
     known: tuple[str, ...] = ()
     past: tuple[str, ...] = ()
+    sha256: str | None = None
 
 
 def read_file(path: str | Path, form: SeriesFormat = DEFAULT_FORMAT) -> SeriesFile:
@@ -101,8 +105,9 @@ def check_is_file(path: Path) -> None:
 @lru_cache(maxsize=1)
 def _read_file(path: Path, changed: int, size: int, form: SeriesFormat) -> SeriesFile:
     with naming_file(path):
+        sha256 = sha256_of(path)
         frame, form = read_frame(path, form)
-        return read_table(frame, form, path.name)
+        return replace(read_table(frame, form, path.name), sha256=sha256)
 
 
 def read_table(
