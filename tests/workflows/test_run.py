@@ -344,6 +344,36 @@ def test_a_walk_replaces_no_checkpoint_that_was_trained_further(
         run(recipe, force=True)
 
 
+def test_a_report_of_another_method_is_not_replaced_unasked(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is named after its method, a report is not."""
+    nothing = {"profile": None, "evaluation": None, "bench": None}
+    first = small_recipe(checkpoints["chronos-bolt"], tmp_path / "out", method="svd", **nothing)
+    second = first.model_copy(update={"method": "fold"})
+
+    def walk(recipe: Recipe, **options: Any) -> None:
+        beside = report_files(tmp_path / "out")
+        with finishing_run(recipe, beside=beside, **options) as result:
+            write_report_files(result, recipe)
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.md").write_text("mine")
+    walk(first)
+    before = contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+        with pytest.raises(OutputExistsError, match=r"report\.json.*--force"):
+            walk(second)
+    assert contents(tmp_path) == before
+    walk(second, force=True)
+    assert load_run(tmp_path / "out")[1] == second
+    after = contents(tmp_path)
+    kept = [name for name in before if "-svd/" in name or name.endswith("notes.md")]
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert len(kept) > 1
+
+
 @pytest.mark.parametrize("stage", ["scores", "report"])
 @pytest.mark.parametrize("force", [False, True], ids=["new", "replace"])
 def test_files_of_a_killed_run_make_way(

@@ -145,8 +145,8 @@ def finishing_run(
     Parameters
     ----------
     beside
-        Files that the block writes into the output; those of before stay or go as the checkpoint
-        does.
+        Files that the block writes into the output; with ``force``, those of before stay or go as
+        the checkpoint does. Whatever else lies there stays.
     inputs
         Besides those of the recipe: what the output must not replace.
     """
@@ -161,10 +161,7 @@ def finishing_run(
     goes = recipe.export is not None or _is_graph(graph)
     outputs = [target, graph] if goes else [target]
     replaced = [*outputs, *beside]
-    for path in outputs:
-        check_output(path, force=force, inputs=inputs)
-    for path in beside:
-        check_file(path, force=True, inputs=inputs, through_links=False)
+    _check_outputs(outputs, beside, force, inputs)
     if recipe.recover is not None:
         check_recovery_directory(work, inputs)
     if recipe.probe is not None:
@@ -181,8 +178,7 @@ def finishing_run(
         compressed = compress_loaded_(
             loaded, recipe, directory=work, force=force, on_progress=on_progress
         )
-        for path in outputs:
-            check_output(path, force=force, inputs=inputs)  # it may have come meanwhile
+        _check_outputs(outputs, beside, force, inputs)  # they may have come meanwhile
         with claim.making_way():
             save(compressed, target)
             assert compressed.plan is not None
@@ -191,6 +187,25 @@ def finishing_run(
             _measure_(result, recipe, loaded.revision, device, on_progress)
             yield result
         finish_recovery(compressed, work)
+
+
+def _check_outputs(
+    directories: Sequence[Path],
+    files: Sequence[Path],
+    force: bool,
+    inputs: Sequence[str | Path | None],
+) -> None:
+    """Refuse to replace unasked what lies there, such as the report of a run of another method.
+
+    Raises
+    ------
+    OutputExistsError, OutputError
+        As :func:`tscompress.io.files.check_output`.
+    """
+    for path in directories:
+        check_output(path, force=force, inputs=inputs)
+    for path in files:
+        check_file(path, force=force, inputs=inputs, through_links=False)
 
 
 def _is_graph(directory: Path) -> bool:
