@@ -3,12 +3,12 @@
     python eval/budgets.py --output eval/results/budgets --models results/budgets \\
         [--model reference/bolt] [--budget parameters=0.4 --budget macs=0.3] [--arm uniform]
 
-Three ways to meet each budget, chosen by the same search from the same measured sensitivities
+Four ways to meet each budget, chosen by the same search from the same measured sensitivities
 (`tscompress compress MODEL --budget parameters=0.4`) and folded on the same calibration series:
-`uniform`, the same sizes in all layers, of which the width of the residual stream is one;
-`uniform, whole width`, the same with the stream as it was (`--keep-width`); and `by layer`, sizes
-of their own for each layer, queries and values, with the stream as it was (`--layout factored`).
-The first two are stock checkpoints, the third needs tscompress.
+`uniform`, the same sizes in all layers, of which the width of the residual stream is one; and `by
+layer`, sizes of their own for each layer, queries and values, beside a width (`--layout factored`);
+each also with `whole width`, the stream as it was (`--keep-width`). The uniform ones are stock
+checkpoints, the others need tscompress.
 
 Every row is one of them, as it was saved, against its original: the ratios of WQL, SQL and MASE on
 the offline suite with 95 % intervals (paired bootstrap over series), the share of the original's
@@ -62,6 +62,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "uniform, whole width": {"keep_width": True},
     "by layer": {"layout": "factored"},
+    "by layer, whole width": {"layout": "factored", "keep_width": True},
 }
 BUDGETS = ("parameters=0.6", "parameters=0.4", "parameters=0.25", "macs=0.3")
 REAL = "real"

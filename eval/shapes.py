@@ -40,7 +40,7 @@ import tscompress
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.search import fill_randomly_
+from tscompress.budget.candidate_latency import fill_randomly_
 from tscompress.checkpoints.format import apply_structure_
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import sliced_config

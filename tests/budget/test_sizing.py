@@ -65,8 +65,7 @@ def batches_of(loaded: LoadedModel) -> list[ForecastBatch]:
 
 def planned(loaded: LoadedModel, budget: str, **options: Any) -> Plan:
     progress = options.pop("on_progress", lambda stage, done, total: None)
-    keeps = options.get("layout", "folded") == "folded"
-    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": keeps} | options)
+    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": True} | options)
     return sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress)
 
 
@@ -107,18 +106,26 @@ def test_a_budget_is_respected_as_measured(
     assert parameter_count(original.model) == parameter_count(load(checkpoint).model)
 
 
-@pytest.mark.parametrize(("ratio", "depth"), [(0.8, False), (0.3, True), (0.1, False)])
+@pytest.mark.parametrize(
+    ("layout", "ratio", "depth"),
+    [
+        ("folded", 0.8, False),
+        ("folded", 0.3, True),
+        ("folded", 0.1, False),
+        ("factored", 0.1, False),
+    ],
+)
 @pytest.mark.parametrize("measure", [name for name in COUNTS if name != "kv-cache"])
 def test_a_budget_may_narrow_the_stream(
-    checkpoint: Path, measure: str, ratio: float, depth: bool
+    checkpoint: Path, measure: str, layout: str, ratio: float, depth: bool
 ) -> None:
     """A cache does not depend on the width."""
     original = load(checkpoint)
-    plan = planned(original, f"{measure}={ratio}", keep_width=False, depth=depth)
+    plan = planned(original, f"{measure}={ratio}", layout=layout, keep_width=False, depth=depth)
     small = applied(checkpoint, plan)
     count = COUNTS[measure]
     assert count(small) <= ratio * count(original)
-    assert plan.uniform_sizes is not None
+    assert (plan.uniform_sizes is not None) or layout == "factored"
     found = plan.schedule["found"]
     entry = 128 if measure == "bytes" else 0  # of a head of its own, in the header
     predicted = found[measure] * count(original)
@@ -130,7 +137,7 @@ def test_a_budget_may_narrow_the_stream(
     if ratio == 0.1 and not depth:
         assert plan.width is not None
         with pytest.raises(PlanError, match=f"{measure}={ratio}"):
-            planned(original, f"{measure}={ratio}")
+            planned(original, f"{measure}={ratio}", layout=layout, keep_width=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -464,8 +464,6 @@ def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
 
 
 def test_streams_of_two_widths_are_not_compared(checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="keep_width"):
-        tscompress.compress(checkpoint, budget="parameters=0.5", layout="factored", keep_width=True)
     narrow = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     narrow.plan = None  # of one that nothing says was narrowed
     with pytest.raises(UsageError, match=r"d_model 12 .* 24"):

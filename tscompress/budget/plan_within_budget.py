@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tscompress.benchmark.workload import Workload
+from tscompress.budget.candidate_latency import latency_of
 from tscompress.budget.costs import CostModel, Measure
 from tscompress.budget.measure_sensitivity import measure_sensitivity, unmeasured
 from tscompress.budget.search import (
@@ -19,7 +20,6 @@ from tscompress.budget.search import (
     choose_factored,
     choose_folded,
     folded_candidates,
-    latency_of,
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
 from tscompress.budget.window_loss import LossRatios, WindowLoss, split_windows, with_drivers
@@ -86,18 +86,15 @@ def plan_within_budget(
         "on_measured": trials.note,
     }
 
+    sizes: dict[str, Any] = {
+        "multiple": schedule.multiple,
+        "narrower": None if schedule.keep_width else narrower,
+    }
+
     def choose(sensitivity: Sensitivity) -> Candidate:
         if schedule.layout == "factored":
-            return choose_factored(
-                sensitivity, costs, schedule.budget, multiple=schedule.multiple, **measuring
-            )
-        candidates = folded_candidates(
-            sensitivity,
-            costs,
-            multiple=schedule.multiple,
-            depth=schedule.depth,
-            narrower=narrower if schedule.may_narrow else None,
-        )
+            return choose_factored(sensitivity, costs, schedule.budget, **sizes, **measuring)
+        candidates = folded_candidates(sensitivity, costs, depth=schedule.depth, **sizes)
         return choose_folded(candidates, schedule.budget, costs, **measuring)
 
     if schedule.budget.measure not in ("latency", "wql"):

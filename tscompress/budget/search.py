@@ -14,21 +14,10 @@ from fractions import Fraction
 from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-
-from tscompress.benchmark.bench import bench
-from tscompress.benchmark.workload import Workload
 from tscompress.budget.costs import CostModel, Costs, Measure, SizeKind
 from tscompress.budget.sensitivity import Part, Sensitivity
-from tscompress.checkpoints.format import apply_structure_
-from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.apply import config_of_layers
-from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.residual_stream import sliced_config
 from tscompress.errors import PlanError, UsageError
-from tscompress.families.registry import adapter_of, build_empty, describe, wrap_pipeline
-from tscompress.families.t5_stack import tie_weights_
+from tscompress.families.registry import adapter_of
 from tscompress.plan.schedules import Budget
 
 _HEADS: tuple[SizeKind, ...] = ("qk", "vo")
@@ -110,8 +99,7 @@ def folded_candidates(
     unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
     candidates = []
     for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
-        # An untied head adds one name to the header of the weights.
-        header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
+        header = _header(costs, cost_model)
         for kept, lost_layers in _depths(sensitivity, cost_model, depth):
             base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
             # Costs are affine in these sizes: price each size once, not each pair.
@@ -295,34 +283,67 @@ def choose_factored(
     budget: Budget,
     *,
     multiple: int = 1,
+    narrower: Callable[[int], CostModel] | None = None,
     measure_latency: Measurement | None = None,
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
 ) -> Candidate:
     """Sizes by layer within the budget.
 
-    Greedy: starting from the full sizes, take the step of least predicted loss per saving until
-    the budget is met. The predicted loss is at most that of a stock config within the budget. For
-    ``latency`` and ``wql`` the steps save compute or parameters, and where to stop is found by
-    measuring, as in :func:`choose_folded`. Parameters and errors are as there.
+    Greedy at each residual-stream width: starting from the full sizes, take the step of least
+    predicted loss per saving until the budget is met. The predicted loss is at most that of a stock
+    config within the budget. For ``latency`` and ``wql`` the steps save compute or parameters, and
+    where to stop is found by measuring, as in :func:`choose_folded`; for ``latency`` at each width.
+    Parameters and errors are as there, ``narrower`` as for :func:`folded_candidates`.
     """
+    widths = list(_widths(sensitivity, cost_model, multiple, narrower))
     if budget.measure == "latency" or budget.measure == "wql":
         counted: Measure = "macs" if budget.measure == "latency" else "parameters"
-        steps = _steps(sensitivity, cost_model, counted, multiple)
-        path = _path(sensitivity, cost_model, steps)[1:]
+        paths = [_path(sensitivity, cost_model, at, counted, multiple) for at in widths]
+        paths = [[one for one in path if one.costs != cost_model.original] for path in paths]
         if budget.measure == "latency":
-            return _first_within(budget, path, measure_latency, on_measured)
-        return _first_within(budget, path[::-1], measure_wql, on_measured)
+            return _fast_enough(budget, paths, measure_latency, on_measured)
+        smaller = efficient((one for path in paths for one in path), counted)[::-1]
+        return _first_within(budget, smaller, measure_wql, on_measured)
     measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model)
-    steps = _steps(sensitivity, cost_model, measure, multiple)
-    path = _path(sensitivity, cost_model, steps)
-    chosen = next((one for one in path if one.costs.of(measure) <= allowed), None)
-    if chosen is None:
-        raise _unreachable(budget, measure, path[-1], cost_model)
-    chosen = _grown(chosen, sensitivity, cost_model, measure, allowed, multiple)
-    stock = folded_candidates(sensitivity, cost_model, multiple=multiple)
-    fitting = [one for one in stock if one.costs.of(measure) <= allowed]
-    return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
+    fitting, smallest = [], []
+    for at in widths:
+        path = _path(sensitivity, cost_model, at, measure, multiple)
+        smallest.append(path[-1])
+        if chosen := next((one for one in path if one.costs.of(measure) <= allowed), None):
+            fitting.append(_grown(chosen, sensitivity, at[2], measure, allowed, multiple))
+    if not fitting:
+        least = min(smallest, key=lambda one: one.costs.of(measure))
+        raise _unreachable(budget, measure, least, cost_model)
+    stock = folded_candidates(sensitivity, cost_model, multiple=multiple, narrower=narrower)
+    fitting += [one for one in stock if one.costs.of(measure) <= allowed]
+    return min(fitting, key=lambda one: (one.loss, one.costs.of(measure)))
+
+
+def _fast_enough(
+    budget: Budget,
+    paths: Sequence[Sequence[Candidate]],
+    measure: Measurement | None,
+    on_measured: OnMeasured,
+) -> Candidate:
+    """The candidate of least predicted loss that is fast enough.
+
+    Each path is of one width: at equal compute a narrower stream is faster, so that paths cannot
+    be ranked together.
+    """
+    best: Candidate | None = None
+    failed: PlanError | None = None
+    for path in paths:
+        better = [one for one in path if best is None or one.loss < best.loss]
+        if not better:
+            continue
+        try:
+            best = _first_within(budget, better, measure, on_measured)
+        except PlanError as error:
+            failed = failed or error
+    if best is None:
+        raise failed or PlanError("the sensitivity has no smaller size to try.")
+    return best
 
 
 class _Step(NamedTuple):
@@ -357,15 +378,27 @@ def _step(
 
 
 def _path(
-    sensitivity: Sensitivity, cost_model: CostModel, steps: Sequence[_Step]
+    sensitivity: Sensitivity,
+    original: CostModel,
+    at: tuple[int | None, float, CostModel],
+    measure: Measure,
+    multiple: int,
 ) -> list[Candidate]:
-    """Candidates after 0, 1, 2, ... steps."""
+    """Candidates of one of :func:`_widths` after 0, 1, 2, ... steps down."""
+    width, lost, costs = at
     qk, vo, hidden = (
         {part.name: part.size for part in sensitivity.parts if part.kind == kind}
         for kind in (*_HEADS, *_HIDDEN)
     )
-    start = Candidate(qk, vo, hidden, None, 0.0, cost_model.original)
+    base = costs.original + _header(costs, original)
+    start = Candidate(qk, vo, hidden, None, lost, base, width)
+    steps = _steps(sensitivity, costs, measure, multiple)
     return list(accumulate(steps, lambda candidate, step: step.done(candidate), initial=start))
+
+
+def _header(costs: CostModel, original: CostModel) -> Costs:
+    """What a narrower model's header adds: an untied head is one name more."""
+    return Costs(bytes=max(0, costs.header_bytes - original.header_bytes))
 
 
 def _steps(
@@ -374,7 +407,7 @@ def _steps(
     """Steps down in all parts, sorted by added loss per saving in ``measure``."""
     ranked = []
     for part in sensitivity.parts:
-        if part.kind == "layer":
+        if part.kind in ("layer", "width"):
             continue
         points = [
             (size, sensitivity.cost(part.name, part.kind, size))
@@ -406,7 +439,8 @@ def _grown(
         ways = (
             _step(sensitivity, cost_model, part, sizes[part.name], size)
             for part in sensitivity.parts
-            if (sizes := getattr(candidate, part.kind, None))
+            if part.kind in (*_HEADS, *_HIDDEN)
+            for sizes in [getattr(candidate, part.kind)]
             for size in _sizes(sensitivity, part, multiple)
             if size > sizes[part.name]
         )
@@ -486,60 +520,3 @@ def _first_within(
         f"none of the {len(ratios)} measured candidates is within {budget}: the best, "
         f"{ranked[best]}, has {ratios[best]:.4f} of the original's {budget.measure}."
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# Latency
-# --------------------------------------------------------------------------------------------------
-
-
-def latency_of(
-    loaded: LoadedModel, candidate: Candidate, workload: Workload, *, repeats: int = 5
-) -> float:
-    """Latency of the candidate / latency of the original, timed in turn ``repeats`` times.
-
-    Latency does not depend on the values of weights, so the candidate has random ones. ``loaded``
-    is left unchanged.
-
-    Raises
-    ------
-    UsageError
-        The model is on another device than the workload's, or the workload does not fit it.
-    PlanError
-        The model has no parts with these names and sizes.
-    """
-    dtype = next(loaded.model.parameters()).dtype
-    device = next(loaded.model.parameters()).device
-    model = _empty_model(loaded, candidate)
-    fill_randomly_(model, dtype, device)
-    pipeline = wrap_pipeline(loaded.family, model.to(device).eval())
-    few = workload.model_copy(update={"repeats": repeats, "warmup": 1})
-    models = {"original": loaded.forecaster, "candidate": pipeline}
-    return bench(models, few, measure_macs=False).ratios("candidate")["latency_ms"]
-
-
-def fill_randomly_(model: nn.Module, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Give a model on the meta device random weights, for timing."""
-    generator = torch.Generator(device).manual_seed(0)
-    for name, parameter in list(model.named_parameters()):
-        weight = torch.empty(parameter.shape, dtype=dtype, device=device)
-        parent, _, child = name.rpartition(".")
-        filled = nn.Parameter(weight.uniform_(-0.05, 0.05, generator=generator), False)
-        setattr(model.get_submodule(parent), child, filled)
-    tie_weights_(model)
-
-
-def _empty_model(loaded: LoadedModel, candidate: Candidate) -> nn.Module:
-    """A model with the candidate's sizes on the meta device."""
-    config = config_of_layers(loaded, candidate.kept_layers or {})
-    if candidate.width is not None:
-        config = sliced_config(loaded.family, config, candidate.width)
-    qk, vo, hidden = candidate.qk, candidate.vo, candidate.hidden
-    if isinstance(qk, int) and qk == vo and isinstance(hidden, int):
-        return build_empty(loaded.family, config | {"d_kv": qk, "d_ff": hidden})
-    model = build_empty(loaded.family, config)
-    architecture = describe(loaded.family, model)
-    # Any rotary frequencies take the same time.
-    plan = fold_plan(model, architecture, qk=qk, vo=vo, hidden=hidden, free_frequencies=True)
-    apply_structure_(model, plan)
-    return model

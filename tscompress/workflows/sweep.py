@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
 from tscompress.benchmark.workload import Workload
-from tscompress.budget.search import fill_randomly_
+from tscompress.budget.candidate_latency import fill_randomly_
 from tscompress.checkpoints.digests import (
     hardware,
     model_digest,
