@@ -3,12 +3,13 @@
     python eval/budgets.py --output eval/results/budgets --models results/budgets \\
         [--model reference/bolt] [--budget parameters=0.4 --budget macs=0.3] [--arm uniform]
 
-Four ways to meet each budget, chosen by the same search from the same measured sensitivities
-(`tscompress compress MODEL --budget parameters=0.4`) and folded on the same calibration series:
-`uniform`, the same sizes in all layers, of which the width of the residual stream is one; and `by
-layer`, sizes of their own for each layer, queries and values, beside a width (`--layout factored`);
-each also with `whole width`, the stream as it was (`--keep-width`). The uniform ones are stock
-checkpoints, the others need tscompress.
+Four ways to meet each budget, chosen by the same search from measured sensitivities (`tscompress
+compress MODEL --budget parameters=0.4`) and folded on the same calibration series: `uniform`, the
+same sizes in all layers, of which the width of the residual stream is one; `uniform, whole width`,
+the same with the stream as it was (`--keep-width`); `by layer`, sizes of their own for each layer,
+queries and values, with the stream as it was (`--layout factored`); and `by layer, narrower`, such
+sizes for a model that was folded to five eighths of the stream first (`--layout factored --width
+0.625`). The uniform ones are stock checkpoints, the others need tscompress.
 
 Every row is one of them, as it was saved, against its original: the ratios of WQL, SQL and MASE on
 the offline suite with 95 % intervals (paired bootstrap over series), the share of the original's
@@ -56,14 +57,18 @@ from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_
 from tscompress.io.files import write_text_atomically
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, PlannedSchedule, parse_budget
+from tscompress.plan.width import dimensions_of
 
+NARROWER = "by layer, narrower"
 #: What each way lets the search choose.
 ARMS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "uniform, whole width": {"keep_width": True},
     "by layer": {"layout": "factored"},
-    "by layer, whole width": {"layout": "factored", "keep_width": True},
+    NARROWER: {"layout": "factored"},
 }
+#: Of the residual stream, as a share of ``d_model``.
+_SHARE = 0.625
 BUDGETS = ("parameters=0.6", "parameters=0.4", "parameters=0.25", "macs=0.3")
 REAL = "real"
 #: On a machine with other work; the medians of fewer rounds move by a few percent.
@@ -110,11 +115,12 @@ def _changed(config: CalibrationConfig, **changes: Any) -> CalibrationConfig:
     return config.model_copy(update=changes)
 
 
-def planned(bed: Testbed, schedule: PlannedSchedule, windows: Sequence[ForecastBatch]) -> Plan:
+def planned(bed: Testbed, trial: Trial, windows: Sequence[ForecastBatch]) -> Plan:
     """Sizes as `compress --budget` chooses them, for the `predict` call that is timed."""
-    fold = FoldConfig().resolved(bed.original)
-    workload = WORKLOADS[bed.original.family]
-    return plan_within_budget(bed.original, schedule, windows, fold, workload)
+    original = bed.original
+    width = dimensions_of(_SHARE, original.config["d_model"]) if trial.arm == NARROWER else None
+    fold, workload = FoldConfig().resolved(original), WORKLOADS[original.family]
+    return plan_within_budget(original, trial.schedule, windows, fold, workload, width=width)
 
 
 def compressed(
@@ -122,7 +128,7 @@ def compressed(
 ) -> LoadedModel:
     """The model at ``path``, made first if there is none."""
     if not path.exists():
-        plan = planned(bed, trial.schedule, windows)
+        plan = planned(bed, trial, windows)
         tscompress.save(
             tscompress.compress(bed.model, plan=plan, calibration=bed.calibration), path
         )

@@ -190,7 +190,8 @@ TABLES = (
     Table(
         "budgets-chronos2",
         "budgets.py --model reference/chronos2 --budget parameters=0.7 --budget parameters=0.6 "
-        "--budget parameters=0.4 --budget parameters=0.25 --output DIR/budgets "
+        "--budget parameters=0.4 --budget parameters=0.25 --arm uniform "
+        "--arm 'uniform, whole width' --arm 'by layer' --output DIR/budgets "
         "--models DIR/budgets-models",
         25,
     ),

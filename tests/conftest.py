@@ -235,13 +235,22 @@ def exported(
     pytest.importorskip("onnxruntime")
     own = tmp_path_factory.getbasetemp()
     # Workers have the same checkpoints; one of them exports.
-    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    found = {family: root / f"exported-{family}" for family in FAMILIES}
-    with FileLock(root / "exporting.lock"):
-        for family, directory in found.items():
+    return _Exported(checkpoints, own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
+class _Exported(dict[str, Path]):
+    """Exports a family when it is asked for: no test waits for graphs that it does not need."""
+
+    def __init__(self, checkpoints: dict[str, Path], root: Path) -> None:
+        self.checkpoints, self.root = checkpoints, root
+
+    def __missing__(self, family: str) -> Path:
+        directory = self.root / f"exported-{family}"
+        with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                export(checkpoints[family], directory)
-    return found
+                export(self.checkpoints[family], directory)
+        self[family] = directory
+        return directory
 
 
 @pytest.fixture(scope="session")

@@ -437,40 +437,6 @@ def test_never_worse_than_a_plain_config(
     assert chosen.loss <= plain.loss
 
 
-def with_widths(sensitivity: Sensitivity, losses: Mapping[int, float]) -> Sensitivity:
-    """The same, and the losses of narrower residual streams."""
-    sizes = tuple(sorted(losses, reverse=True))
-    stream = Part(
-        name="stream", kind="width", size=24, sizes=sizes, losses=tuple(map(losses.get, sizes))
-    )
-    return sensitivity.model_copy(update={"parts": (*sensitivity.parts, stream)})
-
-
-@pytest.mark.parametrize("measure", ["parameters", "macs", "latency"])
-@pytest.mark.parametrize(("lost", "narrows"), [(0.0, True), (1e3, False)])
-def test_a_narrower_stream_is_taken_where_it_loses_less(
-    models: dict[str, Any], measure: str, lost: float, narrows: bool
-) -> None:
-    """Also for a budget of time, of which a narrower stream takes less at equal compute."""
-    model, costs = models["chronos-bolt"], cost_model_of("chronos-bolt", models["chronos-bolt"])
-    half = cost_model_of("chronos-bolt", tiny_model("chronos-bolt", d_model=12))
-    sensitivity = with_widths(sensitivity_of("chronos-bolt", model, 1), {12: lost})
-    chosen = choose_factored(
-        sensitivity,
-        costs,
-        parse_budget(f"{measure}=0.6"),
-        narrower={12: half}.__getitem__,
-        measure_latency=lambda one: (
-            one.costs.macs / costs.original.macs * (0.5 if one.width else 1)
-        ),
-    )
-    assert (chosen.width == 12) == narrows
-    assert chosen.loss >= (lost if narrows else 0)
-    if measure != "latency":
-        whole = choose_factored(sensitivity, costs, parse_budget(f"{measure}=0.6"))
-        assert (chosen == whole) or chosen.loss < whole.loss
-
-
 def test_budget_is_spent_on_the_least_loss(models: dict[str, Any]) -> None:
     model, costs = models["chronos-t5"], cost_model_of("chronos-t5", models["chronos-t5"])
     precious = "decoder.block.1.layer.1.EncDecAttention"

@@ -65,8 +65,12 @@ def batches_of(loaded: LoadedModel) -> list[ForecastBatch]:
 
 def planned(loaded: LoadedModel, budget: str, **options: Any) -> Plan:
     progress = options.pop("on_progress", lambda stage, done, total: None)
-    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": True} | options)
-    return sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress)
+    width = options.pop("width", None)
+    keeps = options.get("layout", "folded") == "folded"
+    schedule = PlannedSchedule(budget=parse_budget(budget), **{"keep_width": keeps} | options)
+    return sizing.plan_within_budget(
+        loaded, schedule, batches_of(loaded), FOLD, WORKLOAD, progress, width=width
+    )
 
 
 def applied(checkpoint: Path, plan: Plan) -> LoadedModel:
@@ -106,26 +110,18 @@ def test_a_budget_is_respected_as_measured(
     assert parameter_count(original.model) == parameter_count(load(checkpoint).model)
 
 
-@pytest.mark.parametrize(
-    ("layout", "ratio", "depth"),
-    [
-        ("folded", 0.8, False),
-        ("folded", 0.3, True),
-        ("folded", 0.1, False),
-        ("factored", 0.1, False),
-    ],
-)
+@pytest.mark.parametrize(("ratio", "depth"), [(0.8, False), (0.3, True), (0.1, False)])
 @pytest.mark.parametrize("measure", [name for name in COUNTS if name != "kv-cache"])
 def test_a_budget_may_narrow_the_stream(
-    checkpoint: Path, measure: str, layout: str, ratio: float, depth: bool
+    checkpoint: Path, measure: str, ratio: float, depth: bool
 ) -> None:
     """A cache does not depend on the width."""
     original = load(checkpoint)
-    plan = planned(original, f"{measure}={ratio}", layout=layout, keep_width=False, depth=depth)
+    plan = planned(original, f"{measure}={ratio}", keep_width=False, depth=depth)
     small = applied(checkpoint, plan)
     count = COUNTS[measure]
     assert count(small) <= ratio * count(original)
-    assert (plan.uniform_sizes is not None) or layout == "factored"
+    assert plan.uniform_sizes is not None
     found = plan.schedule["found"]
     entry = 128 if measure == "bytes" else 0  # of a head of its own, in the header
     predicted = found[measure] * count(original)
@@ -137,7 +133,50 @@ def test_a_budget_may_narrow_the_stream(
     if ratio == 0.1 and not depth:
         assert plan.width is not None
         with pytest.raises(PlanError, match=f"{measure}={ratio}"):
-            planned(original, f"{measure}={ratio}", layout=layout, keep_width=True)
+            planned(original, f"{measure}={ratio}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("measure", [name for name in COUNTS if name != "kv-cache"])
+def test_sizes_are_chosen_for_a_width_that_is_given(
+    checkpoint: Path, measure: str, layout: str
+) -> None:
+    """The budget is a share of the original all the same."""
+    original = load(checkpoint)
+    ratio, width, count = 0.4, 16, COUNTS[measure]
+    before = {name: weight.clone() for name, weight in original.model.named_parameters()}
+    plan = planned(original, f"{measure}={ratio}", layout=layout, width=width)
+    assert all(torch.equal(w, before[name]) for name, w in original.model.named_parameters())
+    assert plan.width is not None
+    assert plan.width.kept == width
+    small = applied(checkpoint, plan)
+    assert small.config["d_model"] == width
+    assert 0.3 * ratio * count(original) < count(small) <= ratio * count(original)
+    entry = 128 if measure == "bytes" else 0
+    predicted = plan.schedule["found"][measure] * count(original)
+    assert count(small) == pytest.approx(predicted, rel=1e-3, abs=entry)
+    with pytest.raises(PlanError, match=f"{measure}=0.01 allows"):
+        planned(original, f"{measure}=0.01", layout=layout, width=width)
+
+
+def test_a_width_and_sizes_by_layer_are_folded_one_after_the_other(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    original = load(checkpoint)
+    plan = planned(original, "parameters=0.4", layout="factored", width=16)
+    assert plan.uniform_sizes is None
+    together, apart = applied(checkpoint, plan), load(checkpoint)
+    narrow = Plan(family=plan.family, method="fold", width=plan.width)
+    fold_planned_(apart, narrow, batches_of(apart), FOLD)
+    fold_planned_(apart, plan.narrowed(), batches_of(apart), FOLD)
+    expected = apart.model.state_dict()
+    assert all(torch.equal(w, expected[n]) for n, w in together.model.state_dict().items())
+    assert together.plan is not None
+    assert together.plan.width == plan.width
+    small = tscompress.compress(checkpoint, plan=plan, calibration=CALIBRATION, fold=FOLD)
+    again = load(tscompress.save(small, tmp_path / "small"))
+    found = again.model.state_dict()
+    assert all(torch.equal(w.float(), found[n].float()) for n, w in expected.items())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

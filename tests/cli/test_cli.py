@@ -864,8 +864,9 @@ def test_fold_within_a_budget(
 ) -> None:
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
     output = tmp_path / "out"
+    width = ["--keep-width"] if layout == "folded" else []
     outcome = command("compress", bolt, "--output", output, "--budget", "parameters=0.5",
-                      "--layout", layout, "--calibration-series", 16, "--keep-width")  # fmt: skip
+                      "--layout", layout, "--calibration-series", 16, *width)  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert load(output).model.config.d_model == load(bolt).model.config.d_model  # type: ignore[union-attr]
     small, large = (parameter_count(load(path).model) for path in (output, bolt))
@@ -967,7 +968,8 @@ FOR_FOLD = "has no measure; for fold give parameters="
         (["--ff-ratio", 0.5, "--multiple", 8], "multiple"),
         (["--ff-ratio", 0.5, "--depth"], "depth"),
         (["--ff-ratio", 0.5, "--keep-width"], "keep_width"),
-        (["--budget", "parameters=0.5", "--width", 8], "a budget chooses the width"),
+        (["--budget", "parameters=0.5", "--width", 8, "--keep-width"], "keep_width"),
+        (["--budget", "parameters=0.5", "--width", 24], "width 24 is not smaller than d_model"),
         (["--method", "svd", "--rank", 3, "--width", 8], "width is for fold"),
         (["--width", 24], "width 24 is not smaller than d_model"),
         (["--ff-ratio", 0.5, "--powers-of-two"], "powers_of_two"),

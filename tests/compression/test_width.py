@@ -44,6 +44,7 @@ from tscompress.families.registry import adapter_of
 from tscompress.families.t5_stack import has_own_head
 from tscompress.plan.layer_plans import WidthPlan
 from tscompress.plan.plan import Plan
+from tscompress.plan.schedules import PlannedSchedule
 from tscompress.plan.width import dimensions_of
 from tscompress.reports.content import plan_label
 from tscompress.training.distillation import check_comparable
@@ -422,8 +423,11 @@ def test_invalid_widths_are_refused(checkpoint: Path) -> None:
         tscompress.compress(checkpoint, width=0)
     with pytest.raises(RecipeError, match="width is for fold"):
         tscompress.compress(checkpoint, method="svd", rank=2, width=WIDTH)
-    with pytest.raises(RecipeError, match="a budget chooses the width"):
-        tscompress.compress(checkpoint, budget="parameters=0.5", width=WIDTH)
+    schedule = PlannedSchedule(budget="parameters=0.5", keep_width=True)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="keep_width"):
+        tscompress.compress(checkpoint, budget=schedule, width=WIDTH)
+    with pytest.raises(PlanError, match=f"width {D_MODEL} .* d_model"):
+        tscompress.compress(checkpoint, budget="parameters=0.5", width=D_MODEL)
     plan = fold_plan(load(checkpoint).model, load(checkpoint).architecture, width=WIDTH)
     with pytest.raises(UsageError, match="a plan has every size"):
         tscompress.compress(checkpoint, plan=plan, width=WIDTH)
@@ -464,6 +468,8 @@ def test_plans_that_do_not_fit_change_no_weight(checkpoint: Path) -> None:
 
 
 def test_streams_of_two_widths_are_not_compared(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="keep_width"):
+        tscompress.compress(checkpoint, budget="parameters=0.5", layout="factored", keep_width=True)
     narrow = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     narrow.plan = None  # of one that nothing says was narrowed
     with pytest.raises(UsageError, match=r"d_model 12 .* 24"):

@@ -67,8 +67,9 @@ def test_every_way_meets_the_budget_and_a_run_started_again_measures_only_costs(
     assert frame["arm"].tolist() == list(budgets.ARMS)
     assert (frame["parameters"] <= 0.6).all()
     assert frame[["MACs", "bytes", "memory", "latency", "CPU time"]].gt(0).all(axis=None)
-    kept = [row["sizes"] for row in frame.to_dict("records") if row["arm"] != "uniform"]
-    assert not any("d_model" in sizes for sizes in kept)
+    sizes = dict(zip(frame["arm"], frame["sizes"], strict=True))
+    assert not any("d_model" in sizes[arm] for arm in ("uniform, whole width", "by layer"))
+    assert sizes[budgets.NARROWER].startswith("d_model 15, ")
     text = budgets.markdown(frame)
     assert len({line.count("|") for line in text.splitlines()}) == 1
     monkeypatch.setattr(type(bed), "row", None)  # nothing is scored again
@@ -115,7 +116,7 @@ def test_real_windows_hold_no_synthetic_series(budgets: Any, bed: Any) -> None:
 def test_sizes_by_layer_are_told_by_their_ends(budgets: Any, bed: Any) -> None:
     windows = budgets.planning_windows(bed, "mixed")
     texts = {
-        trial.arm: budgets.sizes_text(budgets.planned(bed, trial.schedule, windows))
+        trial.arm: budgets.sizes_text(budgets.planned(bed, trial, windows))
         for trial in trials_of(budgets)
     }
     assert "values" in texts["by layer"]

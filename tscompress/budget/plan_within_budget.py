@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -52,6 +53,8 @@ def plan_within_budget(
     fold: FoldConfig,
     workload: Workload | None,
     on_progress: OnProgress = silent,
+    *,
+    width: int | None = None,
 ) -> Plan:
     """The fold plan of least predicted loss within a budget.
 
@@ -62,6 +65,9 @@ def plan_within_budget(
     ----------
     workload
         The ``predict`` call for MACs, key-value cache and latency; None: the default.
+    width
+        The residual-stream width that sizes are chosen for, measured on a copy folded to it; None:
+        the schedule says whether the search chooses one.
 
     Raises
     ------
@@ -79,30 +85,51 @@ def plan_within_budget(
         model = build_empty(loaded.family, config)
         return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
 
-    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress)
-    measuring: dict[str, Any] = {
+    sized, of_sized = loaded, costs
+    if width is not None:
+        sized, of_sized = _narrowed(loaded, width, fitted, fold, on_progress), narrower(width)
+    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress, width)
+    options: dict[str, Any] = {
+        "of": costs,
         "measure_latency": trials.latency,
         "measure_wql": trials.quality,
         "on_measured": trials.note,
     }
 
-    sizes: dict[str, Any] = {
-        "multiple": schedule.multiple,
-        "narrower": None if schedule.keep_width else narrower,
-    }
-
     def choose(sensitivity: Sensitivity) -> Candidate:
+        budget, multiple = schedule.budget, schedule.multiple
         if schedule.layout == "factored":
-            return choose_factored(sensitivity, costs, schedule.budget, **sizes, **measuring)
-        candidates = folded_candidates(sensitivity, costs, depth=schedule.depth, **sizes)
-        return choose_folded(candidates, schedule.budget, costs, **measuring)
+            return choose_factored(sensitivity, of_sized, budget, multiple=multiple, **options)
+        candidates = folded_candidates(
+            sensitivity,
+            of_sized,
+            multiple=multiple,
+            depth=schedule.depth,
+            narrower=narrower if schedule.may_narrow and width is None else None,
+        )
+        return choose_folded(candidates, budget, of_sized, **options)
 
     if schedule.budget.measure not in ("latency", "wql"):
-        choose(unmeasured(loaded, fold, layers=schedule.depth))  # refuses what no size fits
-    chosen = choose(_measured(loaded, fitted, held_out, fold, on_progress, depth=schedule.depth))
-    plan = plan_of(loaded, chosen, schedule, fold)
+        choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
+    chosen = choose(_measured(sized, fitted, held_out, fold, on_progress, depth=schedule.depth))
+    plan = plan_of(loaded, trials.at_width(chosen), schedule, fold)
     found = trials.found(chosen) | _found(chosen, costs)
     return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
+
+
+def _narrowed(
+    loaded: LoadedModel,
+    width: int,
+    fitted: Sequence[ForecastBatch],
+    fold: FoldConfig,
+    on_progress: OnProgress,
+) -> LoadedModel:
+    """A copy folded to a residual-stream width, all else whole."""
+    copied = copy.deepcopy(loaded)
+    plan = fold_plan(copied.model, copied.architecture, width=width)
+    fold_planned_(copied, plan, fitted, fold, partial(on_progress, "fold"))
+    copied.plan = None  # as a stock model, which it is
+    return copied
 
 
 class _Trials:
@@ -117,19 +144,25 @@ class _Trials:
         held_out: Sequence[ForecastBatch],
         workload: Workload,
         on_progress: OnProgress,
+        width: int | None = None,
     ) -> None:
+        self.width = width
         self.loaded, self.schedule, self.fold = loaded, schedule, fold
         self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
         self.base = WindowLoss(loaded, held_out) if schedule.budget.measure == "wql" else None
         self._measured: dict[int, float] = {}  # ratio to the original by id of the candidate
         self._parts: dict[int, LossRatios] = {}  # of which it is the worst
 
+    def at_width(self, candidate: Candidate) -> Candidate:
+        """A candidate for the original, of one for the model of the given width."""
+        return candidate if self.width is None else replace(candidate, width=self.width)
+
     def latency(self, candidate: Candidate) -> float:
-        return latency_of(self.loaded, candidate, self.workload)
+        return latency_of(self.loaded, self.at_width(candidate), self.workload)
 
     def quality(self, candidate: Candidate) -> float:
         assert self.base is not None
-        plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
+        plan = plan_of(self.loaded, self.at_width(candidate), self.schedule, self.fold)
         trial = copy.deepcopy(self.loaded)
         fold_planned_(trial, plan, self.fitted, self.fold)
         ratios = self._parts[id(candidate)] = self.base.ratios(trial)

@@ -99,7 +99,8 @@ def folded_candidates(
     unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
     candidates = []
     for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
-        header = _header(costs, cost_model)
+        # An untied head adds one name to the header of the weights.
+        header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
         for kept, lost_layers in _depths(sensitivity, cost_model, depth):
             base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
             # Costs are affine in these sizes: price each size once, not each pair.
@@ -239,6 +240,7 @@ def choose_folded(
     budget: Budget,
     cost_model: CostModel,
     *,
+    of: CostModel | None = None,
     measure_latency: Measurement | None = None,
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
@@ -251,6 +253,8 @@ def choose_folded(
 
     Parameters
     ----------
+    of
+        The model that a budget is a share of; None: the one whose sizes are chosen.
     measure_latency, measure_wql
         Ratio of a candidate to the original; required for a budget in that measure.
     on_measured
@@ -261,7 +265,8 @@ def choose_folded(
     PlanError
         No candidate fits; the message gives the costs of the smallest.
     """
-    smaller = [candidate for candidate in candidates if candidate.costs != cost_model.original]
+    of = of or cost_model
+    smaller = [candidate for candidate in candidates if candidate.costs != of.original]
     if budget.measure == "latency":
         # Among equal predictions the cheapest, which is last.
         ranked = {candidate.loss: candidate for candidate in efficient(smaller, "macs")}
@@ -269,11 +274,11 @@ def choose_folded(
     if budget.measure == "wql":
         cheapest_first = efficient(smaller, "parameters")[::-1]
         return _first_within(budget, cheapest_first, measure_wql, on_measured)
-    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model)
+    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model, of)
     fitting = [candidate for candidate in candidates if candidate.costs.of(measure) <= allowed]
     if not fitting:
         smallest = min(candidates, key=lambda candidate: candidate.costs.of(measure))
-        raise _unreachable(budget, measure, smallest, cost_model)
+        raise _unreachable(budget, measure, smallest, cost_model, of)
     return min(fitting, key=lambda one: (one.loss, one.costs.of(measure), one.costs.parameters))
 
 
@@ -283,67 +288,36 @@ def choose_factored(
     budget: Budget,
     *,
     multiple: int = 1,
-    narrower: Callable[[int], CostModel] | None = None,
+    of: CostModel | None = None,
     measure_latency: Measurement | None = None,
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
 ) -> Candidate:
     """Sizes by layer within the budget.
 
-    Greedy at each residual-stream width: starting from the full sizes, take the step of least
-    predicted loss per saving until the budget is met. The predicted loss is at most that of a stock
-    config within the budget. For ``latency`` and ``wql`` the steps save compute or parameters, and
-    where to stop is found by measuring, as in :func:`choose_folded`; for ``latency`` at each width.
-    Parameters and errors are as there, ``narrower`` as for :func:`folded_candidates`.
+    Greedy: starting from the full sizes, take the step of least predicted loss per saving until
+    the budget is met. The predicted loss is at most that of a stock config within the budget. For
+    ``latency`` and ``wql`` the steps save compute or parameters, and where to stop is found by
+    measuring, as in :func:`choose_folded`. Parameters and errors are as there.
     """
-    widths = list(_widths(sensitivity, cost_model, multiple, narrower))
     if budget.measure == "latency" or budget.measure == "wql":
         counted: Measure = "macs" if budget.measure == "latency" else "parameters"
-        paths = [_path(sensitivity, cost_model, at, counted, multiple) for at in widths]
-        paths = [[one for one in path if one.costs != cost_model.original] for path in paths]
+        steps = _steps(sensitivity, cost_model, counted, multiple)
+        path = _path(sensitivity, cost_model, steps)[0 if of else 1 :]
         if budget.measure == "latency":
-            return _fast_enough(budget, paths, measure_latency, on_measured)
-        smaller = efficient((one for path in paths for one in path), counted)[::-1]
-        return _first_within(budget, smaller, measure_wql, on_measured)
-    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model)
-    fitting, smallest = [], []
-    for at in widths:
-        path = _path(sensitivity, cost_model, at, measure, multiple)
-        smallest.append(path[-1])
-        if chosen := next((one for one in path if one.costs.of(measure) <= allowed), None):
-            fitting.append(_grown(chosen, sensitivity, at[2], measure, allowed, multiple))
-    if not fitting:
-        least = min(smallest, key=lambda one: one.costs.of(measure))
-        raise _unreachable(budget, measure, least, cost_model)
-    stock = folded_candidates(sensitivity, cost_model, multiple=multiple, narrower=narrower)
-    fitting += [one for one in stock if one.costs.of(measure) <= allowed]
-    return min(fitting, key=lambda one: (one.loss, one.costs.of(measure)))
-
-
-def _fast_enough(
-    budget: Budget,
-    paths: Sequence[Sequence[Candidate]],
-    measure: Measurement | None,
-    on_measured: OnMeasured,
-) -> Candidate:
-    """The candidate of least predicted loss that is fast enough.
-
-    Each path is of one width: at equal compute a narrower stream is faster, so that paths cannot
-    be ranked together.
-    """
-    best: Candidate | None = None
-    failed: PlanError | None = None
-    for path in paths:
-        better = [one for one in path if best is None or one.loss < best.loss]
-        if not better:
-            continue
-        try:
-            best = _first_within(budget, better, measure, on_measured)
-        except PlanError as error:
-            failed = failed or error
-    if best is None:
-        raise failed or PlanError("the sensitivity has no smaller size to try.")
-    return best
+            return _first_within(budget, path, measure_latency, on_measured)
+        return _first_within(budget, path[::-1], measure_wql, on_measured)
+    of = of or cost_model
+    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model, of)
+    steps = _steps(sensitivity, cost_model, measure, multiple)
+    path = _path(sensitivity, cost_model, steps)
+    chosen = next((one for one in path if one.costs.of(measure) <= allowed), None)
+    if chosen is None:
+        raise _unreachable(budget, measure, path[-1], cost_model, of)
+    chosen = _grown(chosen, sensitivity, cost_model, measure, allowed, multiple)
+    stock = folded_candidates(sensitivity, cost_model, multiple=multiple)
+    fitting = [one for one in stock if one.costs.of(measure) <= allowed]
+    return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
 
 
 class _Step(NamedTuple):
@@ -378,27 +352,15 @@ def _step(
 
 
 def _path(
-    sensitivity: Sensitivity,
-    original: CostModel,
-    at: tuple[int | None, float, CostModel],
-    measure: Measure,
-    multiple: int,
+    sensitivity: Sensitivity, cost_model: CostModel, steps: Sequence[_Step]
 ) -> list[Candidate]:
-    """Candidates of one of :func:`_widths` after 0, 1, 2, ... steps down."""
-    width, lost, costs = at
+    """Candidates after 0, 1, 2, ... steps."""
     qk, vo, hidden = (
         {part.name: part.size for part in sensitivity.parts if part.kind == kind}
         for kind in (*_HEADS, *_HIDDEN)
     )
-    base = costs.original + _header(costs, original)
-    start = Candidate(qk, vo, hidden, None, lost, base, width)
-    steps = _steps(sensitivity, costs, measure, multiple)
+    start = Candidate(qk, vo, hidden, None, 0.0, cost_model.original)
     return list(accumulate(steps, lambda candidate, step: step.done(candidate), initial=start))
-
-
-def _header(costs: CostModel, original: CostModel) -> Costs:
-    """What a narrower model's header adds: an untied head is one name more."""
-    return Costs(bytes=max(0, costs.header_bytes - original.header_bytes))
 
 
 def _steps(
@@ -407,7 +369,7 @@ def _steps(
     """Steps down in all parts, sorted by added loss per saving in ``measure``."""
     ranked = []
     for part in sensitivity.parts:
-        if part.kind in ("layer", "width"):
+        if part.kind == "layer":
             continue
         points = [
             (size, sensitivity.cost(part.name, part.kind, size))
@@ -439,8 +401,7 @@ def _grown(
         ways = (
             _step(sensitivity, cost_model, part, sizes[part.name], size)
             for part in sensitivity.parts
-            if part.kind in (*_HEADS, *_HIDDEN)
-            for sizes in [getattr(candidate, part.kind)]
+            if (sizes := getattr(candidate, part.kind, None))
             for size in _sizes(sensitivity, part, multiple)
             if size > sizes[part.name]
         )
@@ -465,24 +426,26 @@ def _hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return hull
 
 
-def _allowed(budget: Budget, measure: Measure, cost_model: CostModel) -> int:
-    """Largest figure within a budget in a counted measure."""
-    original = cost_model.original.of(measure)
+def _allowed(budget: Budget, measure: Measure, cost_model: CostModel, of: CostModel) -> int:
+    """Largest figure within a budget in a counted measure, of the file of ``cost_model``."""
+    original = of.original.of(measure)
     if not original:
-        raise PlanError(f"a {cost_model.family} model has no {measure}; choose another budget.")
+        raise PlanError(f"a {of.family} model has no {measure}; choose another budget.")
     if budget.limit is not None:
         header = cost_model.header_bytes if measure == "bytes" else 0  # of the file
         return max(0, budget.limit - header)
-    return math.floor(Fraction(repr(budget.ratio)) * original)  # as written, without rounding
+    # An untied head, which a narrower model may have, is one name more in the header.
+    header = max(0, cost_model.header_bytes - of.header_bytes) if measure == "bytes" else 0
+    return math.floor(Fraction(repr(budget.ratio)) * original) - header  # as written, not rounded
 
 
 def _unreachable(
-    budget: Budget, measure: Measure, smallest: Candidate, cost_model: CostModel
+    budget: Budget, measure: Measure, smallest: Candidate, cost_model: CostModel, of: CostModel
 ) -> PlanError:
-    figure, original = (costs.of(measure) for costs in (smallest.costs, cost_model.original))
+    figure, original = (costs.of(measure) for costs in (smallest.costs, of.original))
     ratio = math.ceil(1e4 * figure / original) / 1e4
     return PlanError(
-        f"{budget} allows {_allowed(budget, measure, cost_model):,}; the smallest candidate, "
+        f"{budget} allows {_allowed(budget, measure, cost_model, of):,}; the smallest candidate, "
         f"{smallest}, takes {figure:,}, which is {ratio} of the original's: allow that much."
     )
 

@@ -53,6 +53,9 @@ def fold_planned_(
     if not plan.calibrates:
         separate_and_merge_(loaded, plan)
         return
+    if _narrows_first(plan):
+        _narrow_and_fold_(loaded, plan, batches, config, on_layer)
+        return
     original = None
     if plan.kept_layers:
         have = stack_layers(loaded.model)
@@ -65,6 +68,38 @@ def fold_planned_(
         original = replace(loaded)  # weights are shared
         keep_layers_(loaded, plan.kept_layers)
     apply_fold_(loaded, plan, batches, config, on_layer, original=original)
+
+
+def _narrows_first(plan: Plan) -> bool:
+    """Whether a width goes with sizes by layer, which are chosen for the narrower model."""
+    sizes = {size for head in plan.heads for size in (head.qk_size, head.vo_size)}
+    units = {entry.kept for entry in plan.hidden}
+    alone = not (plan.kept_layers or plan.latent or plan.dropped)
+    return plan.width is not None and alone and (len(sizes) > 1 or len(units) > 1)
+
+
+def _narrow_and_fold_(
+    loaded: LoadedModel,
+    plan: Plan,
+    batches: Sequence[ForecastBatch],
+    config: FoldConfig,
+    on_layer: Callable[[int, int], None],
+) -> None:
+    """Slice the stream, and then fold the narrower model to sizes by layer.
+
+    Both are fitted. In one go sizes by layer lose a little more (eval/notes/folding.md).
+    """
+    plan = complete_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
+    whole = {"family": plan.family, "method": plan.method, "width": plan.width}
+    apply_fold_(loaded, Plan.model_validate(whole), batches, config, on_layer)
+    apply_fold_(loaded, plan.narrowed(), batches, config, on_layer)
+    assert loaded.plan is not None
+    heads = zip(loaded.plan.heads, plan.heads, strict=True)  # with the chosen frequencies
+    loaded.plan = plan.model_copy(
+        update={
+            "heads": tuple(new.model_copy(update={"d_model": old.d_model}) for new, old in heads)
+        }
+    )
 
 
 def apply_fold_(

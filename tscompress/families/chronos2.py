@@ -45,7 +45,8 @@ class Chronos2(PatchFamily):
     stock_class = Chronos2Model
     pipeline_class = Chronos2Pipeline
     group_size = 4
-    defaults = replace(PATCH_DEFAULTS, recovery_scheme=2)
+    # The loss on targets brings use of covariates back (eval/notes/recovery.md).
+    defaults = replace(PATCH_DEFAULTS, target_weight=1.0, recovery_scheme=2)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return is_converted(config) or config.get("chronos_pipeline_class") == "Chronos2Pipeline"

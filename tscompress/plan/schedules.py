@@ -230,7 +230,7 @@ class PlannedSchedule(_Schedule):
     depth
         Experimental: may drop whole layers; only with ``folded``.
     keep_width
-        Keep ``d_model``.
+        Keep ``d_model``, as ``factored`` does unless a width is given beside the budget.
     """
 
     kind: Literal["planned"] = "planned"
@@ -240,7 +240,9 @@ class PlannedSchedule(_Schedule):
     )
     multiple: Literal[1, 8, 16] = Field(default=1, description="sizes that suit the hardware")
     depth: bool = Field(default=False, description="experimental: may drop whole layers")
-    keep_width: bool = Field(default=False, description="keep d_model")
+    keep_width: bool = Field(
+        default=False, description="with layout folded: keep d_model, as factored does"
+    )
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -256,7 +258,14 @@ class PlannedSchedule(_Schedule):
     def _layout_allows(self) -> PlannedSchedule:
         if self.depth and self.layout == "factored":
             raise ValueError("depth goes with the folded layout only")
+        if self.keep_width and self.layout == "factored":
+            raise ValueError("the factored layout keeps the width anyway; leave out keep_width")
         return self
+
+    @property
+    def may_narrow(self) -> bool:
+        """Whether it may choose another ``d_model``."""
+        return self.layout == "folded" and not self.keep_width
 
 
 _Tagged = Annotated[Schedule | PlannedSchedule, Field(discriminator="kind")]

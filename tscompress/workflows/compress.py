@@ -439,7 +439,13 @@ def _fold_plan(
     """The fold plan of a recipe; ``batches`` are for measurements."""
     if isinstance(recipe.schedule, PlannedSchedule):
         return plan_within_budget(
-            loaded, recipe.schedule, batches, recipe.fold, recipe.bench, on_progress
+            loaded,
+            recipe.schedule,
+            batches,
+            recipe.fold,
+            recipe.bench,
+            on_progress,
+            width=_width_of(loaded, recipe),
         )
     plan = _fixed_fold_plan(loaded, recipe)  # what no layer allows is refused before measuring
     if recipe.layers is None:
@@ -459,7 +465,7 @@ def recovery_directory(output: Path) -> Path:
 
 def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
     """The sizes that a recipe without a budget names, for all layers of a model."""
-    asked, schedule = recipe.width, recipe.schedule
+    schedule = recipe.schedule
     assert not isinstance(schedule, PlannedSchedule)
     return fold_plan_of(
         loaded.model,
@@ -467,12 +473,19 @@ def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
         schedule,
         ff_ratio=recipe.ff_ratio,
         latent=recipe.latent,
-        width=None if asked is None else dimensions_of(asked, loaded.config["d_model"]),
+        width=_width_of(loaded, recipe),
         exclude=recipe.exclude,
         free_frequencies=recipe.fold.frequencies == "free",
         univariate=recipe.fold.univariate,
         single_token=recipe.fold.single_token,
     )
+
+
+def _width_of(loaded: LoadedModel, recipe: Recipe) -> int | None:
+    """Dimensions of the residual stream that a recipe names, if it does."""
+    if recipe.width is None:
+        return None
+    return dimensions_of(recipe.width, loaded.config["d_model"])
 
 
 def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
@@ -492,7 +505,11 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
         if not isinstance(recipe.schedule, RankSchedule | PowerLawSchedule):
             return
         plan, _ = _factor_plan(loaded, recipe.model_copy(update={"method": "svd"}), [], silent)
-    elif isinstance(recipe.schedule, PlannedSchedule | FitSchedule):
+    elif isinstance(recipe.schedule, PlannedSchedule):
+        if recipe.width is not None:
+            fold_plan_of(loaded.model, loaded.architecture, None, width=_width_of(loaded, recipe))
+        return
+    elif isinstance(recipe.schedule, FitSchedule):
         return
     else:
         plan = _fixed_fold_plan(loaded, recipe)

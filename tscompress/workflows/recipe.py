@@ -214,7 +214,6 @@ class Recipe(BaseModel):
 _CHOSEN_BY_A_BUDGET = {
     "ff_ratio": "a budget chooses the hidden units; give no ff_ratio with it",
     "latent": "a budget plans folded heads; give no latent with it",
-    "width": "a budget chooses the width; give no width with it",
     "layers": "a budget chooses the layers by depth: true; give no layers too",
     "exclude": "a budget considers every layer; give no exclude with it",
 }
@@ -247,6 +246,8 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
         yield from (
             f"a budget plans all attention; give sizes with {name} instead" for name in drops
         )
+        if recipe.width is not None and (schedule.keep_width or schedule.depth):
+            yield "a width with a budget is what d_model becomes; leave out keep_width and depth"
         if schedule.layout == "folded" and recipe.fold.frequencies == "free":
             yield "free frequencies make a factored checkpoint; give layout: factored with them"
     if recipe.layers is not None and recipe.exclude:
