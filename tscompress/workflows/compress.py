@@ -437,15 +437,12 @@ def _fold_plan(
     on_progress: OnProgress,
 ) -> Plan:
     """The fold plan of a recipe; ``batches`` are for measurements."""
-    if isinstance(recipe.schedule, PlannedSchedule):
+    if isinstance(schedule := recipe.schedule, PlannedSchedule):
+        width = _width_of(loaded, recipe)
+        if recipe.width is not None and width is None and schedule.layout == "folded":
+            schedule = schedule.model_copy(update={"keep_width": True})  # a share of all
         return plan_within_budget(
-            loaded,
-            recipe.schedule,
-            batches,
-            recipe.fold,
-            recipe.bench,
-            on_progress,
-            width=_width_of(loaded, recipe),
+            loaded, schedule, batches, recipe.fold, recipe.bench, on_progress, width=width
         )
     plan = _fixed_fold_plan(loaded, recipe)  # what no layer allows is refused before measuring
     if recipe.layers is None:
