@@ -77,18 +77,21 @@ class Trial:
         The same in all layers; or a budget, within which each layer has sizes of its own.
     layers
         That stay in encoder and decoder; None: all.
+    width
+        The residual-stream width beside a budget; None: unchanged.
     """
 
     size: Size | Budget
     minutes: float
     layers: tuple[int, int] | None = None
+    width: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Trial:
-        if "=" in text.partition(",")[0]:
-            budget, minutes = text.split(",")
-            return cls(parse_budget(budget), float(minutes))
         sizes, _, width = text.partition(",d_model=")
+        if "=" in sizes:
+            budget, minutes = sizes.split(",")
+            return cls(parse_budget(budget), float(minutes), width=int(width) if width else None)
         head_size, ff_ratio, minutes, *layers = sizes.split(",")
         size = Size(int(head_size), float(ff_ratio), int(width) if width else None)
         if not layers:
@@ -99,7 +102,7 @@ class Trial:
     @property
     def label(self) -> str:
         if isinstance(self.size, Budget):
-            return f"{self.size} by layer"
+            return f"{self.size} by layer" + (f", d_model {self.width}" if self.width else "")
         layers = "" if self.layers is None else ", {} + {} layers".format(*self.layers)
         return self.size.label + layers
 
@@ -112,6 +115,7 @@ def folded(bed: Testbed, trial: Trial, seed: int) -> tscompress.CompressedModel:
         return tscompress.compress(
             bed.model,
             schedule=PlannedSchedule(budget=trial.size, layout="factored"),
+            width=trial.width,
             calibration=CalibrationConfig(seed=seed),
         )
     return tscompress.compress(
@@ -272,7 +276,7 @@ def main() -> None:
     parser.add_argument(
         "--trial", action="append", type=Trial.parse,
         help="D_KV,SHARE of units,MINUTES[,ENCODER LAYERS,DECODER LAYERS][,d_model=WIDTH], or "
-        "parameters=0.3,MINUTES: sizes by layer",
+        "parameters=0.3,MINUTES[,d_model=WIDTH]: sizes by layer",
     )  # fmt: skip
     parser.add_argument("--seed", action="append", type=int, help="default: 0, 1 and 2")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
