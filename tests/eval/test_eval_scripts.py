@@ -324,7 +324,10 @@ def test_a_trial_may_leave_layers_out(scripts: Any) -> None:
     narrow = scripts.recover.Trial.parse("8,0.25,5,4,2,d_model=96")
     assert narrow == scripts.recover.Trial(size(8, 0.25, 96), 5, (4, 2))
     assert narrow.label == "d_model 96, d_kv 8, d_ff 25%, 4 + 2 layers"
+    beside = scripts.recover.Trial.parse("parameters=0.3,10,d_model=96")
+    assert (beside.width, beside.label) == (96, "parameters=0.3 by layer, d_model 96")
     by_layer = scripts.recover.Trial.parse("parameters=0.3,10")
+    assert by_layer.width is None
     assert (str(by_layer.size), by_layer.minutes) == ("parameters=0.3", 10)
     assert by_layer.label == "parameters=0.3 by layer"
     assert size.parse("8,0.25,96") == size(8, 0.25, 96)
