@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.apply import apply_fold_, fold_planned_
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold_config import FoldConfig
+from tscompress.compression.fold_plans import fold_plan
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, PlanError
 from tscompress.plan.plan import Plan
@@ -404,11 +406,66 @@ def test_an_impossible_budget_is_refused_before_anything_is_measured(
     checkpoints: dict[str, Path], forbid: Forbid, layout: str
 ) -> None:
     forbid("tscompress.budget.plan_within_budget.measure_sensitivity")
+    forbid("tscompress.budget.plan_within_budget.fold_planned_")
     loaded = load(checkpoints["chronos-bolt"])
-    for budget in ("parameters=0.0001", "macs=0.0001", "kv-cache=0.0001"):
-        schedule = PlannedSchedule(budget=parse_budget(budget), layout=layout)
-        with pytest.raises(PlanError, match="the smallest candidate"):
-            sizing.plan_within_budget(loaded, schedule, batches_of(loaded), FoldConfig(), None)
+    for budget, width in itertools.product(("parameters", "macs", "kv-cache"), (None, 16)):
+        smallest = (
+            "the smallest candidate" if width is None else "the smallest candidate, d_model 16"
+        )
+        with pytest.raises(PlanError, match=smallest):
+            planned(loaded, f"{budget}=0.0001", layout=layout, keep_width=False, width=width)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_width_below_the_heads_is_refused_before_anything_is_folded(
+    checkpoints: dict[str, Path], forbid: Forbid, layout: str
+) -> None:
+    """Heads are measured whole, and are no larger than the stream."""
+    forbid("tscompress.budget.plan_within_budget.fold_planned_")
+    with pytest.raises(PlanError, match="width 6 is below the head size 8"):
+        planned(load(checkpoints["chronos-bolt"]), "parameters=0.4", layout=layout, width=6)
+
+
+@pytest.mark.parametrize("width", [None, 16])
+def test_the_original_is_no_answer_to_a_budget_that_nothing_meets(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, width: int | None
+) -> None:
+    loaded = load(checkpoints["chronos-bolt"])
+    whole = parameter_count(loaded.model)
+    monkeypatch.setattr(
+        sizing, "latency_of", lambda _, one, __: 1.0 if one.costs.parameters == whole else 2.0
+    )
+    with pytest.raises(PlanError, match="measured candidates"):
+        planned(loaded, "latency=1.0", layout="factored", width=width)
+
+
+def test_a_plan_by_layer_narrower_than_its_heads_is_folded_in_one_go(checkpoint: Path) -> None:
+    """In two the narrower model would have heads larger than its stream."""
+    loaded = load(checkpoint)
+    small = sizes_by_layer(loaded, width=6)
+    fold_planned_(loaded, small, batches_of(loaded), FOLD)
+    assert loaded.config["d_model"] == 6
+
+
+def test_layers_that_a_plan_leaves_out_change_nothing(checkpoint: Path) -> None:
+    """Of a width with sizes by layer: in a plan that names all layers, and in one that does not."""
+    weights = []
+    for complete in (True, False):
+        loaded = load(checkpoint)
+        plan = sizes_by_layer(loaded, width=16)
+        if not complete:
+            named = [head for head in plan.heads if not head.unchanged]
+            plan = plan.model_copy(update={"heads": tuple(named), "hidden": ()})
+        fold_planned_(loaded, plan, batches_of(loaded), FOLD)
+        weights.append(loaded.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def sizes_by_layer(loaded: LoadedModel, width: int) -> Plan:
+    """One attention block at heads of 4, the others whole."""
+    first = next(block.name for block in loaded.architecture.attention if block.kind != "time")
+    sizes = {first: 4}
+    return fold_plan(loaded.model, loaded.architecture, qk=sizes, vo=sizes, width=width)
 
 
 def test_what_is_reached_before_anything_is_measured_is_reached_after(

@@ -25,6 +25,7 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import CorruptCheckpointError, UsageError, VerificationError
 from tscompress.hub import push as hub
 from tscompress.io.hashing import sha256_of
+from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.save import CompressedModel
@@ -274,6 +275,10 @@ def test_memory_is_estimated_from_headers_alone(checkpoint: Path) -> None:
     assert with_feed_forward["work"] >= parts["work"]
 
 
+def planned(budget: str) -> dict[str, Any]:
+    return PlannedSchedule(budget=parse_budget(budget)).model_dump()
+
+
 def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
     found = find(checkpoint)
     once = 4 * found.parameters
@@ -282,6 +287,9 @@ def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
         ({"layers": [1]}, 2),
         ({"recover": {"minutes": 1}}, 2),
         ({"layers": [1], "recover": {"minutes": 1}}, 3),
+        ({"schedule": planned("parameters=0.5")}, 1),
+        ({"schedule": planned("wql=1%"), "recover": {"minutes": 1}}, 3),
+        ({"schedule": planned("wql=1%"), "width": 16}, 3),
     ):
         parts = compression_memory_bytes(found, recipe(checkpoint, **changes))
         assert parts["weights"] == copies * once

@@ -37,7 +37,7 @@ from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.residual_stream import sliced_config
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray
-from tscompress.errors import UsageError
+from tscompress.errors import PlanError, UsageError
 from tscompress.families.registry import build_empty, describe
 from tscompress.io.arguments import check_type
 from tscompress.linalg import even_picks
@@ -58,7 +58,8 @@ def plan_within_budget(
 ) -> Plan:
     """The fold plan of least predicted loss within a budget.
 
-    Sensitivities are measured once for a model and its calibration, and then read from a cache.
+    Sensitivities are measured once for a model, its calibration and a given width, and then read
+    from a cache.
     For budgets in latency or WQL a few candidates are also folded, and timed or scored.
 
     Parameters
@@ -72,49 +73,74 @@ def plan_within_budget(
     Raises
     ------
     PlanError
-        No size fits the budget.
+        No size fits the budget, or the model cannot have the width.
     """
+    if width is not None:
+        check_width_beside_budget(loaded, width)
     workload = workload_for(loaded, workload or Workload())
     fitted, held_out = split_windows(batches)
     held_out = with_drivers(loaded, held_out)
     itemsize = loaded.stored_dtype.itemsize
-    costs = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
+    original = CostModel(loaded.family, loaded.model, workload, bytes_per_number=itemsize)
 
     def narrower(width: int) -> CostModel:
-        config = sliced_config(loaded.family, loaded.config, width)
-        model = build_empty(loaded.family, config)
+        model = _of_width(loaded, width).model
         return CostModel(loaded.family, model, workload, bytes_per_number=itemsize)
 
-    sized, of_sized = loaded, costs
-    if width is not None:
-        sized, of_sized = _narrowed(loaded, width, fitted, fold, on_progress), narrower(width)
-    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress, width)
-    options: dict[str, Any] = {
-        "of": costs,
+    costs = original if width is None else narrower(width)
+    trials = _Trials(loaded, schedule, fold, fitted, held_out, workload, on_progress)
+    alike: dict[str, Any] = {"original": original, "width": width, "multiple": schedule.multiple}
+    measuring: dict[str, Any] = {
         "measure_latency": trials.latency,
         "measure_wql": trials.quality,
         "on_measured": trials.note,
     }
 
     def choose(sensitivity: Sensitivity) -> Candidate:
-        budget, multiple = schedule.budget, schedule.multiple
         if schedule.layout == "factored":
-            return choose_factored(sensitivity, of_sized, budget, multiple=multiple, **options)
+            return choose_factored(sensitivity, costs, schedule.budget, **alike, **measuring)
         candidates = folded_candidates(
             sensitivity,
-            of_sized,
-            multiple=multiple,
+            costs,
+            **alike,
             depth=schedule.depth,
             narrower=narrower if schedule.may_narrow and width is None else None,
         )
-        return choose_folded(candidates, budget, of_sized, **options)
+        return choose_folded(candidates, schedule.budget, costs, original=original, **measuring)
 
+    sized = loaded if width is None else _of_width(loaded, width)
     if schedule.budget.measure not in ("latency", "wql"):
         choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
+    if width is not None:
+        sized = _narrowed(loaded, width, fitted, fold, on_progress)
     chosen = choose(_measured(sized, fitted, held_out, fold, on_progress, depth=schedule.depth))
-    plan = plan_of(loaded, trials.at_width(chosen), schedule, fold)
-    found = trials.found(chosen) | _found(chosen, costs)
-    return plan.model_copy(update={"schedule": {**plan.schedule, "found": found}})
+    plan = plan_of(loaded, chosen, schedule, fold)
+    record = {**plan.schedule, "found": trials.found(chosen) | _found(chosen, original)}
+    return plan.model_copy(update={"schedule": record | ({"width": width} if width else {})})
+
+
+def check_width_beside_budget(loaded: LoadedModel, width: int) -> None:
+    """Refuse a width beside a budget that the model cannot have.
+
+    Raises
+    ------
+    PlanError
+        It is no smaller than ``d_model``, or below a head size: heads are measured whole, and none
+        is larger than the stream.
+    """
+    plan = fold_plan(loaded.model, loaded.architecture, width=width)
+    whole = max(head.head_size for head in plan.heads)
+    if width < whole:
+        raise PlanError(
+            f"width {width} is below the head size {whole}; with a budget give at least {whole}, "
+            "or give width, rank and ff_ratio."
+        )
+
+
+def _of_width(loaded: LoadedModel, width: int) -> LoadedModel:
+    """A model of the same family, narrower, without weights."""
+    config = sliced_config(loaded.family, loaded.config, width)
+    return replace(loaded, model=build_empty(loaded.family, config), config=config)
 
 
 def _narrowed(
@@ -127,7 +153,7 @@ def _narrowed(
     """A copy folded to a residual-stream width, all else whole."""
     copied = copy.deepcopy(loaded)
     plan = fold_plan(copied.model, copied.architecture, width=width)
-    fold_planned_(copied, plan, fitted, fold, partial(on_progress, "fold"))
+    fold_planned_(copied, plan, fitted, fold, partial(on_progress, "narrow"))
     copied.plan = None  # as a stock model, which it is
     return copied
 
@@ -144,25 +170,19 @@ class _Trials:
         held_out: Sequence[ForecastBatch],
         workload: Workload,
         on_progress: OnProgress,
-        width: int | None = None,
     ) -> None:
-        self.width = width
         self.loaded, self.schedule, self.fold = loaded, schedule, fold
         self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
         self.base = WindowLoss(loaded, held_out) if schedule.budget.measure == "wql" else None
         self._measured: dict[int, float] = {}  # ratio to the original by id of the candidate
         self._parts: dict[int, LossRatios] = {}  # of which it is the worst
 
-    def at_width(self, candidate: Candidate) -> Candidate:
-        """A candidate for the original, of one for the model of the given width."""
-        return candidate if self.width is None else replace(candidate, width=self.width)
-
     def latency(self, candidate: Candidate) -> float:
-        return latency_of(self.loaded, self.at_width(candidate), self.workload)
+        return latency_of(self.loaded, candidate, self.workload)
 
     def quality(self, candidate: Candidate) -> float:
         assert self.base is not None
-        plan = plan_of(self.loaded, self.at_width(candidate), self.schedule, self.fold)
+        plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
         trial = copy.deepcopy(self.loaded)
         fold_planned_(trial, plan, self.fitted, self.fold)
         ratios = self._parts[id(candidate)] = self.base.ratios(trial)
@@ -299,7 +319,8 @@ def _signed(loss: float) -> str:
 
 
 def _found(chosen: Candidate, costs: CostModel) -> dict[str, float]:
-    """Cost ratios of the chosen candidate to the original, and the predicted rise of the loss."""
+    """Cost ratios of the chosen candidate to the original, and the predicted rise of the loss: of a
+    given width, over that of the model folded to it."""
     found = {}
     for measure in get_args(Measure):
         if original := costs.original.of(measure):

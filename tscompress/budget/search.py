@@ -71,6 +71,8 @@ def folded_candidates(
     sensitivity: Sensitivity,
     cost_model: CostModel,
     *,
+    original: CostModel | None = None,
+    width: int | None = None,
     multiple: int = 1,
     depth: bool = False,
     narrower: Callable[[int], CostModel] | None = None,
@@ -79,6 +81,11 @@ def folded_candidates(
 
     Parameters
     ----------
+    original
+        Costs of the whole model, where ``cost_model`` is of one that is narrower already; None:
+        that is whole.
+    width
+        The residual-stream width of that narrower model.
     multiple
         Changed sizes are multiples of this: measured ones are rounded up.
     depth
@@ -98,36 +105,36 @@ def folded_candidates(
     head_sizes = [size for size in head_sizes if family.allows_head_size(full, size)]
     unit_sizes = _common_sizes(sensitivity, _HIDDEN, multiple)
     candidates = []
-    for width, lost_width, costs in _widths(sensitivity, cost_model, multiple, narrower):
-        # An untied head adds one name to the header of the weights.
-        header = Costs(bytes=max(0, costs.header_bytes - cost_model.header_bytes))
+    given = width, 0.0, cost_model
+    for at, lost_width, costs in [given, *_widths(sensitivity, multiple, narrower)]:
+        header = _header(costs, original or cost_model)
         for kept, lost_layers in _depths(sensitivity, cost_model, depth):
             base, lost = costs.costs(kept_layers=kept) + header, lost_width + lost_layers
             # Costs are affine in these sizes: price each size once, not each pair.
             heads = [(n, *_priced(sensitivity, costs, _HEADS, n, kept)) for n in head_sizes]
             units = [(n, *_priced(sensitivity, costs, _HIDDEN, n, kept)) for n in unit_sizes]
             candidates += [
-                Candidate(d, d, d_ff, kept, lost + loss_h + loss_u, base + costs_h + costs_u, width)
+                Candidate(d, d, d_ff, kept, lost + loss_h + loss_u, base + costs_h + costs_u, at)
                 for (d, loss_h, costs_h), (d_ff, loss_u, costs_u) in product(heads, units)
             ]
     return candidates
 
 
+def _header(costs: CostModel, original: CostModel) -> Costs:
+    """What the header of a narrower model's weights adds: an untied head is one name more."""
+    return Costs(bytes=max(0, costs.header_bytes - original.header_bytes))
+
+
 def _widths(
-    sensitivity: Sensitivity,
-    cost_model: CostModel,
-    multiple: int,
-    narrower: Callable[[int], CostModel] | None,
-) -> Iterator[tuple[int | None, float, CostModel]]:
-    """Residual-stream widths, the predicted loss, and the costs of a model of that width."""
-    yield None, 0.0, cost_model
+    sensitivity: Sensitivity, multiple: int, narrower: Callable[[int], CostModel] | None
+) -> Iterator[tuple[int, float, CostModel]]:
+    """Narrower residual streams, the predicted loss, and the costs of a model of that width."""
     if narrower is None:
         return
     for part in sensitivity.parts:
         if part.kind == "width" and part.sizes:
             for width in _sizes(sensitivity, part, multiple)[1:]:
-                cost = sensitivity.cost(part.name, "width", width)
-                yield width, cost, narrower(width)
+                yield width, sensitivity.cost(part.name, "width", width), narrower(width)
 
 
 def efficient(candidates: Iterable[Candidate], measure: Measure) -> list[Candidate]:
@@ -240,7 +247,7 @@ def choose_folded(
     budget: Budget,
     cost_model: CostModel,
     *,
-    of: CostModel | None = None,
+    original: CostModel | None = None,
     measure_latency: Measurement | None = None,
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
@@ -253,8 +260,8 @@ def choose_folded(
 
     Parameters
     ----------
-    of
-        The model that a budget is a share of; None: the one whose sizes are chosen.
+    original
+        Costs of the model that a budget is a share of; None: ``cost_model``.
     measure_latency, measure_wql
         Ratio of a candidate to the original; required for a budget in that measure.
     on_measured
@@ -265,8 +272,8 @@ def choose_folded(
     PlanError
         No candidate fits; the message gives the costs of the smallest.
     """
-    of = of or cost_model
-    smaller = [candidate for candidate in candidates if candidate.costs != of.original]
+    original = original or cost_model
+    smaller = [candidate for candidate in candidates if candidate.costs != original.original]
     if budget.measure == "latency":
         # Among equal predictions the cheapest, which is last.
         ranked = {candidate.loss: candidate for candidate in efficient(smaller, "macs")}
@@ -274,11 +281,11 @@ def choose_folded(
     if budget.measure == "wql":
         cheapest_first = efficient(smaller, "parameters")[::-1]
         return _first_within(budget, cheapest_first, measure_wql, on_measured)
-    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model, of)
+    measure, allowed = budget.measure, _allowed(budget, budget.measure, original)
     fitting = [candidate for candidate in candidates if candidate.costs.of(measure) <= allowed]
     if not fitting:
         smallest = min(candidates, key=lambda candidate: candidate.costs.of(measure))
-        raise _unreachable(budget, measure, smallest, cost_model, of)
+        raise _unreachable(budget, measure, smallest, original)
     return min(fitting, key=lambda one: (one.loss, one.costs.of(measure), one.costs.parameters))
 
 
@@ -287,8 +294,9 @@ def choose_factored(
     cost_model: CostModel,
     budget: Budget,
     *,
+    original: CostModel | None = None,
+    width: int | None = None,
     multiple: int = 1,
-    of: CostModel | None = None,
     measure_latency: Measurement | None = None,
     measure_wql: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
@@ -300,22 +308,23 @@ def choose_factored(
     ``latency`` and ``wql`` the steps save compute or parameters, and where to stop is found by
     measuring, as in :func:`choose_folded`. Parameters and errors are as there.
     """
+    original = original or cost_model
     if budget.measure == "latency" or budget.measure == "wql":
         counted: Measure = "macs" if budget.measure == "latency" else "parameters"
-        steps = _steps(sensitivity, cost_model, counted, multiple)
-        path = _path(sensitivity, cost_model, steps)[0 if of else 1 :]
+        path = _path(sensitivity, cost_model, original, width, counted, multiple)
+        smaller = [candidate for candidate in path if candidate.costs != original.original]
         if budget.measure == "latency":
-            return _first_within(budget, path, measure_latency, on_measured)
-        return _first_within(budget, path[::-1], measure_wql, on_measured)
-    of = of or cost_model
-    measure, allowed = budget.measure, _allowed(budget, budget.measure, cost_model, of)
-    steps = _steps(sensitivity, cost_model, measure, multiple)
-    path = _path(sensitivity, cost_model, steps)
+            return _first_within(budget, smaller, measure_latency, on_measured)
+        return _first_within(budget, smaller[::-1], measure_wql, on_measured)
+    measure, allowed = budget.measure, _allowed(budget, budget.measure, original)
+    path = _path(sensitivity, cost_model, original, width, measure, multiple)
     chosen = next((one for one in path if one.costs.of(measure) <= allowed), None)
     if chosen is None:
-        raise _unreachable(budget, measure, path[-1], cost_model, of)
+        raise _unreachable(budget, measure, path[-1], original)
     chosen = _grown(chosen, sensitivity, cost_model, measure, allowed, multiple)
-    stock = folded_candidates(sensitivity, cost_model, multiple=multiple)
+    stock = folded_candidates(
+        sensitivity, cost_model, original=original, width=width, multiple=multiple
+    )
     fitting = [one for one in stock if one.costs.of(measure) <= allowed]
     return min([chosen, *fitting], key=lambda one: (one.loss, one.costs.of(measure)))
 
@@ -352,14 +361,21 @@ def _step(
 
 
 def _path(
-    sensitivity: Sensitivity, cost_model: CostModel, steps: Sequence[_Step]
+    sensitivity: Sensitivity,
+    cost_model: CostModel,
+    original: CostModel,
+    width: int | None,
+    measure: Measure,
+    multiple: int,
 ) -> list[Candidate]:
-    """Candidates after 0, 1, 2, ... steps."""
+    """Candidates after 0, 1, 2, ... steps down."""
     qk, vo, hidden = (
         {part.name: part.size for part in sensitivity.parts if part.kind == kind}
         for kind in (*_HEADS, *_HIDDEN)
     )
-    start = Candidate(qk, vo, hidden, None, 0.0, cost_model.original)
+    costs = cost_model.original + _header(cost_model, original)
+    start = Candidate(qk, vo, hidden, None, 0.0, costs, width)
+    steps = _steps(sensitivity, cost_model, measure, multiple)
     return list(accumulate(steps, lambda candidate, step: step.done(candidate), initial=start))
 
 
@@ -401,7 +417,8 @@ def _grown(
         ways = (
             _step(sensitivity, cost_model, part, sizes[part.name], size)
             for part in sensitivity.parts
-            if (sizes := getattr(candidate, part.kind, None))
+            if part.kind in (*_HEADS, *_HIDDEN)
+            for sizes in [getattr(candidate, part.kind)]
             for size in _sizes(sensitivity, part, multiple)
             if size > sizes[part.name]
         )
@@ -426,26 +443,24 @@ def _hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return hull
 
 
-def _allowed(budget: Budget, measure: Measure, cost_model: CostModel, of: CostModel) -> int:
-    """Largest figure within a budget in a counted measure, of the file of ``cost_model``."""
-    original = of.original.of(measure)
+def _allowed(budget: Budget, measure: Measure, cost_model: CostModel) -> int:
+    """Largest figure within a budget in a counted measure."""
+    original = cost_model.original.of(measure)
     if not original:
-        raise PlanError(f"a {of.family} model has no {measure}; choose another budget.")
+        raise PlanError(f"a {cost_model.family} model has no {measure}; choose another budget.")
     if budget.limit is not None:
         header = cost_model.header_bytes if measure == "bytes" else 0  # of the file
         return max(0, budget.limit - header)
-    # An untied head, which a narrower model may have, is one name more in the header.
-    header = max(0, cost_model.header_bytes - of.header_bytes) if measure == "bytes" else 0
-    return math.floor(Fraction(repr(budget.ratio)) * original) - header  # as written, not rounded
+    return math.floor(Fraction(repr(budget.ratio)) * original)  # as written, without rounding
 
 
 def _unreachable(
-    budget: Budget, measure: Measure, smallest: Candidate, cost_model: CostModel, of: CostModel
+    budget: Budget, measure: Measure, smallest: Candidate, cost_model: CostModel
 ) -> PlanError:
-    figure, original = (costs.of(measure) for costs in (smallest.costs, of.original))
+    figure, original = (costs.of(measure) for costs in (smallest.costs, cost_model.original))
     ratio = math.ceil(1e4 * figure / original) / 1e4
     return PlanError(
-        f"{budget} allows {_allowed(budget, measure, cost_model, of):,}; the smallest candidate, "
+        f"{budget} allows {_allowed(budget, measure, cost_model):,}; the smallest candidate, "
         f"{smallest}, takes {figure:,}, which is {ratio} of the original's: allow that much."
     )
 

@@ -129,7 +129,7 @@ def compress(
         bool, typer.Option("--depth", help="Experimental, with a budget: may drop whole layers.")
     ] = False,
     keep_width: Annotated[
-        bool, typer.Option("--keep-width", help="With a budget: keep d_model; --width sets it.")
+        bool, typer.Option("--keep-width", help="With a budget: keep d_model. Not with --width.")
     ] = False,
     plan: Annotated[Path | None, typer.Option(help="Apply this plan.json.", parser=path)] = None,
     exclude: Annotated[

@@ -53,9 +53,11 @@ def fold_planned_(
     if not plan.calibrates:
         separate_and_merge_(loaded, plan)
         return
-    if _narrows_first(plan):
-        _narrow_and_fold_(loaded, plan, batches, config, on_layer)
-        return
+    if plan.width is not None and not plan.kept_layers:
+        plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
+        if _narrows_first(plan):
+            _narrow_and_fold_(loaded, plan, batches, config, on_layer)
+            return
     original = None
     if plan.kept_layers:
         have = stack_layers(loaded.model)
@@ -71,11 +73,14 @@ def fold_planned_(
 
 
 def _narrows_first(plan: Plan) -> bool:
-    """Whether a width goes with sizes by layer, which are chosen for the narrower model."""
+    """Whether a complete plan has a width and sizes by layer, chosen for the narrower model."""
     sizes = {size for head in plan.heads for size in (head.qk_size, head.vo_size)}
     units = {entry.kept for entry in plan.hidden}
-    alone = not (plan.kept_layers or plan.latent or plan.dropped)
-    return plan.width is not None and alone and (len(sizes) > 1 or len(units) > 1)
+    # A narrower model with its heads whole: no head is larger than the stream.
+    width = plan.width.kept if plan.width is not None else 0
+    possible = all(head.head_size <= width for head in plan.heads)
+    apart = possible and not (plan.latent or plan.dropped)
+    return apart and (len(sizes) > 1 or len(units) > 1)
 
 
 def _narrow_and_fold_(
@@ -87,12 +92,12 @@ def _narrow_and_fold_(
 ) -> None:
     """Slice the stream, and then fold the narrower model to sizes by layer.
 
-    Both are fitted. In one go sizes by layer lose a little more (eval/notes/folding.md).
+    The second is fitted to the narrower model, not to the original. In one go sizes by layer lose a
+    little more (eval/notes/folding.md).
     """
-    plan = complete_fold_plan(loaded.model, loaded.architecture, plan)  # before a weight changes
-    whole = {"family": plan.family, "method": plan.method, "width": plan.width}
-    apply_fold_(loaded, Plan.model_validate(whole), batches, config, on_layer)
-    apply_fold_(loaded, plan.narrowed(), batches, config, on_layer)
+    narrow = Plan(family=plan.family, method="fold", width=plan.width)
+    apply_fold_(loaded, narrow, batches, config, lambda done, n: on_layer(done, 2 * n))
+    apply_fold_(loaded, plan.narrowed(), batches, config, lambda done, n: on_layer(n + done, 2 * n))
     assert loaded.plan is not None
     heads = zip(loaded.plan.heads, plan.heads, strict=True)  # with the chosen frequencies
     loaded.plan = plan.model_copy(

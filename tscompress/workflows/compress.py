@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tscompress.budget.layer_removal import check_layers, layers_that_stay
-from tscompress.budget.plan_within_budget import plan_within_budget
+from tscompress.budget.plan_within_budget import check_width_beside_budget, plan_within_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.factored_methods import keep_structure_
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
@@ -503,8 +503,8 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
             return
         plan, _ = _factor_plan(loaded, recipe.model_copy(update={"method": "svd"}), [], silent)
     elif isinstance(recipe.schedule, PlannedSchedule):
-        if recipe.width is not None:
-            fold_plan_of(loaded.model, loaded.architecture, None, width=_width_of(loaded, recipe))
+        if (width := _width_of(loaded, recipe)) is not None:
+            check_width_beside_budget(loaded, width)
         return
     elif isinstance(recipe.schedule, FitSchedule):
         return

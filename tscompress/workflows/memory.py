@@ -28,8 +28,9 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     """Peak memory of a compression in bytes, by part; the sum is the estimate.
 
     ``process``: the interpreter and the libraries, as measured now. ``weights``: those of the model
-    in float32, with ``recover`` also the original's, and with ``layers`` or a budget in latency or
-    WQL those of measured candidates. ``work``: the largest working memory. For a recovery see
+    in float32, with ``recover`` also the original's, with ``layers`` or a budget in latency or WQL
+    those of measured candidates, and with a width beside a budget those of the narrower model.
+    ``work``: the largest working memory. For a recovery see
     :func:`tscompress.training.recovery_memory.memory_bytes`.
 
     Raises
@@ -41,7 +42,8 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     method_bytes = _stream_bytes if recipe.method == "fold" else _factor_bytes
     copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
     if isinstance(recipe.schedule, PlannedSchedule):
-        copies = max(copies, 2 if recipe.schedule.budget.measure in ("latency", "wql") else 1)
+        copies += recipe.schedule.budget.measure in ("latency", "wql")
+        copies += recipe.width is not None
     return {
         "process": int(psutil.Process().memory_info().rss),
         "weights": weights * copies,

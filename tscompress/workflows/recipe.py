@@ -247,7 +247,7 @@ def _fold_refusals(recipe: Recipe) -> Iterator[str]:
             f"a budget plans all attention; give sizes with {name} instead" for name in drops
         )
         if recipe.width is not None and (schedule.keep_width or schedule.depth):
-            yield "a width with a budget is what d_model becomes; leave out keep_width and depth"
+            yield "a width with a budget says what d_model is; leave out keep_width and depth"
         if schedule.layout == "folded" and recipe.fold.frequencies == "free":
             yield "free frequencies make a factored checkpoint; give layout: factored with them"
     if recipe.layers is not None and recipe.exclude:

@@ -102,7 +102,8 @@ class Grid(BaseModel):
         for values in itertools.product(*lists.values()):
             chosen = dict(zip(lists, values, strict=True))
             for share in ("ff_ratio", "width"):
-                if chosen[share] == 1:
+                # Beside a budget the whole width says that it may not choose one.
+                if chosen[share] == 1 and not (share == "width" and chosen["budget"]):
                     chosen[share] = None
             yield {name: value for name, value in chosen.items() if value is not None}
 
