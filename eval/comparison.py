@@ -85,6 +85,8 @@ STYLES = {
     SCRATCH: (PALETTE[1], MARKERS[1], True),
     "next smaller size": (PALETTE[5], MARKERS[5], True),
 }
+#: A point beyond it is drawn there.
+_WORST = {"WQL": 1.6, "MASE": 1.6, "skill": -0.4}
 #: Of recovery: some five minutes of one quiet core for a tiny model.
 STEPS = {"reference/bolt": 600, "reference/t5": 400}
 #: What a row has beside its name.
@@ -353,6 +355,10 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
     figure = new_figure(12, 3.6)
     for name, axes in quality_panels(figure):
         sign = -1 if name == "skill" else 1
+        beyond = sign * means[name] > sign * _WORST[name]
+        if beyond.any():
+            axes.yaxis.set_major_formatter(partial(_tick, worst=_WORST[name]))
+        means.loc[beyond, name] = _WORST[name]
         x, y = _front(means["latency"], sign * means[name])
         front = [sign * value for value in y]
         axes.step(
@@ -370,6 +376,11 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
                 )  # fmt: skip
         axes.set_xlim(left=0)
     figure.savefig(path, dpi=160)
+
+
+def _tick(value: float, _: int, *, worst: float) -> str:
+    beyond = ("> " if worst > 1 else "< ") if math.isclose(value, worst) else ""
+    return f"{beyond}{value:g}".replace("-", "−")
 
 
 def _front(latency: pd.Series[float], metric: pd.Series[float]) -> tuple[list[float], list[float]]:

@@ -185,7 +185,7 @@ TABLES = (
         "budgets.py --model reference/bolt --budget parameters=0.6 --budget parameters=0.4 "
         "--budget parameters=0.25 --budget macs=0.3 --output DIR/budgets "
         "--models DIR/budgets-models",
-        25,
+        30,
     ),
     Table(
         "budgets-chronos2",
@@ -220,6 +220,12 @@ TABLES = (
         80,
     ),
     Table(
+        "recover-narrower-bolt",
+        "recover.py --model reference/bolt --trial parameters=0.23,10,d_model=160 --seed 0 "
+        "--output DIR/recover-narrower",
+        20,
+    ),
+    Table(
         "recover-chronos2",
         "recover.py --model reference/chronos2 --trial 64,0.25,10,d_model=128 "
         "--trial 64,0.25,10,d_model=64 --trial parameters=0.3,10 --seed 0 --output DIR/recover",
@@ -246,8 +252,8 @@ TABLES = (
     Table(
         "comparison-t5",
         "comparison.py --model reference/t5 --max-series 100 --smaller reference/t5-nano "
-        "--output DIR/comparison",
-        400,
+        "--seed 0 --output DIR/comparison",
+        95,
     ),
     Table(
         "by-design-t5",
@@ -278,7 +284,7 @@ TABLES = (
         ("bolt-nano",),
     ),
     Table("finetune-bolt", "finetune.py --model reference/bolt --output DIR/finetune", 3),
-    Table("finetune-t5", "finetune.py --model reference/t5 --output DIR/finetune", 15),
+    Table("finetune-t5", "finetune.py --model reference/t5 --output DIR/finetune", 25),
     Table(
         "finetune-chronos2",
         "finetune.py --model reference/chronos2 --output DIR/finetune",

@@ -113,7 +113,8 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
 def check_sampling(pipelines: Iterable[BaseChronosPipeline], num_samples: int | None) -> None:
     """Refuse a number of sample paths that was asked for where no model draws any.
 
-    A workload may have one all the same: it serves models of all families.
+    A :class:`Workload` in Python may have one all the same, as it serves models of all families;
+    the options of a command and the ``bench`` of a recipe are of the models that they name.
 
     Raises
     ------

@@ -68,7 +68,9 @@ class RecoveryConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     max_grad_norm: float = Field(default=1.0, gt=0)
     teacher_weight: float = Field(default=1.0, ge=0, description="of the distance to the teacher")
-    truth_weight: float | None = Field(default=None, ge=0, description="of the loss on targets")
+    truth_weight: float | None = Field(
+        default=None, ge=0, description="of the loss on targets; null: 1, Chronos-Bolt 0"
+    )
     freeze_embeddings: bool = Field(
         default=False, description="token table or patch embedding stay as they are"
     )
