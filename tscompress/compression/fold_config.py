@@ -36,6 +36,7 @@ class FoldConfig(BaseModel):
         (not with a latent); ``residual``, the difference from the partly folded model's residual
         stream to the original's. With dropped layers, ``residual`` fits the sublayer before them to
         the original's stream after them; otherwise the target is the model without these layers.
+        Where sizes by layer go with a width, the original of their fit is the model of that width.
     continuations
         Inputs of the decoder of Chronos-T5: ``given``, the targets; ``both``, the targets and, for
         the shorter half of the contexts, a continuation sampled from the original.
