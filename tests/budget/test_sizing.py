@@ -182,6 +182,28 @@ def test_a_width_and_sizes_by_layer_are_folded_one_after_the_other(
     assert all(torch.equal(w.float(), found[n].float()) for n, w in expected.items())
 
 
+def test_free_frequencies_are_those_of_the_second_fold(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Chosen for the narrower model, and kept in the plan of the original."""
+    source, fold = checkpoints["chronos-2"], FoldConfig(frequencies="free")
+    small = tscompress.compress(
+        source,
+        budget=PlannedSchedule(budget=parse_budget("parameters=0.3"), layout="factored"),
+        width=16,
+        calibration=CALIBRATION,
+        fold=fold,
+    )
+    assert small.plan is not None
+    chosen = [head for head in small.plan.heads if head.frequencies is not None]
+    assert chosen
+    assert all(len(head.frequencies or ()) == head.qk_size // 2 for head in chosen)
+    assert {head.d_model for head in small.plan.heads} == {24}
+    again = load(tscompress.save(small, tmp_path / "small"))
+    found = again.model.state_dict()
+    assert all(torch.equal(w, found[name]) for name, w in small.model.state_dict().items())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_amounts_and_stored_bytes(
     checkpoints: dict[str, Path], tmp_path: Path, layout: str
