@@ -12,12 +12,16 @@ DEMO_FLAGS ?=
 # so that a module's fixtures are made once, and steal from one another at the end.
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test lint imports types fast-tests slow-tests readme wheel clean
+.PHONY: demo test checks lint imports types fast-tests slow-tests readme wheel clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tscompress run recipes/demo.yaml --output $(DEMO_OUTPUT) --force $(DEMO_FLAGS)
 
-test: lint imports types fast-tests readme
+test: checks fast-tests readme
+
+# All that reads the code and does not run it, side by side.
+checks: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs=2 types imports lint
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
