@@ -221,9 +221,9 @@ TABLES = (
     ),
     Table(
         "recover-narrower-bolt",
-        "recover.py --model reference/bolt --trial parameters=0.23,10,d_model=160 --seed 0 "
+        "recover.py --model reference/bolt --trial parameters=0.23,10,d_model=160 "
         "--output DIR/recover-narrower",
-        20,
+        50,
     ),
     Table(
         "recover-chronos2",
