@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from tscompress.budget.layer_removal import check_layers, layers_that_stay
-from tscompress.budget.plan_within_budget import check_width_beside_budget, plan_within_budget
+from tscompress.budget.layer_removal import check_layers
+from tscompress.budget.plan_within_budget import check_width_beside_budget
 from tscompress.checkpoints import load as loading
 from tscompress.checkpoints.factored_methods import keep_structure_
 from tscompress.checkpoints.format import MAX_SHARD_SIZE, shard_bytes
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
 from tscompress.compression.activations import Moment, collect_moments
-from tscompress.compression.apply import fold_planned_, keep_layers_
+from tscompress.compression.apply import fold_planned_
 from tscompress.compression.calibration import calibration_batches, seasonal_share
 from tscompress.compression.factor import apply_plan_, make_plan
-from tscompress.compression.fold_plans import fold_plan_of
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
@@ -42,7 +41,6 @@ from tscompress.plan.schedules import (
     PowerLawSchedule,
     RankSchedule,
 )
-from tscompress.plan.width import dimensions_of
 from tscompress.progress import OnProgress, silent
 from tscompress.training.recovery import recover_
 from tscompress.training.recovery_files import RECOVERY_FILES
@@ -53,6 +51,7 @@ from tscompress.workflows.fitted_to import (
     recovery_sources,
     with_source,
 )
+from tscompress.workflows.fold_sizes import chosen_fold_plan, named_fold_plan, width_of
 from tscompress.workflows.memory import compression_memory_bytes
 from tscompress.workflows.recipe import (
     Recipe,
@@ -298,7 +297,7 @@ def plan_loaded(
     measures = isinstance(recipe.schedule, PlannedSchedule) or recipe.layers is not None
     recipe = recipe.model_copy(update={"fold": recipe.fold.resolved(loaded)})
     batches = _batches(loaded, recipe, True, given, not recipe.fold.univariate) if measures else []
-    return _calibrated_on(_fold_plan(loaded, recipe, batches, on_progress), summary)
+    return _calibrated_on(chosen_fold_plan(loaded, recipe, batches, on_progress), summary)
 
 
 def calibrates(recipe: Recipe, plan: Plan | None) -> bool:
@@ -426,63 +425,13 @@ def _fold_(
 ) -> None:
     """Fold heads and hidden layers."""
     if plan is None:
-        plan = _fold_plan(loaded, recipe, batches, on_progress)
+        plan = chosen_fold_plan(loaded, recipe, batches, on_progress)
     fold_planned_(loaded, plan, batches, recipe.fold, partial(on_progress, "fold"))
-
-
-def _fold_plan(
-    loaded: LoadedModel,
-    recipe: Recipe,
-    batches: Sequence[ForecastBatch],
-    on_progress: OnProgress,
-) -> Plan:
-    """The fold plan of a recipe; ``batches`` are for measurements."""
-    if isinstance(schedule := recipe.schedule, PlannedSchedule):
-        width = _width_of(loaded, recipe)
-        if recipe.width is not None and width is None and schedule.layout == "folded":
-            schedule = schedule.model_copy(update={"keep_width": True})  # a share of all
-        return plan_within_budget(
-            loaded, schedule, batches, recipe.fold, recipe.bench, on_progress, width=width
-        )
-    plan = _fixed_fold_plan(loaded, recipe)  # what no layer allows is refused before measuring
-    if recipe.layers is None:
-        return plan
-    kept = layers_that_stay(loaded, recipe.layers, batches, recipe.fold, on_progress)
-    fewer = replace(loaded)  # weights are shared
-    keep_layers_(fewer, kept)
-    plan = _fixed_fold_plan(fewer, recipe)
-    chosen = {**plan.schedule, "layers": list(recipe.layers)}
-    return plan.model_copy(update={"kept_layers": kept, "schedule": chosen})
 
 
 def recovery_directory(output: Path) -> Path:
     """Where the recovery of a checkpoint at ``output`` is resumed from."""
     return output.parent / f"{output.name}.recovery"
-
-
-def _fixed_fold_plan(loaded: LoadedModel, recipe: Recipe) -> Plan:
-    """The sizes that a recipe without a budget names, for all layers of a model."""
-    schedule = recipe.schedule
-    assert not isinstance(schedule, PlannedSchedule)
-    return fold_plan_of(
-        loaded.model,
-        loaded.architecture,
-        schedule,
-        ff_ratio=recipe.ff_ratio,
-        latent=recipe.latent,
-        width=_width_of(loaded, recipe),
-        exclude=recipe.exclude,
-        free_frequencies=recipe.fold.frequencies == "free",
-        univariate=recipe.fold.univariate,
-        single_token=recipe.fold.single_token,
-    )
-
-
-def _width_of(loaded: LoadedModel, recipe: Recipe) -> int | None:
-    """Dimensions of the residual stream that a recipe names, if it does."""
-    if recipe.width is None:
-        return None
-    return dimensions_of(recipe.width, loaded.config["d_model"])
 
 
 def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
@@ -503,13 +452,13 @@ def check_sizes(loaded: LoadedModel, recipe: Recipe) -> None:
             return
         plan, _ = _factor_plan(loaded, recipe.model_copy(update={"method": "svd"}), [], silent)
     elif isinstance(recipe.schedule, PlannedSchedule):
-        if (width := _width_of(loaded, recipe)) is not None:
+        if (width := width_of(loaded, recipe)) is not None:
             check_width_beside_budget(loaded, width)
         return
     elif isinstance(recipe.schedule, FitSchedule):
         return
     else:
-        plan = _fixed_fold_plan(loaded, recipe)
+        plan = named_fold_plan(loaded, recipe)
     if recipe.layers is None:
         check_smaller(plan)
 
