@@ -433,6 +433,21 @@ def test_invalid_widths_are_refused(checkpoint: Path) -> None:
         tscompress.compress(checkpoint, plan=plan, width=WIDTH)
 
 
+def test_a_share_of_all_keeps_the_width_beside_a_budget(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A budget alone narrows the stream to meet so little; the refusal is before any measuring."""
+    monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path))
+    with pytest.raises(PlanError, match=r"parameters=0\.1 allows"):
+        tscompress.compress(
+            checkpoint, budget="parameters=0.1", width=1.0, calibration=CALIBRATION, fold=FOLD
+        )
+    small = tscompress.compress(
+        checkpoint, budget="parameters=0.1", calibration=CALIBRATION, fold=FOLD
+    )
+    assert small.config["d_model"] < D_MODEL
+
+
 def test_a_narrow_student_learns(checkpoint: Path) -> None:
     small = tscompress.compress(checkpoint, width=WIDTH, calibration=CALIBRATION, fold=FOLD)
     before = weights(small)

@@ -25,6 +25,7 @@ from tscompress.compression.calibration import CalibrationConfig
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import TscompressError, UsageError
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.plotting import new_figure
 from tscompress.probing.measure import ProbeConfig
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.windows import Bucket
@@ -219,6 +220,38 @@ def test_random_weights_are_those_of_pretraining_and_follow_the_seed(
         table = loaded.model.shared.weight.detach()[2:]
         near = torch.cosine_similarity(table[1:], table[:-1]).mean()
         assert near > torch.cosine_similarity(table[20:], table[:-20]).mean()
+
+
+def test_points_beyond_a_panel_are_drawn_at_its_edge(
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison, figures = scripts.comparison, []
+    monkeypatch.setattr(
+        comparison, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[0]
+    )
+    alike = {"label": "", "seed": -1, "parameters": 1.0, "latency low": 1, "latency high": 1,
+             "CPU minutes": 0.0, "seasons": 1.0, "covariates": 1.0, "own skill": 1.0}  # fmt: skip
+    scores = {"dense": (1.0, 1.0), "fold": (1.2, 0.5), "svd": (23.3, -5.0)}
+    rows = [
+        {
+            **alike,
+            "kind": kind,
+            "latency": 0.5,
+            "WQL": loss,
+            "SQL": loss,
+            "MASE": loss,
+            "skill": skill,
+        }
+        for kind, (loss, skill) in scores.items()
+    ]
+    comparison.draw(pd.DataFrame(rows), tmp_path / "found.png")
+    for axes, (low, high, label) in zip(
+        figures[0].axes, [(1.0, 1.6, "> 1.6")] * 2 + [(-0.4, 1.0, "< −0.4")], strict=True
+    ):
+        points = [y for line in axes.lines for y in line.get_ydata()]
+        assert low <= min(points)
+        assert max(points) <= high
+        assert label in [text.get_text() for text in axes.get_yticklabels()]
 
 
 def test_unmeasured_metrics_are_empty_cells(scripts: Any) -> None:
