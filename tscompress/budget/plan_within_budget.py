@@ -59,8 +59,8 @@ def plan_within_budget(
     """The fold plan of least predicted loss within a budget.
 
     Sensitivities are measured once for a model, its calibration and a given width, and then read
-    from a cache.
-    For budgets in latency or WQL a few candidates are also folded, and timed or scored.
+    from a cache. For budgets in latency or WQL a few candidates are also folded, and timed or
+    scored.
 
     Parameters
     ----------
