@@ -222,7 +222,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv and .md", max_series=True)
+    parser = parser_of(__doc__, ".csv and .md", max_series=True, device=True)
     parser.add_argument("--model", default="reference/bolt", help="default: reference/bolt")
     parser.add_argument(
         "--models", type=Path, required=True, help="a directory for the compressed models"
@@ -245,7 +245,9 @@ def main() -> None:
     suffix += f"-draw{arguments.draw}" if arguments.draw else ""
     name = f"{short_name(arguments.model)}{suffix}"
     calibration = CalibrationConfig(seed=arguments.draw)
-    bed = Testbed(arguments.model, arguments.max_series, calibration=calibration)
+    bed = Testbed(
+        arguments.model, arguments.max_series, calibration=calibration, device=arguments.device
+    )
     budgets = arguments.budget or [parse_budget(text) for text in BUDGETS]
     trials = [Trial(budget, arm) for budget in budgets for arm in arguments.arm or ARMS]
     windows = planning_windows(bed, arguments.planned_on, arguments.planned_series)

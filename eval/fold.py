@@ -260,7 +260,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv and .md", max_series=True)
+    parser = parser_of(__doc__, ".csv and .md", max_series=True, device=True)
     parser.add_argument("what", choices=("switches", "sizes", "widths", "attention", "latent"))
     parser.add_argument("--model", action="append", help="default: both references")
     parser.add_argument(
@@ -285,7 +285,13 @@ def main() -> None:
     suffix += f"-draw{arguments.draw}" if arguments.draw else ""
     for model in arguments.model or REFERENCES:
         calibration = CalibrationConfig(source=arguments.source, seed=arguments.draw)
-        bed = Testbed(model, arguments.max_series, calibration=calibration, seeds=arguments.seeds)
+        bed = Testbed(
+            model,
+            arguments.max_series,
+            calibration=calibration,
+            seeds=arguments.seeds,
+            device=arguments.device,
+        )
         trials = {
             "switches": lambda bed=bed: switch_trials(bed),
             "sizes": lambda bed=bed: size_trials(bed, arguments.size or SIZES),

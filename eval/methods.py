@@ -156,14 +156,14 @@ def figure(frame: pd.DataFrame, path: Path) -> None:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
+    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True, device=True)
     parser.add_argument("--model", action="append", help="default: both references")
     parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
     arguments = parser.parse_args()
     console = Console()
     for model in arguments.model or ["reference/bolt", "reference/t5"]:
         stem = f"{arguments.output}-{short_name(model)}"
-        bed = Testbed(model, arguments.max_series)
+        bed = Testbed(model, arguments.max_series, device=arguments.device)
         frame = measure(bed, arguments.method or METHODS, Path(f"{stem}.csv"), console)
         write_tables(stem, frame, markdown(frame))
         figure(frame, Path(f"{stem}.png"))

@@ -9,11 +9,17 @@ from typing import Any
 
 import pandas as pd
 
+from tscompress.checkpoints.load import check_device
+from tscompress.errors import UsageError
 from tscompress.io.files import write_text_atomically
 
 
 def parser_of(
-    description: str | None, writes: str | None = None, *, max_series: bool = False
+    description: str | None,
+    writes: str | None = None,
+    *,
+    max_series: bool = False,
+    device: bool = False,
 ) -> argparse.ArgumentParser:
     """A parser of options whose help is a script's docstring.
 
@@ -23,6 +29,8 @@ def parser_of(
         File endings for ``--output``, such as ``.csv and .md``; None: no such option.
     max_series
         Also ``--max-series``.
+    device
+        Also ``--device``, of scores and skill.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
@@ -31,7 +39,20 @@ def parser_of(
         parser.add_argument("--output", type=Path, required=True, help=f"prefix of {writes}")
     if max_series:
         parser.add_argument("--max-series", type=int, help="first N series of each dataset")
+    if device:
+        parser.add_argument(
+            "--device", type=_device, default="cpu",
+            help="where models are scored and probed, such as cuda; they are made and timed on the "
+            "CPU. Default: cpu",
+        )  # fmt: skip
     return parser
+
+
+def _device(name: str) -> str:
+    try:
+        return check_device(name)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def write_tables(stem: str | Path, frame: pd.DataFrame, table: str) -> None:

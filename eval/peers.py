@@ -2,7 +2,7 @@
 
     python eval/peers.py --output eval/results/peers --model reference/bolt \\
         --smaller reference/bolt-nano
-    python eval/peers.py --output eval/results/peers --model reference/t5 --max-series 10
+    python eval/peers.py --output eval/results/peers --model reference/t5 --device cuda
 
 The peers (``peer_methods.py`` has them):
 
@@ -68,6 +68,7 @@ from testbed import (
     SIZES,
     WORKLOADS,
     Size,
+    Testbed,
     as_stored,
     digest,
     short_name,
@@ -308,18 +309,20 @@ KINDS = (
 )  # fmt: skip
 
 
-def setting(name: str, max_series: int | None, workload: Workload) -> str:
+def setting(bed: Testbed, workload: Workload) -> str:
     """What a table is of, in a line."""
+    max_series = bed.config.max_series
     series = "all series" if max_series is None else f"the first {max_series} series"
     paths = f" × {workload.num_samples} paths" if workload.num_samples else ""
+    on = f"; scores and skill on one {bed.scored_on}" if bed.scored_on else ""
     return (
-        f"{name}: WQL, SQL and MASE on {series} of each dataset of the offline suite; skill of "
-        "`tscompress probe`, against the best possible forecasts and as the share of the dense "
+        f"{bed.model}: WQL, SQL and MASE on {series} of each dataset of the offline suite; skill "
+        "of `tscompress probe`, against the best possible forecasts and as the share of the dense "
         f"model's that is kept. Latency, peak and KV cache of {workload.batch_size} series × "
         f"{workload.context_length} steps{paths}, horizon {workload.horizon}; threads: "
-        f"{workload.threads}, {workload.repeats} rounds, torch {torch.__version__}. Fracast-0 is a "
-        "model of others: its training data may hold the test series, and nothing of it comes from "
-        "the dense model.\n\n"
+        f"{workload.threads}, {workload.repeats} rounds, torch {torch.__version__}{on}. "
+        "Fracast-0 is a model of others: its training data may hold the test series, and nothing "
+        "of it comes from the dense model.\n\n"
     )
 
 
@@ -420,7 +423,7 @@ def _points(
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True)
+    parser = parser_of(__doc__, ".csv, .md and .png", max_series=True, device=True)
     parser.add_argument("--model", required=True, choices=REFERENCES)
     parser.add_argument("--smaller", action="append", default=[], help="a directory or a name")
     parser.add_argument("--threads", type=int, default=1)
@@ -428,12 +431,12 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     console = Console()
     stem = f"{arguments.output}-{short_name(arguments.model)}"
-    bed = PeerTestbed(arguments.model, arguments.max_series)
+    bed = PeerTestbed(arguments.model, arguments.max_series, device=arguments.device)
     found = peers(arguments.smaller)
     frame = measure(bed, found, Path(f"{stem}.csv"), console)
     workload = WORKLOADS[bed.original.family].model_copy(update={"threads": arguments.threads})
     frame = with_costs(bed, frame, found, workload)
-    table = setting(arguments.model, arguments.max_series, workload) + markdown(frame)
+    table = setting(bed, workload) + markdown(frame)
     write_tables(stem, frame, table)
     draw(frame, Path(f"{stem}.png"))
     console.print(table, markup=False)

@@ -102,8 +102,9 @@ TABLES = (
     Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 14),
     Table(
         "fold-widths-t5",
-        "fold.py widths --model reference/t5 --max-series 100 --output DIR/fold-widths",
-        35,
+        "fold.py widths --model reference/t5 --device cuda --output DIR/fold-widths",
+        10,
+        needs_gpu=True,
     ),
     Table(
         "fold-switches-bolt",
@@ -112,8 +113,9 @@ TABLES = (
     ),
     Table(
         "fold-switches-t5",
-        "fold.py switches --model reference/t5 --max-series 40 --output DIR/fold-switches",
-        60,
+        "fold.py switches --model reference/t5 --device cuda --output DIR/fold-switches",
+        15,
+        needs_gpu=True,
     ),
     Table(
         "fold-latent-t5",
@@ -151,9 +153,10 @@ TABLES = (
     ),
     Table(
         "peers-t5",
-        "peers.py --model reference/t5 --max-series 10 --smaller reference/t5-nano "
+        "peers.py --model reference/t5 --device cuda --smaller reference/t5-nano "
         "--output DIR/peers",
-        50,
+        45,
+        needs_gpu=True,
     ),
     Table(
         "peers-chronos2",
@@ -163,8 +166,10 @@ TABLES = (
     Table("methods-bolt", "methods.py --model reference/bolt --output DIR/methods", 25),
     Table(
         "methods-t5",
-        "methods.py --model reference/t5 --max-series 40 --output DIR/methods",
-        45,
+        "methods.py --model reference/t5 --device cuda --method fold --method svd "
+        "--method activation-svd --output DIR/methods",
+        25,
+        needs_gpu=True,
     ),
     Table(
         "family-bolt",
@@ -186,6 +191,14 @@ TABLES = (
         "--budget parameters=0.25 --budget macs=0.3 --output DIR/budgets "
         "--models DIR/budgets-models",
         30,
+    ),
+    Table(
+        "budgets-t5",
+        "budgets.py --model reference/t5 --device cuda --budget parameters=0.7 "
+        "--budget parameters=0.5 --budget parameters=0.35 --arm uniform --arm 'by layer' "
+        "--output DIR/budgets --models DIR/budgets-models",
+        20,
+        needs_gpu=True,
     ),
     Table(
         "budgets-chronos2",

@@ -88,9 +88,8 @@ def overlap(a: Tensor, b: Tensor) -> float:
     return float((common / (2 * TOP - common)).mean())
 
 
-def measure(name: str, max_series: int | None, console: Console) -> pd.DataFrame:
+def measure(bed: Testbed, console: Console) -> pd.DataFrame:
     """A row for every tolerance of the paper."""
-    bed = Testbed(name, max_series)
     series = windows()
     tokens = likeliest(bed.original, series)
     rows = []
@@ -98,7 +97,7 @@ def measure(name: str, max_series: int | None, console: Console) -> pd.DataFrame
         cut = bed.dense()
         share, rank = truncate_(cut, 10**exponent)
         row = {
-            "model": name,
+            "model": bed.model,
             "epsilon": 10**exponent,
             "ratio": share,
             "mean rank": rank,
@@ -132,11 +131,12 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ".csv and .md", max_series=True)
+    parser = parser_of(__doc__, ".csv and .md", max_series=True, device=True)
     parser.add_argument("--model", default="reference/t5", help="a Chronos-T5")
     arguments = parser.parse_args()
     console = Console()
-    frame = measure(arguments.model, arguments.max_series, console)
+    bed = Testbed(arguments.model, arguments.max_series, device=arguments.device)
+    frame = measure(bed, console)
     table = markdown(frame)
     write_tables(arguments.output, frame, table)
     console.print(table, markup=False)

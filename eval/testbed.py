@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from chronos import BaseChronosPipeline
 from pydantic import BaseModel
+from transformers import PreTrainedModel
 
 import tscompress
 from tscompress.benchmark.workload import Workload
@@ -126,6 +127,9 @@ class Testbed:
         Of what is compressed.
     seeds
         Of the sample paths of Chronos-T5; scores are means over them.
+    device
+        Where models forecast when they are scored and probed, such as ``cuda``. All else is done
+        on the CPU, where they are before and after.
     """
 
     def __init__(
@@ -136,13 +140,20 @@ class Testbed:
         datasets: tuple[str, ...] | None = None,
         calibration: CalibrationConfig | None = None,
         seeds: Sequence[int] = (0,),
+        device: str = "cpu",
     ) -> None:
         self.model = model
+        self.device = torch.device(device)
         self.calibration = calibration or CalibrationConfig()
         self.config = EvaluationConfig(max_series=max_series, datasets=datasets, batch_size=64)
         self.original = load(model, dtype="float32")
         self.seeds = seeds if self.original.family == "chronos-t5" else None
         self.probe = PROBES.get(self.original.family, ProbeConfig())
+
+    @property
+    def scored_on(self) -> str:
+        """The GPU that scores and skill are computed on; of the CPU an empty text."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
 
     def settings(self, *scripts: str, code: Sequence[str] = CODE) -> str:
         """Eight characters that change with all that a row depends on beside its own name.
@@ -160,7 +171,7 @@ class Testbed:
             code_digest(code),
             versions(),
             installed(PEERS),
-            hardware(next(self.original.model.parameters()).device),
+            hardware(self.device),
             *(hashlib.sha256(source).hexdigest() for source in sources),
         )
 
@@ -201,10 +212,12 @@ class Testbed:
         parameters = pipeline.inner_model.parameters()
         quantized = any(hasattr(parameter, "__tensor_flatten__") for parameter in parameters)
         cache = None if quantized else ScoreCache()  # it knows weights by their bytes
-        return score(pipeline, label, self.config, seeds=self.seeds, cache=cache)
+        with forecasting_on(self.device, pipeline):
+            return score(pipeline, label, self.config, seeds=self.seeds, cache=cache)
 
     def probed(self, pipeline: BaseChronosPipeline) -> ProbeResult:
-        return probe(pipeline, self.probe.tasks, num_series=self.probe.num_series)
+        with forecasting_on(self.device, pipeline):
+            return probe(pipeline, self.probe.tasks, num_series=self.probe.num_series)
 
     def folded(
         self, size: Size, calibration: CalibrationConfig | None = None
@@ -235,6 +248,21 @@ class Testbed:
         known = self.skills.groups()
         parts = {part: 1.0 if part in known else math.nan for part in PARTS}
         return ratios | parts | {"own skill": self.skills.overall().value}
+
+
+@contextmanager
+def forecasting_on(device: torch.device, pipeline: BaseChronosPipeline) -> Iterator[None]:
+    """Its model on ``device``; those that are not of transformers stay where they are."""
+    model = pipeline.inner_model
+    if not isinstance(model, PreTrainedModel):
+        yield
+        return
+    before = model.device
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(before)
 
 
 def digest(*settings: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from eval_scripts import imported
 
 from tscompress.probing.measure import ProbeConfig
@@ -18,7 +19,7 @@ from tscompress.probing.measure import ProbeConfig
 @pytest.fixture(scope="module")
 def scripts() -> Any:
     """Imported as they are where one of them runs."""
-    with imported(("testbed", "front")) as found:
+    with imported(("testbed", "front", "output")) as found:
         yield found
 
 
@@ -34,6 +35,47 @@ def test_a_model_keeps_all_of_its_own_skill(scripts: Any, checkpoints: dict[str,
     assert set(row) == set(bed.original_row())
     assert all(row[metric] == 1 for metric in testbed.RATIOS)
     assert testbed.PROBES["chronos-t5"].num_series < 16
+
+
+def test_a_model_forecasts_on_the_device_and_comes_back(
+    scripts: Any, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = scripts.testbed.Testbed(str(checkpoints["chronos-bolt"]), 2, device="cuda")
+    pipeline = bed.original.forecaster
+    places: list[torch.device] = []
+    monkeypatch.setattr(pipeline.inner_model, "to", places.append)
+    monkeypatch.setattr(scripts.testbed, "score", lambda *_, **__: list(places))
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert bed.score(pipeline, "there") == [cuda]
+    assert places == [cuda, cpu]
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(scripts.testbed, "probe", fail)
+    with pytest.raises(RuntimeError):
+        bed.probed(pipeline)
+    assert places == [cuda, cpu] * 2
+
+
+def test_models_of_others_forecast_where_they_are(scripts: Any) -> None:
+    class Given:
+        inner_model = torch.nn.Linear(1, 1)
+
+    with scripts.testbed.forecasting_on(torch.device("meta"), Given()):
+        assert not Given.inner_model.weight.is_meta
+
+
+@pytest.mark.parametrize("device", ["cuda", "abacus"])
+def test_a_device_that_is_not_there_is_one_line(
+    scripts: Any, device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    parser = scripts.output.parser_of("What it does.", device=True)
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(["--device", device])
+    assert stop.value.code == 2
+    assert device in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_intervals_are_shown_where_they_were_taken(scripts: Any) -> None:
