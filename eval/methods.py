@@ -40,6 +40,8 @@ METHODS = ("fold", BY_BLOCK, "svd", "activation-svd")
 HEAD_SIZE = 64
 #: Latencies closer than this are called equal.
 TOLERANCE = 0.02
+#: A ratio from which a figure is drawn by orders of magnitude, and where its ticks are.
+FAR, TICKS = 5, (1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200)
 
 
 def compressed_models(
@@ -152,6 +154,11 @@ def figure(frame: pd.DataFrame, path: Path) -> None:
                 axes.plot(
                     rows["latency"], rows[metric], color=color, marker=marker, ms=5, label=method
                 )
+        if metric != "skill" and frame[metric].max() > FAR:
+            axes.set_yscale("log")
+            shown = [tick for tick in TICKS if tick < 1.2 * frame[metric].max()]
+            axes.set_yticks(shown, labels=[f"{tick:g}" for tick in shown])
+            axes.minorticks_off()
     drawn.savefig(path, dpi=160)
 
 
