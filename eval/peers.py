@@ -2,7 +2,8 @@
 
     python eval/peers.py --output eval/results/peers --model reference/bolt \\
         --smaller reference/bolt-nano
-    python eval/peers.py --output eval/results/peers --model reference/t5 --device cuda
+    python eval/peers.py --output eval/results/peers --model reference/t5 --device cuda \\
+        --smaller reference/t5-nano
 
 The peers (``peer_methods.py`` has them):
 
@@ -314,7 +315,8 @@ def setting(bed: Testbed, workload: Workload) -> str:
     max_series = bed.config.max_series
     series = "all series" if max_series is None else f"the first {max_series} series"
     paths = f" × {workload.num_samples} paths" if workload.num_samples else ""
-    on = f"; scores and skill on one {bed.scored_on}" if bed.scored_on else ""
+    on = f"; scores and skill on one {bed.scored_on}, of Fracast-0 on the CPU"
+    on = on if bed.scored_on else ""
     return (
         f"{bed.model}: WQL, SQL and MASE on {series} of each dataset of the offline suite; skill "
         "of `tscompress probe`, against the best possible forecasts and as the share of the dense "
