@@ -472,6 +472,46 @@ def test_every_script_of_the_lab_that_measures_is_a_table_and_has_a_quick_run(sc
     assert scripts_of_tables == measuring - {"modality_models.py"}
 
 
+@pytest.mark.parametrize("name", ["fold", "methods", "peers", "budgets", "table2"])
+def test_models_are_scored_on_the_device_that_is_asked_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def stop(*_: Any, device: str, **__: Any) -> None:
+        raise Asked(device)
+
+    with imported(("output", "testbed", "peer_methods", name)) as found:
+        script = getattr(found, name)
+        monkeypatch.setattr(found.output, "check_device", str)
+        monkeypatch.setattr(script, "PeerTestbed" if name == "peers" else "Testbed", stop)
+        own = {"fold": ["widths"], "budgets": ["--models", str(tmp_path / "m")]}.get(name, [])
+        options = [*own, "--model", "reference/t5", "--output", str(tmp_path / "t")]
+        monkeypatch.setattr(sys, "argv", [name, *options, "--device", "cuda"])
+        with pytest.raises(Asked) as asked:
+            script.main()
+        assert asked.value.args == ("cuda",)
+
+
+def test_ratios_far_apart_are_drawn_by_orders_of_magnitude(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    with imported(("methods",)) as found:
+        new_figure = found.methods.new_figure
+        monkeypatch.setattr(
+            found.methods, "new_figure", lambda *size: shown.append(new_figure(*size)) or shown[-1]
+        )
+        for worst in (2.0, 31.0):
+            rows = [(1.0, 1.0, 1.0, 0.9, "fold"), (0.9, worst, worst, -1.0, "svd")]
+            frame = pd.DataFrame(rows, columns=["latency", "WQL", "MASE", "skill", "method"])
+            found.methods.figure(frame, tmp_path / "f.png")
+    scales = [[axes.get_yscale() for axes in figure.axes[:3]] for figure in shown]
+    assert scales == [["linear"] * 3, ["log", "log", "linear"]]
+    assert shown[1].axes[0].get_ylim()[1] > 31
+
+
 def test_tables_are_chosen_by_parts_of_their_names(scripts: Any) -> None:
     reproduce = scripts.reproduce
     assert reproduce.chosen([]) == [table for table in reproduce.TABLES if not table.needs_gpu]

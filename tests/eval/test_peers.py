@@ -360,6 +360,8 @@ def test_rows_are_kept_and_costs_added(
     said = peers.setting(bed, workload)
     assert "the first 2 series of each dataset" in said
     assert "scores and skill on" not in said  # nothing of it on a GPU
+    monkeypatch.setattr(methods.PeerTestbed, "scored_on", "Abacus 1")
+    assert "on one Abacus 1, of Fracast-0 on the CPU" in peers.setting(bed, workload)
     assert "2 series × 32 steps, horizon 4" in said
     assert "training data may hold the test series" in said
 
