@@ -315,8 +315,8 @@ def setting(bed: Testbed, workload: Workload) -> str:
     max_series = bed.config.max_series
     series = "all series" if max_series is None else f"the first {max_series} series"
     paths = f" × {workload.num_samples} paths" if workload.num_samples else ""
-    on = f"; scores and skill on one {bed.scored_on}, of Fracast-0 on the CPU"
-    on = on if bed.scored_on else ""
+    where = f"scores and skill on one {bed.scored_on}, of Fracast-0 on the CPU"
+    on = f"; {where}" if bed.scored_on else ""
     return (
         f"{bed.model}: WQL, SQL and MASE on {series} of each dataset of the offline suite; skill "
         "of `tscompress probe`, against the best possible forecasts and as the share of the dense "
