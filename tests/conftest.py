@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
+import typer.main
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from filelock import FileLock
+from opened_once import OpenedOnce
 from stock_chronos import StockChronos
 from transformers.utils.logging import disable_progress_bar
 
@@ -27,6 +31,7 @@ from tscompress.benchmark.sizes import bytes_on_disk
 from tscompress.benchmark.workload import Workload
 from tscompress.cli import app as cli
 from tscompress.compression.calibration import CalibrationConfig
+from tscompress.families.opening import Openable
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
 from tscompress.plotting import new_figure, save_figure
 from tscompress.training.pretrain_model import build_model
@@ -66,6 +71,18 @@ def _no_wait_for_the_disk() -> Iterator[None]:
     """No test cuts the power: a kill loses nothing that was written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # which fails for the same descriptors
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_made_twice() -> Iterator[None]:
+    """Of what takes long and comes out the same: opened checkpoints, the parser of the command,
+    which typer makes at each call, and rounds of garbage collection that accelerate asks for."""
+    opened, freed = OpenedOnce(), accelerate.utils.memory.clear_device_cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Openable, "open_stock", lambda *given, **options: opened(*given, **options))
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        patch.setattr(accelerate.utils.memory, "clear_device_cache", lambda *_, **__: freed())
         yield
 
 
