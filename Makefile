@@ -17,7 +17,7 @@ PYTEST_WORKERS ?= 2
 demo: $(VENV)/.demo
 	$(BIN)/tscompress run recipes/demo.yaml --output $(DEMO_OUTPUT) --force $(DEMO_FLAGS)
 
-test: checks fast-tests readme
+test: checks fast-tests
 
 # All that reads the code and does not run it, side by side.
 checks: $(VENV)/.dev

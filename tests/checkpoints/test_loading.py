@@ -465,6 +465,7 @@ def test_every_answer_of_the_hub_has_its_line(
         raise raised
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr("tscompress.io.network.FIRST_WAIT_SECONDS", 0.01)
     refused(error, match, "someone/model", revision="v9")
 
 

@@ -8,6 +8,7 @@ shortened and reported.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -15,6 +16,8 @@ import sys
 import time
 from typing import Any
 from unittest.mock import patch
+
+import typer.main
 
 SHARE_OF_SLEEP = 0.02
 
@@ -31,6 +34,7 @@ def serve() -> None:
     time.sleep = shorter
     from tscompress.cli import app as cli
 
+    typer.main.get_command = functools.cache(typer.main.get_command)
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         os.environ.pop("HF_TOKEN", None)

@@ -149,6 +149,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Or a body waits 40 ms for the receipt of its header.
+    disable_nagle_algorithm = True
     hub: HubServer
 
     def log_message(self, *_: object) -> None:
