@@ -20,7 +20,7 @@ import typer.main
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from filelock import FileLock
-from opened_once import OpenedOnce
+from opened_once import opened_once
 from stock_chronos import StockChronos
 from transformers.utils.logging import disable_progress_bar
 
@@ -78,9 +78,9 @@ def _no_wait_for_the_disk() -> Iterator[None]:
 def _nothing_is_made_twice() -> Iterator[None]:
     """Of what takes long and comes out the same: opened checkpoints, the parser of the command,
     which typer makes at each call, and rounds of garbage collection that accelerate asks for."""
-    opened, freed = OpenedOnce(), accelerate.utils.memory.clear_device_cache
+    freed = accelerate.utils.memory.clear_device_cache
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Openable, "open_stock", lambda *given, **options: opened(*given, **options))
+        patch.setattr(Openable, "open_stock", opened_once(Openable.open_stock))
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         patch.setattr(accelerate.utils.memory, "clear_device_cache", lambda *_, **__: freed())
         yield

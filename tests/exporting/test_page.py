@@ -82,7 +82,7 @@ def server(
             pass
 
     http = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"http://127.0.0.1:{http.server_port}/npm")
     monkeypatch.setenv("TSCOMPRESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
