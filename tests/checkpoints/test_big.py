@@ -290,6 +290,8 @@ def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
         ({"schedule": planned("parameters=0.5")}, 1),
         ({"schedule": planned("wql=1%"), "recover": {"minutes": 1}}, 3),
         ({"schedule": planned("wql=1%"), "width": 16}, 3),
+        ({"schedule": planned("wql=1%"), "width": 0.5}, 3),
+        ({"schedule": planned("wql=1%"), "width": 1.0}, 2),
     ):
         parts = compression_memory_bytes(found, recipe(checkpoint, **changes))
         assert parts["weights"] == copies * once

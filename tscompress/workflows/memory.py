@@ -43,7 +43,8 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
     if isinstance(recipe.schedule, PlannedSchedule):
         copies += recipe.schedule.budget.measure in ("latency", "wql")
-        copies += recipe.width is not None
+        width = recipe.width
+        copies += isinstance(width, int) or (width is not None and width < 1)  # 1.0 is all of it
     return {
         "process": int(psutil.Process().memory_info().rss),
         "weights": weights * copies,
