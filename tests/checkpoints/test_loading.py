@@ -487,6 +487,22 @@ def test_a_hub_id_becomes_its_snapshot_and_commit(
     assert asked["allow_patterns"] == ["*.json", "*.safetensors"]
 
 
+def test_a_checkpoint_is_opened_as_it_is_now(copy: Path) -> None:
+    """Whatever was opened there before, and whatever has become of that."""
+    first = load(copy)
+    name, weight = next(iter(first.model.named_parameters()))
+    stored = weight.detach().clone()
+    weight.data.zero_()
+    assert torch.equal(load(copy).model.get_parameter(name), stored)
+    tensors = load_file(copy / WEIGHTS)
+    save_file(
+        {key: 2 * tensor for key, tensor in tensors.items()}, copy / WEIGHTS, {"format": "pt"}
+    )
+    assert torch.equal(load(copy).model.get_parameter(name), 2 * stored)
+    assert load(copy, dtype="bfloat16").model.dtype == torch.bfloat16
+    assert load(copy).model.dtype == stored.dtype
+
+
 def test_ignored_and_renamed_weights_are_accepted(tmp_path: Path) -> None:
     """google-t5/t5-small stores a bias that nothing reads; old BERTs say gamma and beta."""
     t5 = T5Config(d_model=24, d_kv=8, d_ff=40, num_layers=1, num_heads=2, vocab_size=32)
