@@ -251,12 +251,6 @@ TABLES = (
         18,
     ),
     Table(
-        "recover-layers-t5",
-        "recover.py --model reference/t5 --max-series 100 --trial 64,0.5,5,4,2 "
-        "--output DIR/recover-layers",
-        40,
-    ),
-    Table(
         "comparison-bolt",
         "comparison.py --model reference/bolt --smaller reference/bolt-nano --max-series 200 "
         "--seed 0 --output DIR/comparison",

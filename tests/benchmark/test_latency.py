@@ -17,8 +17,8 @@ from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 from chronos.chronos import ChronosConfig, ChronosModel
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
-from conftest import cache_of
 from rich.console import Console
+from shared_fixtures import cache_of
 from torch import nn
 
 from tscompress.benchmark.bench import bench

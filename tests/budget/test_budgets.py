@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from chronos.chronos2 import Chronos2Model
-from conftest import FAMILIES, tiny_chronos2, tiny_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import FAMILIES, tiny_chronos2, tiny_recipe
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.sizes import count_macs, parameter_count

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from chronos.chronos2 import Chronos2Model
-from conftest import FAMILIES, tiny_chronos2, tiny_recipe
+from shared_fixtures import FAMILIES, tiny_chronos2, tiny_recipe
 from torch import nn
 
 from tscompress.benchmark.sizes import (

@@ -36,7 +36,7 @@ from tscompress.errors import DataError, FactorizationError, PlanError
 from tscompress.families import patches
 from tscompress.families.registry import build_empty, wrap_pipeline
 
-HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in conftest
+HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in shared_fixtures
 FOLD = FoldConfig(continuations="given", precision="float32")
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])  # that Chronos-2 attends across
 

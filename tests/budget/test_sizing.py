@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES, Forbid, tiny_recipe
+from shared_fixtures import FAMILIES, Forbid, tiny_recipe
 
 import tscompress
 from tscompress.benchmark.sizes import (

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 from chronos import BaseChronosPipeline
-from conftest import ROOT, Command
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from shared_fixtures import ROOT, Command
 
 import tscompress
 from tscompress.checkpoints import format as factored

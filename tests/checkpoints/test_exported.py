@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, assert_refused
+from shared_fixtures import Command, assert_refused
 
 import tscompress
 from tscompress.checkpoints.given import loaded_of

@@ -13,8 +13,8 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline
 from chronos.base import PipelineRegistry
-from conftest import FAMILIES, Command
 from huggingface_hub.utils import are_progress_bars_disabled
+from shared_fixtures import FAMILIES, Command
 from transformers.utils import logging as transformers_logging
 
 import tscompress

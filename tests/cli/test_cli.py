@@ -18,9 +18,9 @@ import pytest
 import torch
 import typer
 import yaml
-from conftest import Command, Forbid, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
 from forked import Program
 from safetensors import safe_open
+from shared_fixtures import Command, Forbid, Outcome, assert_refused, hear_ctrl_c, tiny_recipe
 
 import tscompress
 from tscompress._version import __version__

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, assert_refused
 from other_process import claimed_elsewhere
+from shared_fixtures import Command, assert_refused
 
 from tscompress.errors import OutputExistsError
 from tscompress.io.files import new_directory

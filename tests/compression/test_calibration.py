@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import cache_of
+from shared_fixtures import cache_of
 
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.activations import collect_moments

@@ -18,9 +18,9 @@ import yaml
 from chronos import BaseChronosPipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
-from conftest import tiny_chronos2, tiny_recipe
 from hooks import hook_count
 from pydantic import ValidationError
+from shared_fixtures import tiny_chronos2, tiny_recipe
 from torch import Tensor, nn
 
 import tscompress
@@ -48,7 +48,7 @@ from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
 from tscompress.workflows.recipe import load_recipe
 
-SIZE, D_FF = 8, 40  # of the checkpoints in conftest
+SIZE, D_FF = 8, 40  # of the checkpoints in shared_fixtures
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=12, context_length=40, batch_size=4)
 FOLD = FoldConfig(precision="float32")
 with_each_refit = pytest.mark.parametrize(

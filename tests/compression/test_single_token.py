@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from chronos import BaseChronosPipeline
-from conftest import Command, assert_refused
+from shared_fixtures import Command, assert_refused
 from single_key import (
     FEW,
     NOT_WITH_IT,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
-from conftest import Command, assert_refused
+from shared_fixtures import Command, assert_refused
 from single_key import (
     FEW,
     NOT_WITH_IT,

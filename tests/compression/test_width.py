@@ -51,7 +51,7 @@ from tscompress.training.distillation import check_comparable
 from tscompress.workflows.recipe import Recipe, validate
 from tscompress.workflows.sweep_points import SweepRecipe, points_of
 
-D_MODEL, WIDTH = 24, 12  # of the checkpoints in conftest, and of what is made of them
+D_MODEL, WIDTH = 24, 12  # of the checkpoints in shared_fixtures, and of what is made of them
 EPSILON = 0.05
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT
 from eval_scripts import imported
+from shared_fixtures import ROOT
 
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from conftest import ROOT
 from eval_scripts import imported
+from shared_fixtures import ROOT
 
 from tscompress.benchmark.process_memory import MemoryUse
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
 from eval_scripts import imported
 from safetensors.torch import load_file
+from shared_fixtures import ROOT
 
 from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.training.in_context import InContextTraining

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import ROOT
 from eval_scripts import imported
+from shared_fixtures import ROOT
 
 from tscompress.errors import DataError, UsageError
 from tscompress.plotting import new_figure

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 from tscompress.errors import UsageError
 

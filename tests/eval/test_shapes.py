@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import ROOT
 from eval_scripts import imported
+from shared_fixtures import ROOT
 
 from tscompress.benchmark.process_memory import MemoryUse
 from tscompress.benchmark.sizes import parameter_count

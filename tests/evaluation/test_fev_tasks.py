@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import ROOT
+from shared_fixtures import ROOT
 from typer.testing import CliRunner
 
 from tscompress.checkpoints.load import load

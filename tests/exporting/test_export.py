@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Command, Forbid, assert_refused, tiny_recipe
+from shared_fixtures import Command, Forbid, assert_refused, tiny_recipe
 
 import tscompress
 from tscompress import runtime

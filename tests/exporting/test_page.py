@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Command, Forbid, assert_refused
+from shared_fixtures import Command, Forbid, assert_refused
 
 from tscompress.errors import DownloadError, OutputExistsError, UsageError
 from tscompress.exporting.page import engine as engines

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import tiny_recipe
 from hub_server import card_problems
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
+from shared_fixtures import tiny_recipe
 
 import tscompress
 from tscompress.benchmark.sizes import parameter_count

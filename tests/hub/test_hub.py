@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, tiny_recipe
 from hub_server import HubServer, Repository, card_problems, takes_branch
 from safetensors.torch import load_file, save_file
+from shared_fixtures import ROOT, tiny_recipe
 
 from tscompress.checkpoints.load import load
 from tscompress.errors import HubError

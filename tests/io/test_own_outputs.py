@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Command, assert_refused
 from own_checkpoint import RECORD, record
 from safetensors.numpy import save_file
+from shared_fixtures import Command, assert_refused
 
 from tscompress.errors import OutputError, OutputExistsError
 from tscompress.io.files import (

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from conftest import tiny_chronos2
+from shared_fixtures import tiny_chronos2
 from torch import Tensor, nn
 
 from tscompress.layers.group_attention import attention_within_groups

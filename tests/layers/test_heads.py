@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from chronos.chronos2.layers import MHA
-from conftest import cache_of
+from shared_fixtures import cache_of
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -23,7 +23,7 @@ from tscompress.layers.resize import replace_heads_, resize_hidden_
 from tscompress.layers.sized_attention import SizedChronos2Attention, SizedT5Attention
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 
-D_MODEL, HEADS, SIZE, D_FF = 24, 4, 8, 40  # of the checkpoints in conftest
+D_MODEL, HEADS, SIZE, D_FF = 24, 4, 8, 40  # of the checkpoints in shared_fixtures
 #: Numbers of queries and keys, and of values: fewer, more and as many of the one as of the other.
 SIZES = ((4, 5), (6, 2), (2, 8), (4, 4))
 FREQUENCIES = {2: (3,), 4: (3, 1), 6: (0, 3, 1)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import cache_of
+from shared_fixtures import cache_of
 from stock_chronos import StockChronos
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -35,7 +35,7 @@ from tscompress.plan.layer_plans import HeadPlan
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
 
-D_MODEL, HEADS, SIZE = 24, 4, 8  # of the checkpoints in conftest
+D_MODEL, HEADS, SIZE = 24, 4, 8  # of the checkpoints in shared_fixtures
 FAMILIES = ("chronos-t5", "chronos-bolt")
 ATTENTION = ("eager", "sdpa")
 CALIBRATION = CalibrationConfig(source="synthetic", num_series=6, context_length=48)

@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, assert_refused
 from forked import PROCESSES
 from hub_server import HubServer
 from own_checkpoint import RECORD, record
+from shared_fixtures import Command, assert_refused
 
 from tscompress.api import compress
 from tscompress.checkpoints import format as factored

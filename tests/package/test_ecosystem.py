@@ -12,7 +12,7 @@ import sys
 
 import pandas as pd
 import pytest
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 SCRIPT = ROOT / "eval" / "ecosystem" / "run.py"
 LIGHT = ("stock", "gluonts", "fev", "sktime")

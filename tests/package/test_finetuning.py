@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
-from conftest import COMPRESSIONS, FAMILIES, made_smaller
+from shared_fixtures import COMPRESSIONS, FAMILIES, made_smaller
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import load

@@ -16,7 +16,7 @@ from statistics import median
 from types import ModuleType
 
 import pytest
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 import tscompress
 from tscompress.families.registry import FAMILIES

@@ -22,10 +22,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import Command
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from shared_fixtures import Command
 
 from tscompress.api import compress
 from tscompress.checkpoints.config_checks import check_config

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 import tscompress
 from tscompress.budget import sensitivity_cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 from tscompress.cli.app import app
 

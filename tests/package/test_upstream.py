@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from chronos import BaseChronosPipeline
-from conftest import COMPRESSIONS, FAMILIES, made_smaller
+from shared_fixtures import COMPRESSIONS, FAMILIES, made_smaller
 from torch import Tensor
 
 from tscompress.errors import UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 import tscompress
 from tscompress.cli import app as cli

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
-from conftest import Command, assert_refused, tiny_chronos2
+from shared_fixtures import Command, assert_refused, tiny_chronos2
 
 import tscompress
 from tscompress.compression.calibration import CalibrationConfig

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chronos import Chronos2Pipeline
-from conftest import Command, assert_refused, tiny_chronos2
+from shared_fixtures import Command, assert_refused, tiny_chronos2
 
 from tscompress.errors import DataError, UsageError
 from tscompress.probing.measure import probe

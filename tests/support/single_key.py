@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import Command, assert_refused
+from shared_fixtures import Command, assert_refused
 
 import tscompress
 from tscompress.training.recovery_config import RecoveryConfig

@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 from chronos import BaseChronosPipeline
-from conftest import ROOT, tiny_recipe
 from safetensors.torch import load_file
+from shared_fixtures import ROOT, tiny_recipe
 from torch import nn
 
 from tscompress.checkpoints import load as loading
@@ -25,7 +25,6 @@ from tscompress.cli.app import main
 from tscompress.errors import RecipeError, TscompressError, VerificationError
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PowerLawSchedule
-from tscompress.training import pretrain_output
 from tscompress.training.pretrain_model import build_model, design
 from tscompress.training.pretrain_output import save_pretrained
 from tscompress.training.pretrain_recipe import PretrainRecipe, Stage
@@ -281,14 +280,14 @@ def test_scheduled_model_is_profiled_evaluated_and_timed(
 def test_unverified_pretraining_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other(directory: Path) -> loading.LoadedModel:
-        loaded = loading.load(directory)
+    def other(directory: Path, **options: str) -> loading.LoadedModel:
+        loaded = loading.load(directory, **options)
         with torch.no_grad():
             loaded.model.get_parameter("shared.weight")[0] += 1
         return loaded
 
-    monkeypatch.setattr(pretrain_output, "load", other)
-    with pytest.raises(VerificationError, match="do not load back"):
+    monkeypatch.setattr("tscompress.compression.verify.load", other)
+    with pytest.raises(VerificationError, match="does not load back"):
         pretrain(short("chronos-bolt", steps=1), tmp_path)
     assert not (tmp_path / "model").exists()
     assert (tmp_path / "checkpoint" / "state.safetensors").exists()

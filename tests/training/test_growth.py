@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_recipe
 from pydantic import ValidationError
+from shared_fixtures import tiny_recipe
 from torch import nn
 
 from tscompress.checkpoints.load import load

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_recipe
 from safetensors.torch import load_file
+from shared_fixtures import tiny_recipe
 
 from tscompress.checkpoints.load import load
 from tscompress.training import loop

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
-from conftest import tiny_recipe
 from forked import Program
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from shared_fixtures import tiny_recipe
 
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.multivariate import GroupsConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Command, assert_refused, tiny_recipe
+from shared_fixtures import Command, assert_refused, tiny_recipe
 
 import tscompress
 from tscompress.errors import OutputExistsError, UsageError

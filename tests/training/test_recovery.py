@@ -22,12 +22,12 @@ import torch
 import yaml
 from accelerate import PartialState
 from chronos import BaseChronosPipeline
-from conftest import FAMILIES, Command
 from forked import Program
 from hooks import hook_count
 from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from shared_fixtures import FAMILIES, Command
 from torch import Tensor
 
 import tscompress

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from chronos import BaseChronosPipeline
-from conftest import tiny_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from shared_fixtures import tiny_recipe
 
 import tscompress
 from tscompress.families.registry import adapter_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
+from shared_fixtures import ROOT
 
 from tscompress.data.suites import find_suite
 from tscompress.errors import RecipeError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Command, assert_refused
 from other_process import claimed_elsewhere
+from shared_fixtures import Command, assert_refused
 
 from tscompress.api import compress
 from tscompress.errors import OutputExistsError

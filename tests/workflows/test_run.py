@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import Forbid, tiny_recipe
+from shared_fixtures import Forbid, tiny_recipe
 
 from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.load import load

@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import Forbid, hear_ctrl_c
 from rich.console import Console
+from shared_fixtures import Forbid, hear_ctrl_c
 from typer.testing import CliRunner
 
 from tscompress.benchmark.process_memory import MemoryUse

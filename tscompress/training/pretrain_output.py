@@ -17,9 +17,7 @@ from tscompress.checkpoints.format import unique_tensors, write_factored
 from tscompress.checkpoints.load import load
 from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
-from tscompress.compression.calibration import run_teacher_forced
-from tscompress.data.batch import ForecastBatch
-from tscompress.errors import VerificationError
+from tscompress.compression.verify import verify
 from tscompress.families.registry import adapter_of_model
 from tscompress.io.files import check_file, check_output, new_directory, write_text_atomically
 from tscompress.io.own_outputs import RANKS_LOG, TRAINING_DIRECTORY, TRAINING_LOG
@@ -112,7 +110,8 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
         dtypes = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
         base_config = _completed(half, json.loads(half.config.to_json_string())) | dtypes
         write_factored(half, plan, base_config, directory)
-        _verify(half, directory)
+        written = replace(load(directory), model=half.eval().cpu())
+        verify(written, directory)
         return
     half.save_pretrained(directory)
     path = directory / CONFIG_FILE
@@ -124,19 +123,3 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
 def _completed(model: PreTrainedModel, config: dict[str, Any]) -> dict[str, Any]:
     """``config`` with what another version of transformers reads differently."""
     return {**adapter_of_model(model).complete_config(model, config, unique_tensors(model).keys())}
-
-
-def _verify(model: PreTrainedModel, directory: Path) -> None:
-    """Load ``directory`` and compare weights and one forward pass, bit for bit."""
-    reloaded = load(directory)
-    ours, theirs = unique_tensors(model.cpu()), unique_tensors(reloaded.model)
-    if ours.keys() != theirs.keys() or not all(torch.equal(ours[n], theirs[n]) for n in ours):
-        raise VerificationError("the weights do not load back as they were in memory.")
-    wave = torch.sin(torch.arange(2 * 56.0) / 3).reshape(2, 56)
-    probe = ForecastBatch(wave[:, :48], wave[:, 48:])
-    in_memory = replace(reloaded, model=model.requires_grad_(True).eval())
-    reloaded.model.requires_grad_(True)  # frozen weights take another path through matmul
-    outputs = [run_teacher_forced(one, probe) for one in (in_memory, reloaded)]
-    name = "logits" if "logits" in outputs[0] else "quantile_preds"
-    if not torch.equal(outputs[0][name], outputs[1][name]):
-        raise VerificationError("the saved model predicts differently than the one in memory.")

@@ -8,23 +8,19 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tscompress.checkpoints.factored_methods import name_place_
 from tscompress.checkpoints.format import (
     MAX_SHARD_SIZE,
-    unique_tensors,
     write_factored,
     write_folded,
 )
 from tscompress.checkpoints.integrity import source_files
-from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.load import LoadedModel
 from tscompress.checkpoints.names import GENERATION_FILE, PLAN_FILE, PROVENANCE_FILE
 from tscompress.checkpoints.provenance import hashes, write_provenance
-from tscompress.compression.calibration import run_teacher_forced
-from tscompress.data.batch import ForecastBatch
+from tscompress.compression.verify import verify
 from tscompress.data.seasonality import season_note
-from tscompress.errors import PlanError, VerificationError
+from tscompress.errors import PlanError
 from tscompress.io.arguments import check_type
 from tscompress.io.files import new_directory, user_path, write_text_atomically
 from tscompress.io.freed_memory import return_memory
@@ -159,43 +155,6 @@ def _write_log(recovery: RecoveryResult, directory: Path) -> None:
         write_text_atomically(directory / RANKS_LOG, ranks_text(recovery.ranks))
     figure = loss_figure(records, recovery.best_step)
     save_figure(figure, directory / RECOVERY_FIGURE_FILE)
-
-
-def verify(compressed: LoadedModel, directory: Path) -> None:
-    """Load ``directory`` and compare weights and one forward pass, bit for bit.
-
-    Raises
-    ------
-    VerificationError
-    """
-    device = str(next(compressed.model.parameters()).device)
-    reloaded = load(directory, device=device)
-    # Frozen weights take another path through matmul, with other rounding.
-    reloaded.model.requires_grad_(next(compressed.model.parameters()).requires_grad)
-    ours, theirs = unique_tensors(compressed.model), unique_tensors(reloaded.model)
-    different = [n for n in ours if n not in theirs or not torch.equal(ours[n], theirs[n])]
-    if different or len(ours) != len(theirs):
-        name = (different or sorted(set(theirs) - set(ours)))[0]
-        raise VerificationError(f"{name} does not load back as it was in memory; nothing was kept.")
-    for model in (compressed.model, reloaded.model):
-        for parameter in model.parameters():
-            # Products of differently aligned memory, as in a loaded file, round differently.
-            parameter.data = parameter.data.clone()
-    probe = ForecastBatch(_probe(2, 48), _probe(2, 8))
-    ours_out, theirs_out = _output(compressed, probe), _output(reloaded, probe)
-    if not torch.allclose(ours_out, theirs_out, rtol=0, atol=0, equal_nan=True):
-        raise VerificationError("the saved model predicts differently; nothing was kept.")
-
-
-def _probe(rows: int, steps: int) -> torch.Tensor:
-    time = torch.arange(steps, dtype=torch.float32)
-    return torch.stack([torch.sin(time / (2 + row)) + 0.01 * time for row in range(rows)])
-
-
-def _output(loaded: LoadedModel, probe: ForecastBatch) -> torch.Tensor:
-    output = run_teacher_forced(loaded, probe)
-    result: torch.Tensor = output.logits if "logits" in output else output.quantile_preds
-    return result
 
 
 def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
