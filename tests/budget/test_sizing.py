@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,27 @@ def test_quality_beside_a_width_is_that_of_both_cuts(checkpoint: Path, layout: s
     ratios = WindowLoss(load(checkpoint), held_out).ratios(trial)
     assert ratios.worst <= 1.9
     assert plan.schedule["found"]["measured"] == pytest.approx(ratios.worst, rel=1e-4)
+
+
+def test_the_stream_is_narrowed_once_for_what_is_measured_by_layer(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = import_module("tscompress.compression.apply")
+    directions, narrowed, measured = apply.principal_directions, 0, 0
+
+    def count(*arguments: Any) -> Any:
+        nonlocal narrowed
+        narrowed += 1
+        return directions(*arguments)
+
+    def tell(stage: str, done: int, total: int) -> None:
+        nonlocal measured
+        measured += stage == "candidates"
+
+    monkeypatch.setattr(apply, "principal_directions", count)
+    planned(load(checkpoint), "wql=90%", layout="factored", width=20, on_progress=tell)
+    assert measured > 2
+    assert narrowed <= 2  # and for one of the same sizes everywhere, which is folded in one go
 
 
 def test_a_tighter_budget_is_never_larger(checkpoint: Path) -> None:

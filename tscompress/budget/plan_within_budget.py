@@ -26,7 +26,7 @@ from tscompress.budget.sensitivity import PartKind, Sensitivity
 from tscompress.budget.window_loss import LossRatios, WindowLoss, split_windows, with_drivers
 from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.apply import config_of_layers, fold_planned_
+from tscompress.compression.apply import config_of_layers, fold_planned_, second_fold
 from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
@@ -112,7 +112,7 @@ def plan_within_budget(
     if schedule.budget.measure not in ("latency", "wql"):
         choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
     if width is not None:
-        sized = _narrowed(loaded, width, fitted, fold, on_progress)
+        sized = trials.narrowed = _narrowed(loaded, width, fitted, fold, on_progress)
     chosen = choose(_measured(sized, fitted, held_out, fold, on_progress, depth=schedule.depth))
     plan = plan_of(loaded, chosen, schedule, fold)
     record = {**plan.schedule, "found": trials.found(chosen) | _found(chosen, original)}
@@ -174,6 +174,7 @@ class _Trials:
         self.loaded, self.schedule, self.fold = loaded, schedule, fold
         self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
         self.base = WindowLoss(loaded, held_out) if schedule.budget.measure == "wql" else None
+        self.narrowed: LoadedModel | None = None  # a copy folded to a given width
         self._measured: dict[int, float] = {}  # ratio to the original by id of the candidate
         self._parts: dict[int, LossRatios] = {}  # of which it is the worst
 
@@ -183,7 +184,10 @@ class _Trials:
     def quality(self, candidate: Candidate) -> float:
         assert self.base is not None
         plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
-        trial = copy.deepcopy(self.loaded)
+        start = self.loaded
+        if self.narrowed is not None and (second := second_fold(start, plan)) is not None:
+            start, plan = self.narrowed, second
+        trial = copy.deepcopy(start)
         fold_planned_(trial, plan, self.fitted, self.fold)
         ratios = self._parts[id(candidate)] = self.base.ratios(trial)
         return ratios.worst

@@ -72,6 +72,12 @@ def fold_planned_(
     apply_fold_(loaded, plan, batches, config, on_layer, original=original)
 
 
+def second_fold(loaded: LoadedModel, plan: Plan) -> Plan | None:
+    """What :func:`fold_planned_` folds after it has narrowed the stream; None: it folds once."""
+    plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
+    return plan.narrowed() if _narrows_first(plan) else None
+
+
 def _narrows_first(plan: Plan) -> bool:
     """Whether a complete plan has a width and sizes by layer, chosen for the narrower model."""
     sizes = {size for head in plan.heads for size in (head.qk_size, head.vo_size)}
