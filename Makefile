@@ -37,8 +37,8 @@ imports: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# Rewriting every assert so that it shows its operands takes a tenth of a minute a worker; what failed
-# is run again with that.
+# Rewriting every assert so that it shows its operands takes each worker as long as importing torch and
+# transformers; what failed is run again with that.
 fast-tests: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=20 --assert=plain \
 	|| { OMP_NUM_THREADS=1 $(BIN)/pytest --last-failed --last-failed-no-failures=none; exit 1; }
