@@ -17,12 +17,13 @@ PYTEST_WORKERS ?= 2
 demo: $(VENV)/.demo
 	$(BIN)/tscompress run recipes/demo.yaml --output $(DEMO_OUTPUT) --force $(DEMO_FLAGS)
 
-# What reads the code is done beside the tests, at whose start a core waits for the other.
+# Checks run beside the tests: one core is idle while pytest starts its workers.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs=2 checks fast-tests
+	$(MAKE) --no-print-directory --jobs=2 lint imports types fast-tests
 
-# All that reads the code and does not run it.
-checks: lint imports types
+# All that reads the code and does not run it, side by side.
+checks: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs=2 types imports lint
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,11 +38,13 @@ imports: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# Rewriting every assert so that it shows its operands takes each worker as long as importing torch and
-# transformers; what failed is run again with that.
+# Where Python writes no bytecode, as in CI, rewriting every assert so that it shows its operands takes
+# each worker as long as importing torch; what failed is run again with that.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 fast-tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=20 --assert=plain \
-	|| { OMP_NUM_THREADS=1 $(BIN)/pytest --last-failed --last-failed-no-failures=none; exit 1; }
+	$(PYTEST) -n $(PYTEST_WORKERS) --dist worksteal --durations=20 --assert=plain || { code=$$?; \
+	if [ $$code -eq 1 ]; then echo "What failed, again, with the operands of its asserts:"; \
+	$(PYTEST) --last-failed --last-failed-no-failures=none --maxfail=20; fi; exit $$code; }
 
 slow-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not network and not gpu"

@@ -10,6 +10,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     They import torch and transformers, and workers start when the process above them is ready.
     """
-    hands_out_tests = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
-    if not hands_out_tests:
+    worker = hasattr(config, "workerinput")
+    distributed = config.getoption("dist", "no") != "no" and config.getoption("tx", None)
+    if worker or not distributed or config.getoption("collectonly"):
         config.pluginmanager.import_plugin("shared_fixtures")

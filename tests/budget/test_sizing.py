@@ -32,7 +32,7 @@ from tscompress.budget.search import Candidate
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.budget.window_loss import WindowLoss, joined, split_windows, with_drivers
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression.apply import apply_fold_, fold_planned_
+from tscompress.compression.apply import apply_fold_, fold_planned_, second_fold
 from tscompress.compression.calibration import CalibrationConfig, calibration_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
@@ -321,7 +321,29 @@ def test_the_stream_is_narrowed_once_for_what_is_measured_by_layer(
     monkeypatch.setattr(apply, "principal_directions", count)
     planned(load(checkpoint), "wql=90%", layout="factored", width=20, on_progress=tell)
     assert measured > 2
-    assert narrowed <= 2  # and for one of the same sizes everywhere, which is folded in one go
+    assert narrowed <= 2  # the copy, and a candidate of the same sizes everywhere
+
+
+def test_a_second_fold_is_what_is_left_of_a_narrowed_copy(checkpoint: Path) -> None:
+    original = load(checkpoint)
+    plan = planned(original, "parameters=0.5", layout="factored", width=20)
+    narrowed = applied(checkpoint, fold_plan(original.model, original.architecture, width=20))
+    narrowed.plan = None
+    second = second_fold(original, plan)
+    assert second is not None
+    fold_planned_(narrowed, second, batches_of(original), FOLD)
+    weights = applied(checkpoint, plan).model.state_dict()
+    assert weights.keys() == narrowed.model.state_dict().keys()
+    assert all(torch.equal(weights[k], x) for k, x in narrowed.model.state_dict().items())
+    # Others are folded in one go.
+    for changes in ({"width": None}, {"kept_layers": {"encoder": (0,)}}):
+        assert second_fold(original, plan.model_copy(update=changes)) is None
+
+
+def test_quality_beside_a_width_of_fewer_layers(checkpoint: Path) -> None:
+    plan = planned(load(checkpoint), "wql=90%", width=20, depth=True)
+    assert plan.width is not None
+    assert plan.schedule["found"]["measured"] <= 1.9
 
 
 def test_a_tighter_budget_is_never_larger(checkpoint: Path) -> None:

@@ -142,7 +142,7 @@ def hub(checkpoints: dict[str, Path]) -> Iterator[HubServer]:
 @pytest.fixture(scope="module")
 def command(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     home = tmp_path_factory.mktemp("home")
-    started = home.stat().st_mtime
+    started = home.stat().st_ctime
     client = Client(hub, home)
     yield client
     everything = client.close()
@@ -151,7 +151,7 @@ def command(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for token in (TOKEN, OTHER_TOKEN):
         assert token not in everything
         for path in tmp_path_factory.getbasetemp().rglob("*"):
-            if not path.is_file() or path.stat().st_mtime < started:
+            if not path.is_file() or path.stat().st_ctime < started:
                 continue  # of other tests, before
             if "secret" not in path.parent.name:
                 assert token.encode() not in path.read_bytes(), path

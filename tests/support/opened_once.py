@@ -52,7 +52,7 @@ class _Kept:
     """A pipeline in memory, to make copies of: in a fifth of the time of ``copy.deepcopy``."""
 
     def __init__(self, pipeline: BaseChronosPipeline) -> None:
-        self.tensors: list[torch.Tensor] = []
+        seen: list[torch.Tensor] = []
         places: dict[int, int] = {}
 
         class Pickler(pickle.Pickler):
@@ -60,13 +60,15 @@ class _Kept:
                 if not isinstance(part, torch.Tensor):
                     return None
                 if id(part) not in places:
-                    places[id(part)] = len(self.tensors)
-                    self.tensors.append(part)
+                    places[id(part)] = len(seen)
+                    seen.append(part)
                 return places[id(part)]
 
         written = io.BytesIO()
         Pickler(written, protocol=5).dump(pipeline)
         self.rest = written.getvalue()
+        # Not those in the file, which may be written to.
+        self.tensors = [_laid_alike(tensor) for tensor in seen]
 
     def copy(self) -> BaseChronosPipeline:
         tensors = [_laid_alike(tensor) for tensor in self.tensors]
@@ -85,6 +87,8 @@ def _laid_alike(tensor: torch.Tensor, alignment: int = 64) -> torch.Tensor:
     MKL rounds by where a tensor lies: on processors with AVX2 alone, forecasts of a copy that lies
     elsewhere than the weights in a file differ in the last bit.
     """
+    assert tensor.is_contiguous()
+    assert isinstance(tensor, torch.nn.Parameter) or not tensor.requires_grad
     room = np.empty(tensor.nbytes + alignment, dtype=np.uint8)
     start = (tensor.data_ptr() - room.ctypes.data) % alignment
     laid = torch.from_numpy(room[start : start + tensor.nbytes]).view(tensor.dtype)

@@ -55,9 +55,9 @@ def fold_planned_(
         return
     if plan.width is not None and not plan.kept_layers:
         plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
-        if _narrows_first(plan):
-            _narrow_and_fold_(loaded, plan, batches, config, on_layer)
-            return
+    if second_fold(loaded, plan) is not None:
+        _narrow_and_fold_(loaded, plan, batches, config, on_layer)
+        return
     original = None
     if plan.kept_layers:
         have = stack_layers(loaded.model)
@@ -73,7 +73,15 @@ def fold_planned_(
 
 
 def second_fold(loaded: LoadedModel, plan: Plan) -> Plan | None:
-    """What :func:`fold_planned_` folds after it has narrowed the stream; None: it folds once."""
+    """What :func:`fold_planned_` folds after it has narrowed the stream; None: it folds once.
+
+    Raises
+    ------
+    PlanError
+        The plan does not fit the model.
+    """
+    if plan.width is None or plan.kept_layers:
+        return None
     plan = complete_fold_plan(loaded.model, loaded.architecture, plan)
     return plan.narrowed() if _narrows_first(plan) else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import yaml
 from transformers import PreTrainedModel
 
 from tscompress.checkpoints.format import unique_tensors, write_factored
-from tscompress.checkpoints.load import load
 from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.verify import verify
@@ -110,8 +108,7 @@ def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None =
         dtypes = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
         base_config = _completed(half, json.loads(half.config.to_json_string())) | dtypes
         write_factored(half, plan, base_config, directory)
-        written = replace(load(directory), model=half.eval().cpu())
-        verify(written, directory)
+        verify(half.eval().cpu(), directory)
         return
     half.save_pretrained(directory)
     path = directory / CONFIG_FILE

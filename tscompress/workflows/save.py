@@ -112,7 +112,7 @@ def save(
         _write_provenance(compressed, directory)
         if compressed.recovery is not None:
             _write_log(compressed.recovery, directory)
-        verify(compressed, directory)
+        verify(compressed.model, directory)
     name_place_(compressed.model, output)
     return output
 
