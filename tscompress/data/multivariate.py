@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.synthetic import FloatArray, SyntheticCorpus
@@ -52,8 +52,26 @@ class GroupsConfig(BaseModel):
     events_weight: float = Field(default=0.15, ge=0, description="pulses and calendars drive it")
     mixed_weight: float = Field(default=0.15, ge=0, description="mixtures at one step")
     leading_weight: float = Field(default=0.15, ge=0, description="one series leads the others")
+    leading_lags: tuple[int, ...] = Field(
+        default=(), description="lags of what leads; none: 2 to longest_lag, short ones more often"
+    )
+    white_leader_share: float = Field(
+        default=0.0, ge=0, le=1, description="of leading series that are noise"
+    )
     cointegrated_weight: float = Field(default=0.1, ge=0, description="a common random walk")
     unrelated_weight: float = Field(default=0.1, ge=0, description="nothing in common")
+    calendar_weight: float = Field(
+        default=0.0, ge=0, description="a season, and flags that mostly repeat it"
+    )
+
+    @model_validator(mode="after")
+    def _lags_fit(self) -> GroupsConfig:
+        off = [lag for lag in self.leading_lags if not 1 <= lag <= self.longest_lag]
+        if off:
+            raise ValueError(
+                f"leading_lags has {off[0]}; give lags of 1 to longest_lag, {self.longest_lag}"
+            )
+        return self
 
     @property
     def weights(self) -> dict[str, float]:
@@ -66,7 +84,7 @@ class GroupsConfig(BaseModel):
         """
         given = {
             name: float(getattr(self, f"{name}_weight"))
-            for name in ("driven", "events", "mixed", "leading", "cointegrated", "unrelated")
+            for name in _RELATIONS
         }
         total = sum(given.values())
         if total <= 0:
@@ -172,7 +190,7 @@ def driven_windows(rng: np.random.Generator, windows: FloatArray, horizon: int) 
     Nothing but the covariate tells that part of the first, so that the loss on it is a measure of
     the use of covariates. Series are as long as those of :func:`related_windows`.
     """
-    others = ("events", "mixed", "leading", "cointegrated", "unrelated")
+    others = [name for name in _RELATIONS if name != "driven"]
     config = GroupsConfig(
         share=1,
         largest=2,
@@ -242,6 +260,18 @@ class _Group:
         """Short ones more often."""
         most = np.log(self.lag + 1)
         return max(shortest, int(np.exp(self.rng.uniform(np.log(shortest), most))))
+
+    def leading_lag(self) -> int:
+        """Of a leading series."""
+        if self.config.leading_lags:
+            return int(self.rng.choice(self.config.leading_lags))
+        return self.some_lag(shortest=2)
+
+    def whiten_leader(self) -> None:
+        """The last series sometimes becomes white noise, which no past but its own tells."""
+        share = self.config.white_leader_share
+        if share and self.rng.random() < share:  # no draw without a share, as with drivers
+            self.values[-1] = self.rng.standard_normal(self.values.shape[1])
 
     def whiten_drivers(self) -> None:
         """Some of the series but the first become white noise, which nothing else predicts."""
@@ -333,10 +363,11 @@ def _mixed(group: _Group) -> _Drawn:
 
 def _leading(group: _Group) -> _Drawn:
     """The last series leads all others by some steps each."""
-    rng, values = group.rng, group.own.copy()
-    leader = group.size - 1
+    rng, leader = group.rng, group.size - 1
+    group.whiten_leader()
+    values = group.own.copy()
     for row in range(leader):
-        led = group.lagged(leader, group.some_lag(shortest=2)) * rng.choice([-1, 1, 1])
+        led = group.lagged(leader, group.leading_lag()) * rng.choice([-1, 1, 1])
         values[row] = _blend(values[row], led, group.some_share())
     known = np.zeros(group.size, dtype=bool)
     known[leader] = rng.random() < 0.2 * group.config.known_share
@@ -360,6 +391,36 @@ def _unrelated(group: _Group) -> _Drawn:
     return group.in_units(group.own), group.drivers_known(group.config.known_share)
 
 
+def _calendar(group: _Group) -> _Drawn:
+    """The first series has a season; flags beside it repeat one step of it, or last for weeks.
+
+    Some flags are promotions, which alone say more than the past of the series.
+    """
+    rng, values = group.rng, group.own.copy()
+    step = np.arange(values.shape[1])
+    period = int(rng.choice([4, 5, 7, 7, 7, 12, 24]))
+    phase = (step + rng.integers(period)) % period
+    pattern = rng.standard_normal(period)
+    pattern[0] -= rng.uniform(0, 4)  # the step that a flag marks
+    values[0] = _blend(values[0], pattern[phase], float(rng.uniform(0.3, 0.95)))
+    marks = np.empty((group.size - 1, len(step)))
+    for row in range(len(marks)):
+        kind = rng.integers(3)
+        if kind == 0:
+            marks[row] = phase == 0
+        elif kind == 1:
+            marks[row] = _spells(rng, len(step), rate=0.01, shortest=10, longest=60)
+            values[0] += rng.choice([0, 0, rng.normal(0, 0.3)]) * marks[row]
+        else:
+            marks[row] = _spells(rng, len(step), rate=0.06, shortest=3, longest=8)
+            values[0] += rng.uniform(0.3, 2.0) * marks[row]
+        if rng.random() < 0.3:
+            marks[row] = 1 - marks[row]
+    drawn = group.in_units(values)
+    drawn[1:] = marks
+    return drawn, group.drivers_known(0.5 + 0.5 * group.config.known_share)
+
+
 _RELATIONS: dict[str, Callable[[_Group], _Drawn]] = {
     "driven": _driven,
     "events": _events,
@@ -367,6 +428,7 @@ _RELATIONS: dict[str, Callable[[_Group], _Drawn]] = {
     "leading": _leading,
     "cointegrated": _cointegrated,
     "unrelated": _unrelated,
+    "calendar": _calendar,
 }
 
 
@@ -390,4 +452,14 @@ def _marks(rng: np.random.Generator, steps: int) -> _Values:
     else:
         period = int(rng.choice([4, 5, 7, 12, 24]))
         marks = (np.arange(steps) % period == rng.integers(period)).astype(np.float64)
+    return marks
+
+
+def _spells(
+    rng: np.random.Generator, steps: int, *, rate: float, shortest: int, longest: int
+) -> _Values:
+    """Zeros, and spans of ones of up to ``longest`` steps; one in ``1 / rate`` steps begins one."""
+    marks = np.zeros(steps)
+    for first in np.flatnonzero(rng.random(steps) < rate):
+        marks[first : first + int(rng.integers(shortest, longest + 1))] = 1
     return marks
