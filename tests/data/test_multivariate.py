@@ -19,7 +19,7 @@ from tscompress.data.multivariate import (
 )
 from tscompress.data.synthetic import CorpusConfig, SyntheticCorpus
 
-RELATIONS = ("driven", "events", "mixed", "leading", "cointegrated", "unrelated")
+RELATIONS = ("driven", "events", "mixed", "leading", "cointegrated", "unrelated", "calendar")
 NOISE = CorpusConfig(
     kernel_weight=0,
     structural_weight=0,
@@ -104,6 +104,36 @@ def test_a_leading_series_is_followed_after_its_lag() -> None:
     assert len(set(copies)) > 3
 
 
+def test_lags_of_what_leads_can_be_given() -> None:
+    groups = draw(only("leading", largest=2, least_share=1.0, leading_lags=(3, 8)), count=200)
+    pairs = zip(groups.series[1::2], groups.series[0::2], strict=True)
+    found = [lag for lag, strength in (best_lag(*pair, 10) for pair in pairs) if strength > 0.9999]
+    assert len(found) > 50
+    assert set(found) == {3, 8}
+
+
+def test_leaders_of_noise_do_not_tell_their_next_step() -> None:
+    for share, least, most in ((1.0, 0.0, 0.3), (0.0, 0.5, 1.0)):
+        groups = draw(only("leading", largest=2, white_leader_share=share), count=200)
+        next_step = [abs(correlation(row[:-1], row[1:])) for row in groups.series[1::2]]
+        assert least < np.median(next_step) < most
+
+
+def test_a_flag_of_a_calendar_marks_one_step_of_a_season() -> None:
+    groups = draw(only("calendar", largest=2), count=400)
+    assert not groups.known[0::2].any()
+    periodic = 0
+    for series, flag in zip(groups.series[0::2], groups.series[1::2], strict=True):
+        assert set(np.unique(flag)) <= {0.0, 1.0}
+        rare = flag if flag.mean() < 0.5 else 1 - flag
+        steps = np.flatnonzero(rare)
+        gaps = set(np.diff(steps).tolist())
+        if len(steps) > 3 and gaps <= {4, 5, 7, 12, 24} and len(gaps) == 1:
+            periodic += 1
+            assert not np.array_equal(series, flag)
+    assert periodic > 40  # of 200 flags
+
+
 def test_a_driver_explains_its_series() -> None:
     # Of two series with a linear effect at once, the correlation is the root of the share.
     groups = draw(only("driven", largest=2, longest_lag=1), count=400)
@@ -133,7 +163,8 @@ def test_cointegrated_series_share_a_walk() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"share": 1.5}, {"largest": 1}, {"longest_lag": 0}, {"sizes": 3}]
+    "changes",
+    [{"share": 1.5}, {"largest": 1}, {"longest_lag": 0}, {"sizes": 3}, {"leading_lags": (25,)}],
 )
 def test_bounds_of_a_config(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(changes))):

@@ -139,9 +139,11 @@ def _kill(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
 
 
 def drawing_processes(device: torch.device) -> int:
-    """Processes that draw batches: a GPU trains faster than one core draws."""
+    """Processes that draw batches: a core draws some 5000 series of Chronos-2 a second, and an H200
+    trains on 33 thousand (4 layers, 256 dimensions, batches of 1536).
+    """
     if device.type == "cpu":
         return 0
     allowed = getattr(os, "sched_getaffinity", None)
     cores = len(allowed(0)) if allowed else os.cpu_count() or 1
-    return max(1, min(4, cores // 2))
+    return max(1, min(8, cores // 2))
