@@ -82,10 +82,7 @@ class GroupsConfig(BaseModel):
         ValueError
             All weights are 0.
         """
-        given = {
-            name: float(getattr(self, f"{name}_weight"))
-            for name in _RELATIONS
-        }
+        given = {name: float(getattr(self, f"{name}_weight")) for name in _RELATIONS}
         total = sum(given.values())
         if total <= 0:
             raise ValueError("groups need at least one relation with a weight above 0")
