@@ -34,7 +34,7 @@ from tscompress.compression.layer_walk import Step
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, FactorizationError, PlanError
 from tscompress.families import patches
-from tscompress.families.registry import build_empty, wrap_pipeline
+from tscompress.families.registry import adapter_of, build_empty, wrap_pipeline
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in shared_fixtures
 FOLD = FoldConfig(continuations="given", precision="float32")
@@ -64,8 +64,19 @@ def measure(loaded: LoadedModel, **options: Any) -> Sensitivity:
     return measure_sensitivity(loaded, options.pop("batches", BATCHES), **options)
 
 
-def mean_loss(loaded: LoadedModel, batches: Sequence[ForecastBatch] = BATCHES) -> float:
-    totals = [forecast_loss(loaded, batch) for batch in batches]
+def mean_loss(
+    loaded: LoadedModel,
+    batches: Sequence[ForecastBatch] = BATCHES,
+    original: LoadedModel | None = None,
+) -> float:
+    """A step, as cuts of ``original``, by default of ``loaded``, are compared."""
+    compared_with = adapter_of(loaded.family).compared_with
+    outputs = [run_teacher_forced(original or loaded, batch) for batch in batches]
+    found = [
+        forecast_losses(loaded, batch, compared_with(output))
+        for batch, output in zip(batches, outputs, strict=True)
+    ]
+    totals = [total for both in found for total in both]
     return sum(total for total, _ in totals) / sum(count for _, count in totals)
 
 
@@ -197,10 +208,12 @@ def test_series_with_covariates_count_as_much_as_those_without(
     target[0], future[0] = torch.nan, batch.target[0]
     batch = replace(batch, group_ids=groups, target=target, future=future)
 
-    def means() -> list[float]:
-        return [total / count for total, count in forecast_losses(loaded, batch)]
+    original = adapter_of(loaded.family).compared_with(run_teacher_forced(loaded, batch))
 
-    (without, two), (driven, one) = forecast_losses(loaded, batch)
+    def means() -> list[float]:
+        return [total / count for total, count in forecast_losses(loaded, batch, original)]
+
+    (without, two), (driven, one) = forecast_losses(loaded, batch, original)
     assert (two, one) == ((len(batch) - 2) * target.shape[1], target.shape[1])
     forecasts, before = Forecasts(loaded, [batch]), means()
     assert forecasts.base == pytest.approx((without + driven) / (two + one))
@@ -210,6 +223,31 @@ def test_series_with_covariates_count_as_much_as_those_without(
     rises = [after / base for after, base in zip(means(), before, strict=True)]
     assert rises[0] != pytest.approx(rises[1])
     assert forecasts.loss() == pytest.approx(forecasts.base * sum(rises) / 2)
+
+
+def test_a_chronos_2_is_compared_with_its_own_forecasts(checkpoints: dict[str, Path]) -> None:
+    """No change of it has a smaller loss there, though at the truth many have."""
+    loaded = load(checkpoints["chronos-2"])
+    batch = windows(grouped=True)
+    own = adapter_of(loaded.family).compared_with(run_teacher_forced(loaded, batch))
+    assert own is not None
+    base, truth = forecast_losses(loaded, batch, own)[0], forecast_losses(loaded, batch)[0]
+    assert base[1] == truth[1]
+    weight = loaded.model.get_parameter("output_patch_embedding.output_layer.weight")
+    better = 0
+    for seed in range(20):
+        noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            weight.add_(0.05 * noise)
+        assert forecast_losses(loaded, batch, own)[0][0] > base[0]
+        better += forecast_losses(loaded, batch)[0][0] < truth[0]
+        with torch.no_grad():
+            weight.sub_(0.05 * noise)
+    assert better > 2
+    for family in ("chronos-bolt", "chronos-t5"):
+        other = load(checkpoints[family])
+        alone = windows()
+        assert adapter_of(family).compared_with(run_teacher_forced(other, alone)) is None
 
 
 def test_loss_of_t5_equals_stock_loss(checkpoints: dict[str, Path]) -> None:
@@ -344,7 +382,8 @@ def test_losses_are_those_of_folded_models(checkpoint: Path) -> None:
     loaded = load(checkpoint)
     found = measure(loaded, head_sizes=(4, 2), layers=False)
     for measured in found.parts:
-        expected = mean_loss(folded(loaded, measured.name, measured.kind, measured.sizes[-1]))
+        smaller = folded(loaded, measured.name, measured.kind, measured.sizes[-1])
+        expected = mean_loss(smaller, original=loaded)
         loss = found.base_loss + measured.losses[-1]
         assert loss == pytest.approx(expected, rel=1e-5), measured.name
 
@@ -377,7 +416,7 @@ def test_a_dropped_layer_is_a_model_without_it(checkpoint: Path) -> None:
     assert len(layers) == (2 if loaded.family == "chronos-2" else 4)
     for layer in layers:
         stack, _, depth = layer.name.split(".")
-        expected = mean_loss(without_layer(loaded, stack, int(depth)))
+        expected = mean_loss(without_layer(loaded, stack, int(depth)), original=loaded)
         assert found.base_loss + layer.losses[0] == pytest.approx(expected, rel=1e-5)
         assert abs(layer.losses[0]) > 1e-6
 

@@ -589,23 +589,32 @@ def test_covariates_do_not_decide_on_layers_of_a_model_that_reads_none(
     assert any(batch.future is not None for batch in caught.value.args[0]) != univariate
 
 
-def test_a_model_that_reads_covariates_is_measured_on_driven_pairs(
+def test_a_model_that_reads_covariates_is_measured_on_groups(
     checkpoints: dict[str, Path],
 ) -> None:
-    for family, rows in (("chronos-2", 5), ("chronos-bolt", 0)):
+    for family, rows in (("chronos-2", 60), ("chronos-bolt", 0)):
         loaded = load(checkpoints[family])
-        values = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).cumsum(1)
+        values = torch.randn(60, 40, generator=torch.Generator().manual_seed(0)).cumsum(1)
         alone = ForecastBatch(values[:, :32], values[:, 32:])
-        grouped = replace(alone, group_ids=torch.tensor([0, 0, 1, 1, 2]))
+        grouped = replace(alone, group_ids=torch.arange(60) // 2)
         found = with_drivers(loaded, [alone, grouped])
         assert found[:2] == [alone, grouped]
-        for batch in found[2:]:
-            assert batch.future is not None
-            known = torch.isfinite(batch.future).all(1)
-            assert known.tolist() == [False, True, False, True, False]
-            assert not torch.isfinite(batch.target[known]).any()
-            assert torch.isfinite(batch.target[~known]).all()
         assert sum(map(len, found[2:])) == rows
+        if not rows:
+            continue
+        driven, led = found[2:]
+        assert len(driven) == 40
+        for batch, ahead in ((driven, True), (led, False)):
+            assert batch.future is not None
+            assert batch.group_ids is not None
+            known = torch.isfinite(batch.future).all(1)
+            assert bool(known.any()) == ahead
+            asked = torch.isfinite(batch.target).all(1)
+            sizes = torch.bincount(batch.group_ids)[batch.group_ids]
+            assert not (known & asked).any()
+            assert batch.driven[sizes > 1].all()  # each has a covariate, and what it drives
+            assert asked.any()
+            assert (~asked).any()
 
 
 def test_windows_know_their_series(checkpoints: dict[str, Path]) -> None:

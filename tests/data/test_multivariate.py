@@ -14,6 +14,7 @@ from tscompress.data.multivariate import (
     GroupsConfig,
     draw_groups,
     driven_windows,
+    led_windows,
     related,
     related_windows,
 )
@@ -234,16 +235,38 @@ def test_missing_values_stay_where_they_are() -> None:
     assert np.array_equal(np.isnan(groups.series), np.isnan(windows[:, 16:]))
 
 
-def test_driven_windows_are_pairs_of_a_series_and_white_noise_known_ahead() -> None:
-    windows = np.random.default_rng(0).normal(size=(201, 120)).cumsum(1).astype(np.float32)
-    groups = driven_windows(np.random.default_rng(1), windows, 16)
-    assert groups.group_ids.tolist() == [row // 2 for row in range(201)]
-    assert groups.known.tolist() == [row % 2 == 1 for row in range(201)]
-    noise = groups.series[1::2]
-    correlated = [np.corrcoef(row[1:], row[:-1])[0, 1] for row in noise]
+def walks(count: int = 300) -> NDArray[np.float32]:
+    return np.random.default_rng(0).normal(size=(count, 120)).cumsum(1).astype(np.float32)
+
+
+def first_and_last(groups: Groups) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The first and the last row of each group, ``[B]`` each."""
+    changes = np.diff(groups.group_ids) > 0
+    return np.append([True], changes), np.append(changes, [True])
+
+
+def test_driven_windows_have_drivers_known_ahead() -> None:
+    groups = driven_windows(np.random.default_rng(1), walks(), 16)
+    sizes = np.bincount(groups.group_ids)
+    assert set(sizes[:-1].tolist()) == {1, 2, 3, 4, 5, 6}  # alone at the end of a block
+    first, _ = first_and_last(groups)
+    assert np.array_equal(groups.known, ~first)
+    drivers = groups.series[groups.known]
+    correlated = [np.corrcoef(row[1:], row[:-1])[0, 1] for row in drivers if len(set(row)) > 2]
+    assert len(correlated) < len(drivers)  # the others are events
     assert abs(float(np.mean(correlated))) < 0.05
-    used = [abs(np.corrcoef(a, b)[0, 1]) for a, b in zip(groups.series[::2], noise, strict=False)]
-    assert float(np.mean(used)) > 0.3
+
+
+def test_led_windows_have_a_leader_of_noise_at_their_end() -> None:
+    groups = led_windows(np.random.default_rng(1), walks(), 16)
+    assert not groups.known.any()
+    _, last = first_and_last(groups)
+    followed = 0
+    for row in np.flatnonzero(~last):
+        leader = groups.series[np.flatnonzero(last & (np.arange(len(last)) > row))[0]]
+        assert abs(correlation(leader[1:], leader[:-1])) < 0.4
+        followed += best_lag(leader, groups.series[row], 24)[1] > 0.5
+    assert followed > 0.4 * (~last).sum()
 
 
 def test_drivers_of_related_windows_may_be_white() -> None:

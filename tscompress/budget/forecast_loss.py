@@ -29,22 +29,29 @@ T = TypeVar("T")
 _Total = tuple[float, int]
 
 
-def forecast_losses(loaded: LoadedModel, batch: ForecastBatch) -> tuple[_Total, _Total]:
+def forecast_losses(
+    loaded: LoadedModel, batch: ForecastBatch, original: Tensor | None = None
+) -> tuple[_Total, _Total]:
     """Teacher-forced loss of the forecast of ``batch``, summed over observed target steps.
 
     Negative log-likelihood of the target's tokens, or twice the pinball loss of scaled quantiles;
     see ``forecast_loss`` of :mod:`tscompress.families`.
 
+    Parameters
+    ----------
+    original
+        What cuts are compared with, see ``cut_loss`` there; None: the targets.
+
     Returns
     -------
     tuple
-        The sum, and the number of steps: of series without a covariate known ahead, and of those
-        with one.
+        The sum, and the number of steps: of series without a covariate, and of those with one.
     """
     output = run_teacher_forced(loaded, batch)
+    family = adapter_of(loaded.family)
 
     def total(windows: ForecastBatch) -> _Total:
-        return adapter_of(loaded.family).forecast_loss(loaded.forecaster, output, windows)
+        return family.cut_loss(loaded.forecaster, output, windows, original)
 
     driven = batch.driven[:, None]
     if not bool(driven.any()):
@@ -85,6 +92,8 @@ class Forecasts:
         self.batches = batches
         self._start: tuple[str, int] | None = ("", 0)
         self._cached: dict[str, _CachedOutput] = {}
+        compared_with = adapter_of(loaded.family).compared_with
+        self._originals = [compared_with(run_teacher_forced(loaded, each)) for each in batches]
         totals = self._totals()
         count = sum(steps for _, steps in totals)
         if not count:
@@ -109,7 +118,8 @@ class Forecasts:
         return self.base * sum(mean / base for mean, base in measured) / len(measured)
 
     def _totals(self) -> list[_Total]:
-        found = self._each(lambda batch: forecast_losses(self.loaded, batch))
+        originals = iter(self._originals)
+        found = self._each(lambda batch: forecast_losses(self.loaded, batch, next(originals)))
         parts = list(zip(*found, strict=True))
         return [(sum(loss for loss, _ in part), sum(n for _, n in part)) for part in parts]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
-from tscompress.data.multivariate import driven_windows
+from tscompress.data.multivariate import Groups, driven_windows, led_windows
 from tscompress.errors import DataError
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
@@ -68,22 +68,34 @@ def split_windows(
 def with_drivers(
     loaded: LoadedModel, held_out: Sequence[ForecastBatch], seed: int = 0
 ) -> list[ForecastBatch]:
-    """What the loss is measured on: for a model that reads covariates, pairs of series as well.
+    """What the loss is measured on: for a model that reads covariates, groups of series as well.
 
-    They are the windows without groups, the first of each two driven by a covariate.
+    They are the windows without groups, two thirds of them with covariates that are known ahead, a
+    third with a leading series that is not, and is not forecast.
     """
     found = list(held_out)
     if group_size(loaded.family, loaded.model) == 1:
         return found
     rng = np.random.default_rng(seed)
     for batch in held_out:
-        if batch.group_ids is None and len(batch) > 1:
-            windows = torch.cat([batch.context, batch.target], dim=1).numpy()
-            horizon = batch.target.shape[1]
-            groups = driven_windows(rng, windows, horizon)
-            past = groups.series.shape[1] - horizon
-            found.append(groups.batch(groups.series[:, :past], groups.series[:, past:]))
+        if batch.group_ids is not None:
+            continue
+        windows = torch.cat([batch.context, batch.target], dim=1).numpy()
+        horizon = batch.target.shape[1]
+        driven = -(-2 * len(windows) // 3)
+        for rows, related in ((windows[:driven], driven_windows), (windows[driven:], led_windows)):
+            if len(rows) > 1:
+                found.append(_as_batch(related(rng, rows, horizon), horizon))
     return found
+
+
+def _as_batch(groups: Groups, horizon: int) -> ForecastBatch:
+    """Groups with a target for all but covariates and what leads, which is the last of a group."""
+    past = groups.series.shape[1] - horizon
+    target = groups.series[:, past:].copy()
+    if not groups.known.any():
+        target[np.append(np.diff(groups.group_ids) > 0, [True])] = np.nan
+    return groups.batch(groups.series[:, :past], target)
 
 
 def joined(batches: Sequence[ForecastBatch], most_rows: int) -> list[ForecastBatch]:
@@ -112,7 +124,7 @@ class LossRatios(NamedTuple):
     Attributes
     ----------
     without_covariates, with_covariates
-        Of series without a covariate known ahead, and of those with one; None: there are none.
+        Of series without a covariate, and of those with one; None: there are none.
     """
 
     without_covariates: float | None
@@ -127,8 +139,8 @@ class LossRatios(NamedTuple):
 class WindowLoss:
     """Weighted quantile loss on windows, relative to the original's.
 
-    Series with a covariate that is known ahead are apart: what it explains is a small part of the
-    loss of all windows, and the first that a cut loses. Each window is scaled by its context or its
+    Series with a covariate are apart: what it explains is a small part of the loss of all windows,
+    and the first that a cut loses. Each window is scaled by its context or its
     target, whichever is larger, so that no window (as after a context of zeros) outweighs the
     others.
 

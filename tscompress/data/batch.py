@@ -39,11 +39,14 @@ class ForecastBatch:
 
     @property
     def driven(self) -> Tensor:
-        """``[B]``, bool: rows of a group with a covariate that is known ahead, itself included."""
-        if self.future is None or self.group_ids is None:
+        """``[B]``, bool: rows of a group with a covariate, itself included.
+
+        A covariate is what has no target: its future is known, or not asked for.
+        """
+        if self.group_ids is None:
             return torch.zeros(len(self), dtype=torch.bool, device=self.context.device)
-        known = torch.isfinite(self.future).any(1)
-        return torch.isin(self.group_ids, self.group_ids[known])
+        given = ~torch.isfinite(self.target).any(1)
+        return torch.isin(self.group_ids, self.group_ids[given])
 
     def rows(self, chosen: slice | Tensor) -> ForecastBatch:
         """The batch of some of the rows, by a slice, a mask or indices."""

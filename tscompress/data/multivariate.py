@@ -182,21 +182,29 @@ def related_windows(
 
 
 def driven_windows(rng: np.random.Generator, windows: FloatArray, horizon: int) -> Groups:
-    """Windows ``[B, T + H]`` in pairs, the first driven by white noise that is known ahead.
+    """Windows ``[B, T + H]`` in groups of which the first is driven by some of the others.
 
-    Nothing but the covariate tells that part of the first, so that the loss on it is a measure of
-    the use of covariates. Series are as long as those of :func:`related_windows`.
+    These are white noise or events, and known ahead: nothing but they tell their part of the first,
+    so that the loss on it is a measure of the use of covariates. Groups have up to six series, as
+    to attend to two is hardly to choose. Series are as long as those of :func:`related_windows`.
     """
-    others = [name for name in _RELATIONS if name != "driven"]
-    config = GroupsConfig(
-        share=1,
-        largest=2,
-        known_share=1,
-        white_share=1,
-        driven_weight=1,
-        **{f"{name}_weight": 0 for name in others},
-    )
-    return _related_by(rng, windows, horizon, config, 2)
+    config = _only(known_share=1, white_share=1, driven_weight=0.7, events_weight=0.3)
+    return _related_by(rng, windows, horizon, config, config.largest)
+
+
+def led_windows(rng: np.random.Generator, windows: FloatArray, horizon: int) -> Groups:
+    """Windows ``[B, T + H]`` in groups of which the last leads the others, and is white noise.
+
+    Of no series the future is known. Otherwise as :func:`driven_windows`.
+    """
+    config = _only(known_share=0, white_leader_share=1, leading_weight=1)
+    return _related_by(rng, windows, horizon, config, config.largest)
+
+
+def _only(**changes: float) -> GroupsConfig:
+    """Groups alone, of the relations that ``changes`` give a weight."""
+    none = {f"{name}_weight": 0.0 for name in _RELATIONS}
+    return GroupsConfig.model_validate({"share": 1, **none, **changes})
 
 
 def _related_by(

@@ -393,6 +393,22 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
     ) -> tuple[float, int]:
         """Summed loss of the model's ``output`` on a batch, and the number of steps."""
 
+    def cut_loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
+    ) -> tuple[float, int]:
+        """As :meth:`forecast_loss`, for comparing sizes of parts of a model.
+
+        Parameters
+        ----------
+        original
+            :meth:`compared_with` of the uncut model's output on the batch.
+        """
+        return self.forecast_loss(pipeline, output, batch)
+
+    def compared_with(self, output: Any) -> Tensor | None:
+        """What of the uncut model's ``output`` cuts are compared with; None: with the truth."""
+        return None
+
     def predict(
         self,
         pipeline: BaseChronosPipeline,

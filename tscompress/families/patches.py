@@ -83,25 +83,40 @@ class PatchFamily(ForecastFamily):
         :data:`FURTHEST` of its spreads, on average, the weight of that. Steps beyond the model's
         horizon are ignored, and so are series with a constant context, which have no scale.
         """
+        return self._loss(pipeline, output, batch, batch.target[:, None])
+
+    def _loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, outcomes: Tensor
+    ) -> tuple[float, int]:
+        """The loss at outcomes ``[B, S, H]``, mean over S; steps count where the target is known.
+
+        Returns
+        -------
+        tuple
+            The sum over steps, and their number.
+        """
         model: Any = pipeline.inner_model
         preds = output.quantile_preds  # [B, Q, H]
         steps = min(preds.shape[-1], batch.target.shape[1])
         context = _read(model, batch.context).to(preds.device)
-        target = batch.target[:, :steps].to(preds.device)
+        outcomes = outcomes[..., :steps].to(preds.device)
         _, (loc, scale) = model.instance_norm(context)  # [B, 1]
-        scaled, _ = model.instance_norm(target, (loc, scale))
-        scaled_preds, _ = model.instance_norm(preds[..., :steps], (loc[:, None], scale[:, None]))
+        each = (loc[:, None], scale[:, None])
+        scaled, _ = model.instance_norm(outcomes, each)
+        scaled_preds, _ = model.instance_norm(preds[..., :steps], each)
         levels = torch.tensor(
             model.chronos_config.quantiles, dtype=torch.float64, device=preds.device
-        )
-        error = scaled.double()[:, None] - scaled_preds.double()  # [B, Q, h]
-        away = scaled.double().abs().nanmean(1, keepdim=True).nan_to_num()  # [B, 1]
-        error = error / (away / FURTHEST).clamp(min=1)[:, None]
-        pinball = 2 * torch.maximum(levels[:, None] * error, (levels[:, None] - 1) * error)
+        )[:, None]
+        away = scaled.double().abs().nanmean((1, 2)).nan_to_num()  # [B]
+        far = (away / FURTHEST).clamp(min=1)[:, None, None]
+        pinball = torch.zeros(scaled[:, 0].shape, dtype=torch.float64, device=preds.device)
+        for outcome in scaled.double().unbind(1):  # [B, h]
+            error = (outcome[:, None] - scaled_preds.double()) / far  # [B, Q, h]
+            pinball += 2 * torch.maximum(levels * error, (levels - 1) * error).mean(1)
         # If a context is constant up to rounding, its scale is arbitrary, and so is the loss.
         varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
-        counts = torch.isfinite(target) & varies
-        return float(pinball.mean(1)[counts].sum()), int(counts.sum())
+        counts = torch.isfinite(batch.target[:, :steps]).to(preds.device) & varies
+        return float(pinball[counts].sum()) / scaled.shape[1], int(counts.sum())
 
 
 def per_observed_step(loss: Tensor, observed: Tensor, quantiles: Tensor) -> Tensor:

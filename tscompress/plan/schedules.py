@@ -40,7 +40,7 @@ class Budget(BaseModel):
     ----------
     measure
         The cost, of the whole model; ``macs``, ``kv-cache`` and ``latency`` are of one ``predict``
-        call, ``wql`` is on held-out calibration windows, of series without a covariate known ahead
+        call, ``wql`` is on held-out calibration windows, of series without a covariate
         or of those with one, whichever rises more.
     ratio
         Upper bound of after / before.
