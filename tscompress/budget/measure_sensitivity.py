@@ -1,7 +1,8 @@
 """Sensitivity: the rise of the forecast loss when one part of a model is made smaller.
 
 The loss is measured, not weight error: every attention block's queries and keys, its values, every
-feed-forward and every layer is compressed alone, and the whole model forecasts held-out windows.
+feed-forward and every layer is compressed alone, and the whole model forecasts held-out windows. It
+is the loss at the truth, or for Chronos-2 at the original's forecasts.
 A pass runs the model hundreds of times, so its result is saved after each block, in a file named
 by a hash of everything that it depends on, and an interrupted pass resumes.
 """
