@@ -269,6 +269,12 @@ def test_led_windows_have_a_leader_of_noise_at_their_end() -> None:
     assert followed > 0.4 * (~last).sum()
 
 
+def test_short_windows_are_led_by_one_step() -> None:
+    for past in (3, 4, 6, 7, 8):
+        groups = led_windows(np.random.default_rng(0), walks(40)[:, : past + 4], 4)
+        assert groups.series.shape == (40, past + 4 - max(1, past // 4))
+
+
 def test_drivers_of_related_windows_may_be_white() -> None:
     """Smooth series stay smooth but for drivers, which nothing else in their group tells."""
     steps = np.arange(200)

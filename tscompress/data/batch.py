@@ -41,7 +41,7 @@ class ForecastBatch:
     def driven(self) -> Tensor:
         """``[B]``, bool: rows of a group with a covariate, itself included.
 
-        A covariate is what has no target: its future is known, or not asked for.
+        A covariate is what has no target: its future is known, not asked for, or all missing.
         """
         if self.group_ids is None:
             return torch.zeros(len(self), dtype=torch.bool, device=self.context.device)

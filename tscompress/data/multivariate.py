@@ -184,9 +184,10 @@ def related_windows(
 def driven_windows(rng: np.random.Generator, windows: FloatArray, horizon: int) -> Groups:
     """Windows ``[B, T + H]`` in groups of which the first is driven by some of the others.
 
-    These are white noise or events, and known ahead: nothing but they tell their part of the first,
-    so that the loss on it is a measure of the use of covariates. Groups have up to six series, as
-    to attend to two is hardly to choose. Series are as long as those of :func:`related_windows`.
+    These are white noise, or events, some of them regular, and known ahead: hardly anything else
+    tells their part of the first, so that the loss on it is a measure of the use of covariates.
+    Groups have up to six series, as to attend to two is hardly to choose. Series are as long as
+    those of :func:`related_windows`.
     """
     config = _only(known_share=1, white_share=1, driven_weight=0.7, events_weight=0.3)
     return _related_by(rng, windows, horizon, config, config.largest)
@@ -269,8 +270,8 @@ class _Group:
     def leading_lag(self) -> int:
         """Of a leading series."""
         if self.config.leading_lags:
-            return int(self.rng.choice(self.config.leading_lags))
-        return self.some_lag(shortest=2)
+            return min(self.lag, int(self.rng.choice(self.config.leading_lags)))
+        return self.some_lag(shortest=min(2, self.lag))
 
     def whiten_leader(self) -> None:
         """The last series sometimes becomes white noise, which no past but its own tells."""

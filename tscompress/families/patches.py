@@ -103,7 +103,7 @@ class PatchFamily(ForecastFamily):
         _, (loc, scale) = model.instance_norm(context)  # [B, 1]
         each = (loc[:, None], scale[:, None])
         scaled, _ = model.instance_norm(outcomes, each)
-        scaled_preds, _ = model.instance_norm(preds[..., :steps], each)
+        scaled_preds = model.instance_norm(preds[..., :steps], each)[0].double()
         levels = torch.tensor(
             model.chronos_config.quantiles, dtype=torch.float64, device=preds.device
         )[:, None]
@@ -111,7 +111,7 @@ class PatchFamily(ForecastFamily):
         far = (away / FURTHEST).clamp(min=1)[:, None, None]
         pinball = torch.zeros(scaled[:, 0].shape, dtype=torch.float64, device=preds.device)
         for outcome in scaled.double().unbind(1):  # [B, h]
-            error = (outcome[:, None] - scaled_preds.double()) / far  # [B, Q, h]
+            error = (outcome[:, None] - scaled_preds) / far  # [B, Q, h]
             pinball += 2 * torch.maximum(levels * error, (levels - 1) * error).mean(1)
         # If a context is constant up to rounding, its scale is arbitrary, and so is the loss.
         varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
