@@ -120,19 +120,30 @@ def test_leaders_of_noise_do_not_tell_their_next_step() -> None:
         assert least < np.median(next_step) < most
 
 
-def test_a_flag_of_a_calendar_marks_one_step_of_a_season() -> None:
-    groups = draw(only("calendar", largest=2), count=400)
+def longest_span(flag: NDArray[Any]) -> int:
+    """Steps of the longest span of what a flag marks, the rarer of its two values."""
+    rare = flag if flag.mean() < 0.5 else 1 - flag
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], rare, [0]])))
+    return int((ends[1::2] - ends[::2]).max(initial=0))
+
+
+def test_flags_of_a_calendar_mark_a_season_or_spells() -> None:
+    groups = draw(only("calendar", largest=2), count=600)
     assert not groups.known[0::2].any()
-    periodic = 0
+    below, spans = [], []
     for series, flag in zip(groups.series[0::2], groups.series[1::2], strict=True):
         assert set(np.unique(flag)) <= {0.0, 1.0}
         rare = flag if flag.mean() < 0.5 else 1 - flag
-        steps = np.flatnonzero(rare)
-        gaps = set(np.diff(steps).tolist())
-        if len(steps) > 3 and gaps <= {4, 5, 7, 12, 24} and len(gaps) == 1:
-            periodic += 1
-            assert not np.array_equal(series, flag)
-    assert periodic > 40  # of 200 flags
+        gaps = set(np.diff(np.flatnonzero(rare)).tolist())
+        if len(gaps) == 1 and gaps <= {4, 5, 7, 12, 24}:
+            marked = series[rare == 1].mean() - series[rare == 0].mean()
+            below.append(float(marked / series.std()))
+        else:
+            spans.append(longest_span(flag))
+    assert 60 < len(below) < 140  # of 300 flags
+    assert np.median(below) < -0.4  # the series has the season that the flag tells
+    assert sum(3 <= span <= 9 for span in spans) > 20
+    assert sum(span > 20 for span in spans) > 20
 
 
 def test_a_driver_explains_its_series() -> None:

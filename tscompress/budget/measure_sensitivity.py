@@ -2,7 +2,8 @@
 
 The loss is measured, not weight error: every attention block's queries and keys, its values, every
 feed-forward and every layer is compressed alone, and the whole model forecasts held-out windows. It
-is the loss at the truth, or for Chronos-2 at the original's forecasts.
+is the loss at the truth, or for Chronos-2 at the forecasts of the model as it is given, which has
+lost layers, or width, where these were cut before.
 A pass runs the model hundreds of times, so its result is saved after each block, in a file named
 by a hash of everything that it depends on, and an interrupted pass resumes.
 """

@@ -242,7 +242,8 @@ def sensitivities(
     -------
     Sensitivity
         On held-out windows: nats per token for Chronos-T5, scaled pinball loss for the others. Of
-        Chronos-2 windows with and without covariates count alike, pairs with a driver among them.
+        Chronos-2 it is the loss at the model's own forecasts; windows with and without covariates
+        count alike, groups with drivers or a leading series among them.
 
     Raises
     ------

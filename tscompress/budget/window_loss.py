@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel
@@ -82,19 +83,21 @@ def with_drivers(
             continue
         windows = torch.cat([batch.context, batch.target], dim=1).numpy()
         horizon = batch.target.shape[1]
-        driven = -(-2 * len(windows) // 3)
-        for rows, related in ((windows[:driven], driven_windows), (windows[driven:], led_windows)):
-            if len(rows) > 1:
-                found.append(_as_batch(related(rng, rows, horizon), horizon))
+        cut = -(-2 * len(windows) // 3)
+        if cut > 1:
+            groups = driven_windows(rng, windows[:cut], horizon)
+            found.append(_as_batch(groups, horizon, asked=~groups.known))
+        if len(windows) - cut > 1:
+            groups = led_windows(rng, windows[cut:], horizon)
+            follows = np.append(np.diff(groups.group_ids) == 0, [False])  # the last of each leads
+            found.append(_as_batch(groups, horizon, asked=follows))
     return found
 
 
-def _as_batch(groups: Groups, horizon: int) -> ForecastBatch:
-    """Groups with a target for all but covariates and what leads, which is the last of a group."""
+def _as_batch(groups: Groups, horizon: int, asked: NDArray[np.bool_]) -> ForecastBatch:
+    """Groups of which the rows ``asked`` ``[B]`` have a target, the last ``horizon`` steps."""
     past = groups.series.shape[1] - horizon
-    target = groups.series[:, past:].copy()
-    if not groups.known.any():
-        target[np.append(np.diff(groups.group_ids) > 0, [True])] = np.nan
+    target = np.where(asked[:, None], groups.series[:, past:], np.float32(np.nan))
     return groups.batch(groups.series[:, :past], target)
 
 
@@ -140,9 +143,8 @@ class WindowLoss:
     """Weighted quantile loss on windows, relative to the original's.
 
     Series with a covariate are apart: what it explains is a small part of the loss of all windows,
-    and the first that a cut loses. Each window is scaled by its context or its
-    target, whichever is larger, so that no window (as after a context of zeros) outweighs the
-    others.
+    and the first that a cut loses. Each window is scaled by its context or its target, whichever is
+    larger, so that no window (as after a context of zeros) outweighs the others.
 
     Raises
     ------

@@ -274,7 +274,7 @@ class _Group:
         return self.some_lag(shortest=min(2, self.lag))
 
     def whiten_leader(self) -> None:
-        """The last series sometimes becomes white noise, which no past but its own tells."""
+        """The last series sometimes becomes white noise, which nothing else predicts."""
         share = self.config.white_leader_share
         if share and self.rng.random() < share:  # no draw without a share, as with drivers
             self.values[-1] = self.rng.standard_normal(self.values.shape[1])
