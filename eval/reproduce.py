@@ -172,11 +172,6 @@ TABLES = (
         needs_gpu=True,
     ),
     Table(
-        "family-bolt",
-        "family.py --larger reference/bolt --smaller reference/bolt-nano --output DIR/family-bolt",
-        10,
-    ),
-    Table(
         "family-t5",
         "family.py --larger reference/t5 --smaller reference/t5-nano --max-series 100 "
         "--output DIR/family-t5",

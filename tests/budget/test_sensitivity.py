@@ -225,15 +225,24 @@ def test_series_with_covariates_count_as_much_as_those_without(
     assert forecasts.loss() == pytest.approx(forecasts.base * sum(rises) / 2)
 
 
-def test_a_chronos_2_is_compared_with_its_own_forecasts(checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "last"),
+    [
+        ("chronos-2", "output_patch_embedding.output_layer.weight"),
+        ("chronos-t5", "decoder.final_layer_norm.weight"),
+    ],
+)
+def test_a_model_is_compared_with_its_own_forecasts(
+    checkpoints: dict[str, Path], family: str, last: str
+) -> None:
     """No change of it has a smaller loss there, though at the truth many have."""
-    loaded = load(checkpoints["chronos-2"])
-    batch = windows(grouped=True)
+    loaded = load(checkpoints[family])
+    batch = windows(grouped=family == "chronos-2")
     own = adapter_of(loaded.family).compared_with(run_teacher_forced(loaded, batch))
     assert own is not None
     base, truth = forecast_losses(loaded, batch, own)[0], forecast_losses(loaded, batch)[0]
     assert base[1] == truth[1]
-    weight = loaded.model.get_parameter("output_patch_embedding.output_layer.weight")
+    weight = loaded.model.get_parameter(last)
     better = 0
     for seed in range(20):
         noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
@@ -244,10 +253,24 @@ def test_a_chronos_2_is_compared_with_its_own_forecasts(checkpoints: dict[str, P
         with torch.no_grad():
             weight.sub_(0.05 * noise)
     assert better > 2
-    for family in ("chronos-bolt", "chronos-t5"):
-        other = load(checkpoints[family])
-        alone = windows()
-        assert adapter_of(family).compared_with(run_teacher_forced(other, alone)) is None
+
+
+def test_a_bolt_is_compared_with_the_truth(checkpoints: dict[str, Path]) -> None:
+    loaded, batch = load(checkpoints["chronos-bolt"]), windows()
+    assert adapter_of(loaded.family).compared_with(run_teacher_forced(loaded, batch)) is None
+
+
+def test_a_model_that_was_cut_is_compared_with_the_original(checkpoints: dict[str, Path]) -> None:
+    original, cut = load(checkpoints["chronos-2"]), load(checkpoints["chronos-2"])
+    batch = windows(grouped=True)
+    with torch.no_grad():
+        cut.model.get_parameter("output_patch_embedding.output_layer.weight").mul_(3)
+    theirs = adapter_of(original.family).compared_with(run_teacher_forced(original, batch))
+    total, count = forecast_losses(cut, batch, theirs)[0]
+    forecasts = Forecasts(cut, [batch], original)
+    assert forecasts.base == pytest.approx(total / count)
+    assert forecasts.loss() == pytest.approx(total / count)
+    assert Forecasts(cut, [batch]).base != pytest.approx(total / count)
 
 
 def test_loss_of_t5_equals_stock_loss(checkpoints: dict[str, Path]) -> None:
@@ -640,6 +663,7 @@ def test_changed_inputs_miss_the_cache(
         (replace(loaded, config={**loaded.config, "x": 1}), {}),
         (other, {}),
         (load(checkpoints["chronos-bolt"], dtype="bfloat16"), {}),
+        (loaded, {"original": other}),
     ]
     for number, (model, options) in enumerate(differently, start=2):
         measure(model, **{**same, **options})

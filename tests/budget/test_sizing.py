@@ -324,6 +324,22 @@ def test_the_stream_is_narrowed_once_for_what_is_measured_by_layer(
     assert narrowed <= 2  # the copy, and a candidate of the same sizes everywhere
 
 
+def test_sizes_for_a_narrower_stream_are_compared_with_the_original(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[LoadedModel | None] = []
+
+    def note(*given: Any, original: LoadedModel | None, **options: Any) -> Sensitivity:
+        compared.append(original)
+        return measure_sensitivity(*given, original=original, **options)
+
+    monkeypatch.setattr(sizing, "measure_sensitivity", note)
+    loaded = load(checkpoint)
+    planned(loaded, "parameters=0.6", layout="factored")
+    planned(loaded, "parameters=0.5", layout="factored", width=20)
+    assert compared == [None, loaded]
+
+
 def test_a_second_fold_is_what_is_left_of_a_narrowed_copy(checkpoint: Path) -> None:
     original = load(checkpoint)
     plan = planned(original, "parameters=0.5", layout="factored", width=20)
@@ -447,16 +463,34 @@ def test_joined_windows_are_the_same_rows_in_fewer_batches() -> None:
         ForecastBatch(rows[at : at + 3], rows[at : at + 3, :1], series=torch.arange(at, at + 3))
         for at in range(0, 21, 3)
     ]
-    grouped = ForecastBatch(rows[21:24], rows[21:24, :1], group_ids=torch.zeros(3))
+    grouped = [
+        ForecastBatch(rows[at : at + 3], rows[at : at + 3, :1], group_ids=torch.tensor([0, 0, 1]))
+        for at in (21, 24, 27)
+    ]
     longer = ForecastBatch(torch.zeros(2, 5), torch.zeros(2, 1), series=torch.zeros(2))
-    found = joined([*batches[:3], grouped, longer, *batches[3:]], most_rows=8)
-    assert sorted(map(len, found)) == [2, 3, 5, 8, 8]
-    assert any(one is grouped for one in found)
+    found = joined([*batches[:3], *grouped, longer, *batches[3:]], most_rows=8)
+    assert [len(one) for one in found] == [6, 3, 8, 8, 5, 2]
+    ids = [one.group_ids for one in found if one.group_ids is not None]
+    assert [one.tolist() for one in ids] == [[0, 0, 1, 2, 2, 3], [0, 0, 1]]
+    assert torch.equal(torch.cat([one.context for one in found[:2]]), rows[21:])
     alone = [one for one in found if one.group_ids is None and one.context.shape[1] == 2]
     assert torch.equal(torch.cat([one.context for one in alone]), rows[:21])
     assert torch.equal(torch.cat([one.target for one in alone]), rows[:21, :1])
     series = [one.series for one in alone]
     assert torch.equal(torch.cat([one for one in series if one is not None]), torch.arange(21))
+
+
+def test_groups_of_several_batches_are_measured_together(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    held_out = with_drivers(loaded, split_windows(batches_of(loaded))[1])
+    assert max(map(len, held_out)) <= CALIBRATION.batch_size
+    apart = []
+    for batch in held_out:
+        ids = torch.arange(len(batch)) if batch.group_ids is None else batch.group_ids
+        apart += [batch.rows(ids == one) for one in ids.unique()]
+    assert len(apart) > len(held_out)
+    together, alone = (Forecasts(loaded, part).loss() for part in (held_out, apart))
+    assert together == pytest.approx(alone, rel=1e-5)
 
 
 def test_windows_held_out_of_several_batches_are_measured_together(
@@ -598,13 +632,14 @@ def test_a_model_that_reads_covariates_is_measured_on_groups(
         alone = ForecastBatch(values[:, :32], values[:, 32:])
         grouped = replace(alone, group_ids=torch.arange(60) // 2)
         found = with_drivers(loaded, [alone, grouped])
-        assert found[:2] == [alone, grouped]
-        assert sum(map(len, found[2:])) == rows
+        more = [batch for batch in found if batch.future is not None]
+        assert sum(map(len, found)) == 120 + rows
+        assert sum(map(len, more)) == rows
         if not rows:
+            assert found == [alone, grouped]
             continue
-        driven, led = found[2:]
-        assert len(driven) == 40
-        for batch, ahead in ((driven, True), (led, False)):
+        (both,) = more  # a batch together: with covariates known ahead, then with leading series
+        for batch, ahead in ((both.rows(slice(40)), True), (both.rows(slice(40, 60)), False)):
             assert batch.future is not None
             assert batch.group_ids is not None
             known = torch.isfinite(batch.future).all(1)
@@ -790,6 +825,7 @@ def test_layers_are_dropped_one_by_one_and_others_fitted(
     def measure(model: LoadedModel, *args: Any, **options: Any) -> Sensitivity:
         models.append(model)
         measured.append(measure_sensitivity(model, *args, **options))
+        assert options["original"] is loaded  # what forecasts are compared with
         return measured[-1]
 
     monkeypatch.setattr(layer_removal, "measure_sensitivity", measure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -47,7 +47,13 @@ def forecast_losses(
     tuple
         The sum, and the number of steps: of series without a covariate, and of those with one.
     """
-    output = run_teacher_forced(loaded, batch)
+    return _losses(loaded, batch, run_teacher_forced(loaded, batch), original)
+
+
+def _losses(
+    loaded: LoadedModel, batch: ForecastBatch, output: Any, original: Tensor | None
+) -> tuple[_Total, _Total]:
+    """:func:`forecast_losses` of a model that put out ``output`` on ``batch``."""
     family = adapter_of(loaded.family)
 
     def total(windows: ForecastBatch) -> _Total:
@@ -81,32 +87,49 @@ class _CachedOutput(nn.Module):
 class Forecasts:
     """Losses of the model, computed only from the first changed block on.
 
+    Parameters
+    ----------
+    original
+        With whose forecasts cuts are compared, where they are not with the truth; None: the model
+        as it is.
+
     Raises
     ------
     DataError
         No window has an observed target after a context that varies.
     """
 
-    def __init__(self, loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        batches: Sequence[ForecastBatch],
+        original: LoadedModel | None = None,
+    ) -> None:
         self.loaded = loaded
         self.batches = batches
         self._start: tuple[str, int] | None = ("", 0)
         self._cached: dict[str, _CachedOutput] = {}
         compared_with = adapter_of(loaded.family).compared_with
-        self._originals = [compared_with(run_teacher_forced(loaded, each)) for each in batches]
-        totals = self._totals()
+        self._originals: list[Tensor | None] = []
+        found = []
+        for batch in batches:
+            output = run_teacher_forced(loaded, batch)
+            uncut = output if original is None else run_teacher_forced(original, batch)
+            self._originals.append(compared_with(uncut))
+            found.append(_losses(loaded, batch, output, self._originals[-1]))
+        totals = _summed(found)
         count = sum(steps for _, steps in totals)
         if not count:
             raise DataError(
                 "no window for measuring the loss has an observed target after a context that "
                 "varies; give other series."
             )
-        #: Of the original: mean over all observed target steps.
+        #: Of the model as it is: mean over all observed target steps.
         self.base = sum(total for total, _ in totals) / count
         self._bases = _means(totals)
 
     def loss(self) -> float:
-        """That of the original, times the mean of its rises for series without and with covariates.
+        """That of the model as it was, times the mean of its rises, without and with covariates.
 
         What a covariate explains is a small part of the loss of all windows, and the first that a
         cut can lose unseen.
@@ -119,9 +142,9 @@ class Forecasts:
 
     def _totals(self) -> list[_Total]:
         originals = iter(self._originals)
-        found = self._each(lambda batch: forecast_losses(self.loaded, batch, next(originals)))
-        parts = list(zip(*found, strict=True))
-        return [(sum(loss for loss, _ in part), sum(n for _, n in part)) for part in parts]
+        return _summed(
+            self._each(lambda batch: forecast_losses(self.loaded, batch, next(originals)))
+        )
 
     def start_at(self, layer: tuple[str, int] | None) -> None:
         """Cache the outputs before a layer, given by stack and index; None: all layers.
@@ -159,6 +182,12 @@ class Forecasts:
                 for cached in self._cached.values():
                     cached.batch = index
                 yield run(batch)
+
+
+def _summed(found: Iterable[tuple[_Total, _Total]]) -> list[_Total]:
+    """Of all batches: series without and with covariates."""
+    parts = zip(*found, strict=True)
+    return [(sum(loss for loss, _ in part), sum(n for _, n in part)) for part in parts]
 
 
 def _means(totals: Sequence[_Total]) -> list[float]:

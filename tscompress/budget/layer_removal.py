@@ -92,6 +92,7 @@ def layers_that_stay(
             trial,
             fitted,
             holdout=held_out,
+            original=loaded,
             fold=fold,
             head_sizes=(),
             hidden_ratios=(),

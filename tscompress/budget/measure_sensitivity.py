@@ -2,8 +2,7 @@
 
 The loss is measured, not weight error: every attention block's queries and keys, its values, every
 feed-forward and every layer is compressed alone, and the whole model forecasts held-out windows. It
-is the loss at the truth, or for Chronos-2 at the forecasts of the model as it is given, which has
-lost layers, or width, where these were cut before.
+is the loss at the truth, or for Chronos-2 and Chronos-T5 at the forecasts of the original.
 A pass runs the model hundreds of times, so its result is saved after each block, in a file named
 by a hash of everything that it depends on, and an interrupted pass resumes.
 """
@@ -66,6 +65,7 @@ def measure_sensitivity(
     batches: Sequence[ForecastBatch],
     *,
     holdout: Sequence[ForecastBatch] | None = None,
+    original: LoadedModel | None = None,
     fold: FoldConfig,
     head_sizes: Sequence[int] | None = None,
     hidden_ratios: Sequence[float] = HIDDEN_RATIOS,
@@ -84,6 +84,8 @@ def measure_sensitivity(
         For the statistics of folding.
     holdout
         For the loss; None: ``batches``.
+    original
+        Before layers, or width, were cut of ``loaded``; None: nothing was.
     fold
         How layers are folded. Each is fitted to its original output (unless ``refit`` is
         ``none``), on ``batches`` and in float32: ``continuations`` and ``precision`` are ignored.
@@ -129,11 +131,12 @@ def measure_sensitivity(
     store = None
     if cache is not None:
         directory = cache_directory() if cache == "default" else Path(cache)
-        store = SensitivityStore(directory, content_key(loaded, batches, holdout, config, wanted))
+        key = content_key(loaded, batches, holdout, config, wanted, original=original)
+        store = SensitivityStore(directory, key)
     result = store.read(wanted) if store else None
     forecasts = None
     if result is None:
-        forecasts = Forecasts(loaded, holdout)
+        forecasts = Forecasts(loaded, holdout, original)
         result = _nothing_measured(loaded, batches, holdout, config, forecasts)
         if store is not None:
             store.write(result, complete=False)
@@ -143,7 +146,7 @@ def measure_sensitivity(
         total = sum(len(part.sizes) for part in wanted)
         on_progress(total, total)
         return result
-    forecasts = forecasts or Forecasts(loaded, holdout)
+    forecasts = forecasts or Forecasts(loaded, holdout, original)
     measuring = _Pass(loaded, batches, config, forecasts, remaining, result, store, on_progress)
     return measuring.run()
 

@@ -113,7 +113,10 @@ def plan_within_budget(
         choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
     if width is not None:
         sized = trials.narrowed = _narrowed(loaded, width, fitted, fold, on_progress)
-    chosen = choose(_measured(sized, fitted, held_out, fold, on_progress, depth=schedule.depth))
+    measured = _measured(
+        sized, fitted, held_out, fold, on_progress, depth=schedule.depth, original=loaded
+    )
+    chosen = choose(measured)
     plan = plan_of(loaded, chosen, schedule, fold)
     record = {**plan.schedule, "found": trials.found(chosen) | _found(chosen, original)}
     return plan.model_copy(update={"schedule": record | ({"width": width} if width else {})})
@@ -241,9 +244,9 @@ def sensitivities(
     Returns
     -------
     Sensitivity
-        On held-out windows: nats per token for Chronos-T5, scaled pinball loss for the others. Of
-        Chronos-2 it is the loss at the model's own forecasts; windows with and without covariates
-        count alike, groups with drivers or a leading series among them.
+        On held-out windows: nats per token for Chronos-T5, scaled pinball loss for the others; of
+        Chronos-2 and Chronos-T5 at the model's own forecasts. Of Chronos-2 windows with and without
+        covariates count alike, groups with drivers or a leading series among them.
 
     Raises
     ------
@@ -273,11 +276,13 @@ def _measured(
     on_progress: OnProgress,
     *,
     depth: bool,
+    original: LoadedModel | None = None,
 ) -> Sensitivity:
     return measure_sensitivity(
         loaded,
         fitted,
         holdout=held_out,
+        original=None if original is loaded else original,
         fold=fold,
         layers=depth,
         on_progress=partial(on_progress, "sensitivity"),

@@ -73,8 +73,8 @@ class Sensitivity(BaseModel):
     Attributes
     ----------
     base_loss
-        Forecast loss of the original on the same windows; of Chronos-2 at its own forecasts, whose
-        spread it is.
+        Forecast loss of the original on the same windows; of Chronos-2 and Chronos-T5 at its own
+        forecasts, whose spread it is.
     settings
         How it was measured, for the record.
     """

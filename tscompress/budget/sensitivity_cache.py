@@ -79,8 +79,10 @@ def content_key(
     holdout: Sequence[ForecastBatch],
     config: FoldConfig,
     wanted: Sequence[WantedPart],
+    *,
+    original: LoadedModel | None = None,
 ) -> str:
-    """SHA-256 of everything a result depends on: the model in memory, windows and settings."""
+    """SHA-256 of everything a result depends on: the models in memory, windows and settings."""
     digest = hashlib.sha256()
 
     def add(label: str, value: object) -> None:
@@ -99,8 +101,9 @@ def content_key(
     add("fold", config.model_dump(mode="json"))
     add("wanted", wanted)
     # Hash the model in memory, not its files: it may have been cast, or have lost layers.
-    for name, tensor in [*loaded.model.named_parameters(), *loaded.model.named_buffers()]:
-        add_tensor(name, tensor)
+    for model in (loaded.model, *([original.model] if original else [])):
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            add_tensor(name, tensor)
     for label, windows in (("calibration", batches), ("holdout", holdout)):
         for batch, field in itertools.product(windows, dataclasses.fields(ForecastBatch)):
             tensor = getattr(batch, field.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ def with_drivers(
             groups = led_windows(rng, windows[cut:], horizon)
             follows = np.append(np.diff(groups.group_ids) == 0, [False])  # the last of each leads
             found.append(_as_batch(groups, horizon, asked=follows))
-    return found
+    return joined(found, max(map(len, found)))
 
 
 def _as_batch(groups: Groups, horizon: int, asked: NDArray[np.bool_]) -> ForecastBatch:
@@ -105,17 +106,22 @@ def joined(batches: Sequence[ForecastBatch], most_rows: int) -> list[ForecastBat
     """The same rows in fewer batches: those of one shape together, up to ``most_rows``.
 
     What is held out of a batch is a few rows of it, and a pass of few rows takes nearly as long.
-    Batches with groups, whose rows attend to each other, stay as they are.
+    Rows of a group, which attend to each other, stay together; batches with groups come first.
     """
-    alike: dict[tuple[int, int, bool], list[ForecastBatch]] = {}
-    found: list[ForecastBatch] = []
+    grouped: dict[tuple[object, ...], list[list[ForecastBatch]]] = {}
+    alone: dict[tuple[object, ...], list[ForecastBatch]] = {}
     for batch in batches:
-        if batch.group_ids is not None or batch.future is not None:
-            found.append(batch)
-        else:
-            shape = batch.context.shape[1], batch.target.shape[1], batch.series is None
-            alike.setdefault(shape, []).append(batch)
-    for same in alike.values():
+        absent = tuple(getattr(batch, entry.name) is None for entry in fields(batch))
+        shape = (batch.context.shape[1], batch.target.shape[1], absent)
+        if batch.group_ids is None:
+            alone.setdefault(shape, []).append(batch)
+            continue
+        runs = grouped.setdefault(shape, [[]])
+        if sum(map(len, runs[-1])) + len(batch) > most_rows:
+            runs.append([])
+        runs[-1].append(batch)
+    found = [ForecastBatch.concatenated(run) for runs in grouped.values() for run in runs if run]
+    for same in alone.values():
         rows = ForecastBatch.concatenated(same)
         found += [rows.rows(slice(at, at + most_rows)) for at in range(0, len(rows), most_rows)]
     return found

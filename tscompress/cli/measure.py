@@ -171,8 +171,10 @@ def probe(
         str | None, typer.Option(help="The original, for the share of its skill that is kept.")
     ] = None,
     tasks: Annotated[
-        str | None,
-        typer.Option(help="Names, groups or patterns: seasons,'period-7*'; default: all."),
+        list[str] | None,
+        typer.Option(
+            help="Names, groups or patterns: seasons,'period-7*'; default: all; repeatable."
+        ),
     ] = None,
     tasks_file: Annotated[
         Path | None, typer.Option(help="YAML with your own tasks instead.", parser=path)
@@ -210,7 +212,7 @@ def probe(
     if output is not None:
         check_file(output, force=force, inputs=inputs)
     config = ProbeConfig(
-        tasks=None if tasks is None else tuple(tasks.split(",")),
+        tasks=tuple(",".join(tasks).split(",")) if tasks else None,
         tasks_file=None if tasks_file is None else str(tasks_file),
         num_series=num_series,
         num_samples=num_samples,

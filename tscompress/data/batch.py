@@ -54,10 +54,15 @@ class ForecastBatch:
 
     @classmethod
     def concatenated(cls, batches: Sequence[ForecastBatch]) -> ForecastBatch:
-        """The rows of batches of one shape that have the same fields, and no groups."""
+        """The rows of batches of one shape that have the same fields; groups stay apart."""
         first = batches[0]
         names = [entry.name for entry in fields(first) if getattr(first, entry.name) is not None]
-        return cls(**{name: torch.cat([getattr(one, name) for one in batches]) for name in names})
+        parts = {name: [getattr(one, name) for one in batches] for name in names}
+        if "group_ids" in parts:
+            ids = parts["group_ids"]
+            for place in range(1, len(ids)):
+                ids[place] = ids[place] - ids[place].min() + ids[place - 1].max() + 1
+        return cls(**{name: torch.cat(tensors) for name, tensors in parts.items()})
 
     def to(self, device: torch.device) -> ForecastBatch:
         """The batch on another device."""
