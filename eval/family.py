@@ -1,10 +1,7 @@
 """Is a larger model, compressed, better than the next smaller one?
 
-    python eval/family.py --output eval/results/family-bolt --larger reference/bolt \\
-        --smaller reference/bolt-nano
-
-and --output eval/results/family-t5 --larger reference/t5 --smaller
-reference/t5-nano --max-series 100.
+    python eval/family.py --output eval/results/family-t5 --larger reference/t5 \\
+        --smaller reference/t5-nano --max-series 100
 
 The larger model, as it is and folded to several sizes, against a smaller one trained on the
 same data and steps: ratios of WQL, SQL and MASE on the offline suite with 95 % intervals (paired

@@ -24,10 +24,13 @@ def test_a_loss_with_covariates_is_not_outweighed(checkpoints: dict[str, Path]) 
                 weight.copy_(3 * torch.randn(weight.shape, generator=rng))
     values = torch.randn(40, 40, generator=rng).cumsum(1)
     alone = ForecastBatch(values[:, :32], values[:, 32:])
-    driven = with_drivers(original, [alone.rows(slice(2))])[1]
+    found = with_drivers(original, [alone.rows(slice(2))])
+    (driven,) = [batch for batch in found if batch.future is not None]
+    assert driven.driven.any()
     ratios = WindowLoss(original, [alone, driven]).ratios(other)
     assert ratios.without_covariates == 1.0
     assert ratios.with_covariates == WindowLoss(original, [driven]).ratios(other).with_covariates
+    assert ratios.with_covariates is not None
     assert ratios.with_covariates != 1.0
     nothing, half = LossRatios(None, math.nan), LossRatios(1.0, 0.5)
     assert math.isnan(nothing.worst)

@@ -312,6 +312,20 @@ def test_more_series_and_a_recovery_need_more(checkpoint: Path) -> None:
     assert recovered["work"] == many["work"]
 
 
+def test_forecasts_that_cuts_of_a_t5_are_compared_with_are_counted(checkpoint: Path) -> None:
+    found = find(checkpoint)
+    many = {"calibration": {"num_series": 4000}}
+    folded, by_budget = (
+        compression_memory_bytes(found, recipe(checkpoint, **many, **changes))["work"]
+        for changes in ({}, {"schedule": planned("parameters=0.5")})
+    )
+    if checkpoint.name != "chronos-t5":
+        assert by_budget == folded
+        return
+    ahead, tokens = found.config["chronos_config"]["prediction_length"], found.config["vocab_size"]
+    assert by_budget - folded == 4 * 1000 * ahead * tokens
+
+
 def test_impossible_configs_are_refused_before_counting(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

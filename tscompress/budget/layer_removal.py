@@ -92,7 +92,7 @@ def layers_that_stay(
             trial,
             fitted,
             holdout=held_out,
-            original=loaded,
+            original=loaded if gone else None,
             fold=fold,
             head_sizes=(),
             hidden_ratios=(),

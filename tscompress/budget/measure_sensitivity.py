@@ -74,7 +74,7 @@ def measure_sensitivity(
     cache: Path | Literal["default"] | None = "default",
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Sensitivity:
-    """Measure the forecast loss with each part at each size, all others being the original's.
+    """Measure the forecast loss with each part at each size, all others as they are.
 
     The model is unchanged to the bit when this returns or raises.
 
@@ -179,10 +179,10 @@ def _nothing_measured(
     config: FoldConfig,
     forecasts: Forecasts,
 ) -> Sensitivity:
-    """A sensitivity that has only the original's loss."""
+    """A sensitivity that has only the loss of the model as it is."""
     base_loss = forecasts.base
     if not math.isfinite(base_loss):
-        raise DataError(f"the original's own forecast loss is {base_loss}; check the windows.")
+        raise DataError(f"the model's own forecast loss is {base_loss}; check the windows.")
     return Sensitivity(
         family=loaded.family,
         base_loss=base_loss,

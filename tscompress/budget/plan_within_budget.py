@@ -113,8 +113,9 @@ def plan_within_budget(
         choose(unmeasured(sized, fold, layers=schedule.depth))  # refuses what no size fits
     if width is not None:
         sized = trials.narrowed = _narrowed(loaded, width, fitted, fold, on_progress)
+    cut_from = None if sized is loaded else loaded
     measured = _measured(
-        sized, fitted, held_out, fold, on_progress, depth=schedule.depth, original=loaded
+        sized, fitted, held_out, fold, on_progress, depth=schedule.depth, original=cut_from
     )
     chosen = choose(measured)
     plan = plan_of(loaded, chosen, schedule, fold)
@@ -282,7 +283,7 @@ def _measured(
         loaded,
         fitted,
         holdout=held_out,
-        original=None if original is loaded else original,
+        original=original,
         fold=fold,
         layers=depth,
         on_progress=partial(on_progress, "sensitivity"),

@@ -73,8 +73,8 @@ class Sensitivity(BaseModel):
     Attributes
     ----------
     base_loss
-        Forecast loss of the original on the same windows; of Chronos-2 and Chronos-T5 at its own
-        forecasts, whose spread it is.
+        Forecast loss of the model as it is on the same windows; of Chronos-2 and Chronos-T5 at the
+        forecasts of the original, whose spread it is where nothing was cut.
     settings
         How it was measured, for the record.
     """

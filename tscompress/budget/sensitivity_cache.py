@@ -98,6 +98,7 @@ def content_key(
     add("versions", versions())
     add("family", loaded.family)
     add("config", dict(loaded.config))
+    add("original", dict(original.config) if original else None)
     add("fold", config.model_dump(mode="json"))
     add("wanted", wanted)
     # Hash the model in memory, not its files: it may have been cast, or have lost layers.

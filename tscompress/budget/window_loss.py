@@ -21,7 +21,7 @@ from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of
 
 #: One calibration window in this many is held out of the statistics, for measuring the loss.
-_HOLD_OUT = 4
+HOLD_OUT = 4
 
 
 def split_windows(
@@ -51,14 +51,12 @@ def split_windows(
                 # Covariates known ahead have no target to measure.
                 asked = torch.isfinite(batch.target).any(1)
                 numbers = asked.cumsum(0)
-            away = asked & ((numbers + before) % _HOLD_OUT == _HOLD_OUT - 1)
+            away = asked & ((numbers + before) % HOLD_OUT == HOLD_OUT - 1)
             before += int(numbers.max()) + 1
             if whole_series and batch.group_ids is None and batch.series is not None:
                 for row, series in enumerate(batch.series.tolist()):
                     if series >= 0:
-                        away[row] = sides.setdefault(
-                            series, len(sides) % _HOLD_OUT == _HOLD_OUT - 1
-                        )
+                        away[row] = sides.setdefault(series, len(sides) % HOLD_OUT == HOLD_OUT - 1)
             for part, chosen in ((fitted, ~away), (held_out, away)):
                 if bool(chosen.any()):
                     part.append(batch.rows(chosen))

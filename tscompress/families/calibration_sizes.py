@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Of families with one token a step, by default.
 OF_TOKENS = 256
 #: Of families that read patches: the decoder of Chronos-Bolt has one position per series, and with
-#: fewer series fits of its layers follow the noise; Chronos-2 loses as much with fewer.
+#: fewer series fits of its layers follow the noise; Chronos-2 keeps less with fewer, too.
 OF_PATCHES = 4096
 #: For help and descriptions.
 BY_DEFAULT = f"by default {OF_TOKENS} for Chronos-T5, {OF_PATCHES} for Chronos-Bolt and Chronos-2"

@@ -134,18 +134,19 @@ class ChronosT5(ForecastFamily):
     ) -> tuple[float, int]:
         """Cross entropy with the original's distribution of tokens, least for the original; nats.
 
-        At the truth the loss of a few windows varies by more than most cuts change it
-        (eval/notes/folding.md).
+        Sizes by layer chosen by it keep more of the skill at a third of the parameters than those
+        chosen by the truth (eval/notes/folding.md).
         """
         if original is None:
             return self.forecast_loss(pipeline, output, batch)
         _, observed = self.targets(pipeline, batch)
-        losses = -(output.logits.log_softmax(-1) * original).sum(-1)  # [B, H]
+        log_likelihood = output.logits.float().log_softmax(-1)  # [B, H, V]
+        losses = -torch.einsum("bhv,bhv->bh", log_likelihood, original)
         observed = observed.to(losses.device)
         return float(losses[observed].double().sum()), int(observed.sum())
 
     def compared_with(self, output: Any) -> Tensor | None:
-        probabilities: Tensor = output.logits.softmax(-1)  # [B, H, V]
+        probabilities: Tensor = output.logits.float().softmax(-1)  # [B, H, V]
         return probabilities
 
     def predict(

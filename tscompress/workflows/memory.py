@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import psutil
 
+from tscompress.budget.window_loss import HOLD_OUT
 from tscompress.checkpoints.config_checks import check_config
 from tscompress.checkpoints.format import base_config_of
 from tscompress.checkpoints.load import Checkpoint, family_name
@@ -67,7 +68,8 @@ def _factor_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
 
 
 def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
-    """The residual streams of all calibration series, which are carried from layer to layer."""
+    """The residual streams of all calibration series, which are carried from layer to layer, and
+    with a budget the forecasts that cuts of a Chronos-T5 are compared with."""
     if not recipe.calibrates:
         return 0
     config = base_config_of(checkpoint.config) if checkpoint.is_factored else checkpoint.config
@@ -83,4 +85,8 @@ def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     ahead = int(settings.get("prediction_length", 0)) if tokens else 1
     twice = 2 if tokens and recipe.fold.continuations == "both" else 1
     positions = twice * series * (longest // patch + 1 + ahead)
-    return _STREAMS * 4 * positions * int(config.get("d_model", 0))
+    streams = _STREAMS * 4 * positions * int(config.get("d_model", 0))
+    if not (tokens and isinstance(recipe.schedule, PlannedSchedule)):
+        return streams
+    # What cuts are compared with: a probability of each token at each held-out step.
+    return streams + 4 * (series // HOLD_OUT) * ahead * int(config.get("vocab_size", 0))
