@@ -137,6 +137,10 @@ def test_smaller_precisions(
     assert (types.FLOAT16 if precision == "float16" else types.INT8) in layers
     kinds = {node.op_type for node in graph.node}
     assert ("MatMulInteger" in kinds) == (precision == "int8")
+    if precision == "int8":  # products of pairs with 8 bits of input fit into 16
+        numbers = [onnx.numpy_helper.to_array(one) for one in graph.initializer]
+        matrices = [one for one in numbers if one.dtype == np.int8 and one.ndim == 2]
+        assert 2**5 < max(np.abs(one.astype(np.int16)).max() for one in matrices) <= 2**6
     context = torch.sin(torch.arange(48.0) / 3)[None] * 1e6  # beyond what half precision holds
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     feed = {"context": context.numpy(), "observed": np.ones((1, 48), np.float32)}
