@@ -18,7 +18,12 @@ from shared_fixtures import Command, Forbid, assert_refused, tiny_recipe
 import tscompress
 from tscompress import runtime
 from tscompress.checkpoints.load import load
-from tscompress.errors import OutputExistsError, UnsupportedModelError, UsageError
+from tscompress.errors import (
+    OutputExistsError,
+    UnsupportedModelError,
+    UsageError,
+    VerificationError,
+)
 from tscompress.exporting.graph import onnx_graph
 from tscompress.families.registry import adapter_of
 from tscompress.io.files import check_output
@@ -250,6 +255,31 @@ def test_options_are_refused_before_a_model_is_loaded(
     with pytest.raises(UsageError, match=r"onnxscript.*tscompress\[onnx\]"):
         tscompress.export("reference/bolt", out)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("precision", "difference", "kept"),
+    [
+        ("float32", 9e-5, True), ("float32", 2e-4, False), ("float32", float("nan"), False),
+        ("int8", 0.1, True), ("int8", 0.46, False), ("int8", float("nan"), False),
+    ],
+)  # fmt: skip
+def test_a_graph_that_forecasts_otherwise_is_not_kept(
+    precision: Any, difference: float, kept: bool, checkpoints: dict[str, Path],
+    exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = (exported["chronos-bolt"] / GRAPH_FILE).read_bytes()
+    exporting = "tscompress.workflows.export"
+    monkeypatch.setattr(f"{exporting}.onnx_graph", lambda source, precision: graph)
+    monkeypatch.setattr(f"{exporting}.largest_difference", lambda *_: difference)
+    out = tmp_path / "out"
+    if kept:
+        result = tscompress.export(checkpoints["chronos-bolt"], out, precision=precision)
+        assert result.difference == difference
+        return
+    with pytest.raises(VerificationError, match=f"{precision}.*quantiles"):
+        tscompress.export(checkpoints["chronos-bolt"], out, precision=precision)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_command_exports(

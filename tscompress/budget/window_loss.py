@@ -71,7 +71,8 @@ def with_drivers(
     """What the loss is measured on: for a model that reads covariates, groups of series as well.
 
     They are the windows without groups, two thirds of them with covariates that are known ahead, a
-    third with a leading series that is not, and is not forecast, where there are enough.
+    third with a leading series that is not, and is not forecast, where there are enough. Batches
+    are joined, and those with groups come first.
     """
     found = list(held_out)
     if group_size(loaded.family, loaded.model) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,6 +29,8 @@ from tscompress.workflows.seen_steps import sources_of
 
 #: A float32 graph that differs by more is not what torch computes.
 _LARGEST_DIFFERENCE = 1e-4
+#: Of a smaller precision: those of the references differ by up to 0.1, one that saturated by 0.46.
+_LARGEST_ROUNDED = 0.25
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,8 @@ def _source(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _check_difference(difference: float, precision: str, compared: str) -> None:
-    allowed = _LARGEST_DIFFERENCE if precision == "float32" else math.inf
-    if not difference <= allowed or not math.isfinite(difference):
+    allowed = _LARGEST_DIFFERENCE if precision == "float32" else _LARGEST_ROUNDED
+    if not difference <= allowed:  # nor NaN
         raise VerificationError(
             f"the {precision} graph forecasts otherwise than the model ({compared} differ by "
             f"{difference:.1e} of the largest); nothing was kept."
