@@ -135,7 +135,7 @@ def switch_trials(bed: Testbed) -> list[Trial]:
     switches: tuple[dict[str, Any], ...] = (
         {"refit": "layer"},
         {"refit": "none"},
-        {"damping": 0.1},
+        {"damping": 0.01 if bed.original.family == "chronos-2" else 0.1},
     )
     if bed.original.family == "chronos-t5":
         switches += ({"continuations": "given"},)

@@ -463,3 +463,24 @@ def test_angles_are_between_lines() -> None:
     assert float(theta[0, 1]) == pytest.approx(0.0, abs=1e-7)
     assert float(theta[0, 2]) == pytest.approx(math.pi / 4)
     assert float(theta[0, 3]) == pytest.approx(math.pi / 2)
+
+
+@pytest.mark.parametrize(("series", "length", "most"), [(8, 129, 17), (32, 33, 65), (32, 64, 17)])
+def test_scattered_picks_reach_all_positions_of_sequences(
+    series: int, length: int, most: int
+) -> None:
+    found = linalg.scattered_picks(series * length, most)
+    assert len(found) == most
+    assert bool((found.diff() > 0).all())
+    assert int(found[0]) >= 0
+    assert int(found[-1]) < series * length
+    # Even steps would find two or three positions, and single series not at all.
+    assert len(set((found % length).tolist())) > min(most, length) / 2
+    per_series = torch.bincount(found // length, minlength=series)
+    assert int(per_series.max() - per_series.min()) <= 2
+    assert torch.equal(found, linalg.scattered_picks(series * length, most))
+    other = linalg.scattered_picks(series * length, most, seed=1)
+    assert not torch.equal(found, other)
+    assert len(linalg.scattered_picks(9, 8).unique()) == 8
+    assert torch.equal(linalg.scattered_picks(5, 5), torch.arange(5))
+    assert torch.equal(linalg.scattered_picks(4, 5), torch.arange(4))

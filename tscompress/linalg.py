@@ -409,3 +409,17 @@ def angle_matrix(U: Tensor) -> Tensor:
 def even_picks(count: int, most: int) -> Tensor:
     """Indices ``[N]`` of an even sub-sample of N, at most ``most``, of ``count`` rows, in order."""
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
+
+
+def scattered_picks(count: int, most: int, seed: int = 0) -> Tensor:
+    """Indices ``[N]`` of at most ``most`` of ``count`` rows, in order, a random one of every Nth.
+
+    The same for the same numbers. Even steps take the same few positions of every sequence, as soon
+    as its length is a multiple of the step or the step one of the length.
+    """
+    if count <= most:
+        return torch.arange(count)
+    generator = torch.Generator().manual_seed(seed)
+    within = torch.rand(most, generator=generator, dtype=torch.float64)
+    edges = torch.arange(most + 1) * count // most
+    return edges[:-1] + (within * edges.diff()).long()

@@ -410,6 +410,20 @@ def test_every_option_changes_the_weights(
     assert outputs(loaded).isfinite().all()
 
 
+def test_the_damping_is_that_of_the_family(
+    checkpoint: Path, by_default: Mapping[str, Mapping[str, Tensor]]
+) -> None:
+    family = load(checkpoint).family
+    own, other = (0.1, 0.01) if family == "chronos-2" else (0.01, 0.1)
+    given, else_where = (
+        weights(folded(checkpoint, FOLD.model_copy(update={"damping": value}), **HALVES))
+        for value in (own, other)
+    )
+    default = by_default[family]
+    assert all(torch.equal(weight, default[name]) for name, weight in given.items())
+    assert any(not torch.equal(weight, default[name]) for name, weight in else_where.items())
+
+
 def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Path) -> None:
     loaded = folded(checkpoint, FOLD.model_copy(update={"continuations": "given"}), **HALVES)
     default = weights(folded(checkpoint, FOLD, **HALVES))

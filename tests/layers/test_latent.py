@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from shared_fixtures import cache_of
+from shared_fixtures import Forbid, cache_of
 from stock_chronos import StockChronos
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -568,6 +568,18 @@ def test_impossible_latents_are_refused(
     with pytest.raises(PlanError, match=message):
         replace_heads_(loaded.model, HeadPlan.model_validate(head(**changes)))
     assert str(loaded.model) == before
+
+
+def test_a_plan_that_names_a_part_of_the_cross_attention_is_refused_before_any_work(
+    checkpoint: Path, forbid: Forbid
+) -> None:
+    loaded = load(checkpoint)
+    whole = fold_plan(loaded.model, loaded.architecture, latent=8)
+    first = next(head for head in whole.heads if head.latent)
+    assert sum(head.latent for head in whole.heads) > 1
+    forbid("tscompress.compression.fold.record")
+    with pytest.raises(PlanError, match="all cross-attention reads one latent"):
+        tscompress.compress(checkpoint, plan=whole.model_copy(update={"heads": (first,)}))
 
 
 def test_the_second_layer_has_the_first_ones_size(checkpoint: Path) -> None:

@@ -345,7 +345,7 @@ def _check_single_pass(settings: Mapping[str, Any], workload: Workload) -> None:
             f"{settings['context_length']} steps; ask for that or less."
         )
     longest = settings.get("prediction_length") or (
-        settings["max_output_patches"] * settings["output_patch_size"]
+        settings.get("max_output_patches", 1) * settings["output_patch_size"]
     )
     if workload.horizon > longest:
         raise UsageError(

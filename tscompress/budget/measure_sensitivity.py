@@ -123,7 +123,7 @@ def measure_sensitivity(
     _check_measurable(loaded, batches, holdout)
     refit: Literal["layer", "none"] = "none" if fold.refit == "none" else "layer"
     same = {"continuations": "given", "precision": "float32"}
-    config = fold.model_copy(update={"refit": refit, **same})
+    config = fold.resolved(loaded).model_copy(update={"refit": refit, **same})
     free = config.frequencies == "free"
     wanted = _wanted_parts(
         loaded, head_sizes, hidden_ratios, width_ratios, layers, free_frequencies=free

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tscompress.budget.sensitivity import SENSITIVITY_VERSION, PartKind, Sensitivity
-from tscompress.checkpoints.digests import code_digest, versions
+from tscompress.checkpoints.digests import code_digest, hardware, versions
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.batch import ForecastBatch
@@ -23,7 +23,7 @@ from tscompress.io.files import write_text_atomically
 
 _log = logging.getLogger(__name__)
 #: Code that folds and measures; a development version changes it without a version number.
-CODE = ("compression", "families", "layers", "linalg", "budget")
+CODE = ("budget", "checkpoints", "compression", "data", "families", "layers", "linalg", "plan")
 
 
 class WantedPart(NamedTuple):
@@ -96,6 +96,7 @@ def content_key(
     add("version", SENSITIVITY_VERSION)
     add("code", code_digest(CODE))
     add("versions", versions())
+    add("hardware", hardware(next(loaded.model.parameters()).device))
     add("family", loaded.family)
     add("config", dict(loaded.config))
     add("original", dict(original.config) if original else None)

@@ -29,8 +29,8 @@ def split_windows(
 ) -> tuple[list[ForecastBatch], list[ForecastBatch]]:
     """Rows for folding, and every fourth row, or group of rows, held out for the loss.
 
-    Windows of the same series are on the same side. With fewer than four such series, or groups,
-    they are split.
+    Windows of the same series are on the same side, but for those in groups: a group has series of
+    both. With fewer than four such series, or groups, they are split.
 
     Raises
     ------

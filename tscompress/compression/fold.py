@@ -201,7 +201,8 @@ class _Fold:
             refit_(step, values, role, self.config)
         elif self.heads[name].latent:
             if self.latent is None:  # keys and values of later layers are still the original's
-                self.latent = shared_latent_of(self.loaded, self.plan, step)
+                fitted = self.ends.get("encoder")
+                self.latent = shared_latent_of(self.loaded, self.plan, step, fitted)
             attention = fold_latent_(self.loaded, self.heads[name], *self.latent)
             refit_(step, attention, "o", self.config)
         else:
@@ -294,6 +295,7 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
                 if narrow:
                     reached.append(u)
     still = torch.zeros_like(linear.weight)
+    assert config.damping is not None  # resolved
     change = least_squares(products.cross, products.second, still, config.damping)
     if step.width is not None:
         change[step.width :] = 0

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.families.registry import adapter_of_layers
 from tscompress.io.removed_options import without_removed
 from tscompress.plan.plan import DROPS
 
@@ -44,6 +45,10 @@ class FoldConfig(BaseModel):
         Kept rotary pairs: ``stock``, those in the plan, by default those of a stock config;
         ``free``, as many of those whose scores vary most, for a factored checkpoint, which keeps
         more of the skill (eval/RESULTS.md). Only Chronos-2 has such pairs.
+    damping
+        Of the fit of output projections, in units of the mean eigenvalue of the moment of their
+        inputs (:func:`~tscompress.linalg.least_squares`); null: the family's
+        (:class:`~tscompress.families.base.LayeredFamily`).
     precision
         Of feed-forwards in forward passes; null: bfloat16 where the hardware multiplies in it.
         Attention, residual streams, moments and fits are float32 or float64.
@@ -65,8 +70,11 @@ class FoldConfig(BaseModel):
     continuations: Literal["given", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
     precision: Literal["float32", "bfloat16"] | None = None
-    damping: float = Field(
-        default=1e-2, gt=0, le=1e6, description="of the fit to the residual stream"
+    damping: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="of the fit of output projections; null: the family's",
     )
     univariate: bool = Field(
         default=False,
@@ -97,8 +105,11 @@ class FoldConfig(BaseModel):
         return tuple(name for name in DROPS if getattr(self, name))
 
     def resolved(self, loaded: LoadedModel) -> FoldConfig:
-        """A copy with this machine's precision instead of null."""
-        if self.precision is not None:
-            return self
-        native = multiplies_bfloat16(next(loaded.model.parameters()).device)
-        return self.model_copy(update={"precision": "bfloat16" if native else "float32"})
+        """A copy with the family's damping and this machine's precision instead of null."""
+        settings: dict[str, Any] = {}
+        if self.damping is None:
+            settings["damping"] = adapter_of_layers(loaded.family).fold_damping
+        if self.precision is None:
+            native = multiplies_bfloat16(next(loaded.model.parameters()).device)
+            settings["precision"] = "bfloat16" if native else "float32"
+        return self.model_copy(update=settings)

@@ -56,20 +56,30 @@ def fold_attention_(
     return new  # type: ignore[no-any-return]
 
 
-def shared_latent_of(loaded: LoadedModel, plan: Plan, step: Step) -> tuple[Tensor, Tensor]:
-    """A ``[r, d]`` and B ``[d, r]``: the encoder's output y is approximated by B z, z = A y."""
+def shared_latent_of(
+    loaded: LoadedModel, plan: Plan, step: Step, fitted: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A ``[r, d]`` and B ``[d, r]``: the encoder's output y is approximated by B z, z = A y.
+
+    ``fitted`` is the reconstruction of a sliced encoder's output. Keys and values of ``step`` have
+    been composed with it, those of later layers will be.
+    """
     assert step.encoded is not None
     assert plan.latent is not None
     readers: list[Any] = [loaded.model.get_submodule(h.name) for h in plan.heads if h.latent]
-    weights = [getattr(reader, role).weight.detach() for reader in readers for role in "kv"]
-    products = Products(weights[0].shape[1], weights[0].device)
-    limits = row_shares(ROWS_PER_COLUMN * weights[0].shape[1], step.encoded)
-    for states, valid, limit in zip(step.encoded, step.key_valid, limits, strict=True):
-        products.add(thinned(valid_rows(states, valid), limit))
+    width: int = readers[0].k.in_features
+    products = Products(width, readers[0].k.weight.device)
+    limits = row_shares(ROWS_PER_COLUMN * width, step.encoded)
+    for index, states in enumerate(step.encoded):
+        rows = valid_rows(states, step.key_valid[index])
+        products.add(thinned(rows, limits[index], index))
     read = torch.zeros_like(products.second)
-    for weight in weights:
-        wide = weight.to(torch.float64)
-        read += wide.T @ wide
+    for reader in readers:
+        for role in "kv":
+            wide = getattr(reader, role).weight.detach().to(torch.float64)
+            if fitted is not None and reader is not loaded.model.get_submodule(step.block.name):
+                wide = wide @ fitted
+            read += wide.T @ wide
     with naming_failures("the latent of all cross-attention"):
         return shared_latent(read, Roots.of(products.second), plan.latent)
 

@@ -20,7 +20,7 @@ from tscompress.compression.recording import (
 )
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
-from tscompress.linalg import even_picks
+from tscompress.linalg import scattered_picks
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.layer_plans import HiddenPlan
 
@@ -48,7 +48,7 @@ class AttentionMoments:
     values
         Second moment of the attention-weighted values of all heads, ``[H k, H k]``.
     distances
-        Number of pairs of positions 0, 1, ... steps apart, ``[T]``.
+        Share of the pairs of a query and a key that are 0, 1, ... steps apart, ``[T]``.
     """
 
     queries: Tensor
@@ -84,24 +84,30 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     positions = sum(stream.shape[:2].numel() for stream in step.inputs)
     stride = 1 if is_group(step) else max(1, positions // ENOUGH_POSITIONS)
     chosen = range(0, len(step.inputs), stride)
-    rows = ROWS_PER_COLUMN * linears["q"].in_features
-    limits = row_shares(rows, [step.inputs[index] for index in chosen])
+    streams = [step.inputs[index] for index in chosen]
+    in_groups = _rows_in_groups(step) if is_group(step) else {}
+    reading = [streams[i] for i in chosen if in_groups[i].any()] if in_groups else streams
+    limits = row_shares(ROWS_PER_COLUMN * linears["q"].in_features, streams, of=reading)
+    value_limits = row_shares(ROWS_PER_COLUMN * linears["o"].in_features, streams)
     reads = {"x": linears["q"], "y": linears["k"], "c": linears["o"]}
     with inputs_of(reads, until="c") as seen:
-        for index, limit in zip(chosen, limits, strict=True):
-            stream = step.inputs[index]
+        for index, stream, limit, value_limit in zip(
+            chosen, streams, limits, value_limits, strict=True
+        ):
             with suppress(PassEnded):
                 step.run(index)
             x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
             valid, key_valid = step.valid[index], step.key_valid[index]
+            query_valid = valid
             if is_group(step):
-                valid = key_valid = None if valid is None else valid.T
+                valid = None if valid is None else valid.T
+                query_valid = key_valid = in_groups.get(index, valid)
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
-            queries.add(thinned(valid_rows(x, valid), limit))
-            keys.add(thinned(valid_rows(y, key_valid), limit))
-            values.add(thinned(valid_rows(c, valid), limit))
+            queries.add(thinned(valid_rows(x, query_valid), limit, index))
+            keys.add(thinned(valid_rows(y, key_valid), limit, index))
+            values.add(thinned(valid_rows(c, valid), value_limit, index))
             distances += _distances(valid, stream, longest)
     shares = distances / distances.sum()
     return AttentionMoments(queries.second, keys.second, values.second, shares)
@@ -120,12 +126,14 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
 
 
 def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
-    """Number of pairs of valid positions 0, 1, ... steps apart, ``[longest]``."""
+    """Number of pairs of a query and a key 0, 1, ... steps apart, either way, ``[longest]``."""
     lengths = torch.full((len(stream),), stream.shape[1])
     if valid is not None and valid.shape == stream.shape[:2]:
         lengths = valid.sum(1).cpu()
     apart = torch.arange(longest, dtype=torch.float64)
-    return (lengths[:, None] - apart).clamp_min(0).sum(0)
+    pairs = (lengths[:, None] - apart).clamp_min(0).sum(0)
+    pairs[1:] *= 2
+    return pairs
 
 
 class Products:
@@ -204,7 +212,7 @@ def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     limits = row_shares(limit, step.inputs)
 
     def chosen(index: int, states: Tensor) -> Tensor:
-        return thinned(valid_rows(states, step.valid[index]), limits[index])
+        return thinned(valid_rows(states, step.valid[index]), limits[index], index)
 
     for group in runs_of(limits, step.positions_at_once):
         streams = step.inputs, step.reference or step.inputs
@@ -212,9 +220,14 @@ def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield rows, reference
 
 
-def row_shares(limit: int, batches: Sequence[Tensor]) -> list[int]:
-    """Number of the ``limit`` rows for each batch: the same for every series."""
-    series = sum(len(batch) for batch in batches)
+def row_shares(
+    limit: int, batches: Sequence[Tensor], of: Sequence[Tensor] | None = None
+) -> list[int]:
+    """Number of the ``limit`` rows for each batch: the same for every series.
+
+    ``of`` are the batches that have rows to give; None: all.
+    """
+    series = sum(len(batch) for batch in (batches if of is None else of))
     return [limit * len(batch) // series + 1 for batch in batches]
 
 
@@ -223,9 +236,11 @@ def rows_for_units(units: int) -> int:
     return max(_ROWS_PER_HIDDEN_UNIT * units, _FEWEST_ROWS)
 
 
-def thinned(rows: Tensor, limit: int) -> Tensor:
-    """At most ``limit`` evenly spaced of the rows ``[N, d]``."""
-    return rows if len(rows) <= limit else rows[even_picks(len(rows), limit).to(rows.device)]
+def thinned(rows: Tensor, limit: int, batch: int) -> Tensor:
+    """At most ``limit`` of the rows ``[N, d]``, scattered over them, other ones in each batch."""
+    if len(rows) <= limit:
+        return rows
+    return rows[scattered_picks(len(rows), limit, seed=batch).to(rows.device)]
 
 
 def _means(y: Tensor, valid: Tensor | None) -> Tensor:
@@ -241,10 +256,28 @@ def is_group(step: Step) -> bool:
     return isinstance(step.block, AttentionBlock) and step.block.across_series
 
 
+def _rows_in_groups(step: Step) -> dict[int, Tensor]:
+    """Rows that see another one, ``[S, B]``, by batch; none if no batch has any.
+
+    Scores of a row that is alone do nothing, and half of all batches have only such.
+    """
+    found = {}
+    for index in range(len(step.inputs)):
+        valid = step.valid[index]
+        others = _seen(step, index).sum(-1) > 1
+        found[index] = others if valid is None else others & valid.T
+    return found if any(rows.any() for rows in found.values()) else {}
+
+
+def _seen(step: Step, index: int) -> Tensor:
+    """Which keys share a query's group and time step, ``[S, B, B]``."""
+    mask: Tensor = step.call(index)[1]["attention_mask"]  # additive, [S, 1, B, B]
+    return mask[:, 0] > -1
+
+
 def _group_means(y: Tensor, step: Step, index: int) -> Tensor:
     """Mean over the keys that share a query's group and time step, ``[S, B, d]``."""
-    mask: Tensor = step.call(index)[1]["attention_mask"]  # additive, [S, 1, B, B]
-    seen = (mask[:, 0] > -1).to(y.dtype)
+    seen = _seen(step, index).to(y.dtype)
     means: Tensor = seen @ y / seen.sum(-1, keepdim=True).clamp_min(1)
     return means
 
@@ -259,23 +292,24 @@ def patch_moments(
     module: Any = loaded.model.get_submodule(plan.name)
     products = Products(plan.d_ff + plan.in_features + 1, module.output_layer.weight.device)
     limits = row_shares(rows_for_units(plan.d_ff), [b.context for b in batches])
-    limit = 0
+    inputs: list[Tensor] = []  # Chronos-2 embeds the context and what is known ahead in two calls
 
     def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
         x = args[0].detach().flatten(0, -2)
         if plan.name == PATCH_EMBEDDINGS[0]:
             x = x[adapter_of(loaded.family).attended_patches(x)]
-        x = thinned(x, limit)
-        with torch.no_grad():
-            h = module.act(module.hidden_layer(x))
-        products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))
+        inputs.append(x)
 
     run = run_embedding if plan.name == PATCH_EMBEDDINGS[0] else run_teacher_forced
     handle = module.register_forward_hook(see)
     try:
         for index, batch in enumerate(batches):
-            limit = limits[index]
+            inputs.clear()
             run(loaded, batch)
+            x = thinned(torch.cat(inputs), limits[index], index)
+            with torch.no_grad():
+                h = module.act(module.hidden_layer(x))
+            products.add(torch.cat([h, x, torch.ones_like(x[:, :1])], dim=1))
     finally:
         handle.remove()
     return HiddenMoments(products.second)

@@ -28,7 +28,7 @@ from tscompress.plan.layer_plans import (
     WidthPlan,
     stock_frequencies,
 )
-from tscompress.plan.plan import Plan
+from tscompress.plan.plan import Plan, validated
 from tscompress.plan.schedules import (
     BudgetSchedule,
     EnergySchedule,
@@ -480,12 +480,13 @@ def complete_fold_plan(model: nn.Module, architecture: Architecture, plan: Plan)
     check_width(model, plan)
     heads = {head.name: head for head in plan.heads}
     hidden = {entry.name: entry for entry in plan.hidden}
-    return plan.model_copy(
+    complete = plan.model_copy(
         update={
             "heads": tuple(heads.get(head.name, head) for head in whole.heads),
             "hidden": tuple(hidden.get(entry.name, entry) for entry in whole.hidden),
         }
     )
+    return validated(Plan, complete.model_dump(), "the plan", "its layers")
 
 
 def _unfolded(layer: HeadPlan | HiddenPlan | None) -> dict[str, object]:

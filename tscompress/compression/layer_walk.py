@@ -9,6 +9,7 @@ weights is in memory, apart from dropped layers, and nothing is computed twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.recording import DroppedSublayer, Recording, TensorSum, blocks_of
 from tscompress.families.stacks import Block, Sublayer, sublayers
-from tscompress.linalg import least_squares
+from tscompress.linalg import least_squares, scattered_picks
 from tscompress.plan.architecture import AttentionBlock, FeedForward
 
 #: Hidden units of all positions on which a feed-forward is run together.
@@ -319,13 +320,13 @@ def reconstruction(
     cross = torch.zeros(size, width, dtype=torch.float64, device=device)
     second = torch.zeros(width, width, dtype=torch.float64, device=device)
     positions = sum(states.shape[:2].numel() for states in original)
-    stride = max(1, positions // (_ROWS_PER_NUMBER * size))
-    for batch in zip(original, changed, valid, strict=True):
+    share = min(1.0, _ROWS_PER_NUMBER * size / positions)
+    for index, batch in enumerate(zip(original, changed, valid, strict=True)):
         *streams, counted = batch
         rows = [x.flatten(0, 1) if counted is None else x[counted] for x in streams]
-        # A stride that divides the length would pick the same positions of every series.
-        step = stride - 1 if stride > 1 and stride % streams[0].shape[1] == 0 else stride
-        rows = [x[::step] if norm is None else norm(x[::step]) for x in rows]
+        most = math.ceil(share * len(rows[0]))
+        chosen = scattered_picks(len(rows[0]), most, seed=index).to(device)
+        rows = [x[chosen] if norm is None else norm(x[chosen]) for x in rows]
         ours = rows[1][:, :width].to(torch.float64)
         cross.addmm_(rows[0].to(torch.float64).T, ours)
         second.addmm_(ours.T, ours)

@@ -165,5 +165,5 @@ def _value_moment(values: OwnValues, step: Step) -> Tensor:
         for index, limit in enumerate(limits):
             with suppress(PassEnded):
                 step.run(index)
-            products.add(thinned(valid_rows(seen["c"], step.valid[index]), limit))
+            products.add(thinned(valid_rows(seen["c"], step.valid[index]), limit, index))
     return products.second

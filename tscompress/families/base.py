@@ -284,9 +284,12 @@ class LayeredFamily(Family):
     ----------
     draws_samples
         Whether forecasts are sample paths of tokens, decoded sequentially; otherwise quantiles.
+    fold_damping
+        Of the fit of output projections, by default.
     """
 
     draws_samples: ClassVar[bool] = False
+    fold_damping: ClassVar[float] = 1e-2
 
     @abstractmethod
     def inputs(self, pipeline: Any, batch: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Chronos2Forecaster(PatchForecaster):
     @property
     def prediction_length(self) -> int:
         """Steps of one call."""
-        return int(self.record.settings["max_output_patches"]) * self.patch_size
+        return int(self.record.settings.get("max_output_patches", 1)) * self.patch_size
 
     def predict(
         self,
