@@ -21,6 +21,7 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import UsageError
 from tscompress.io.arguments import check_list, check_type
+from tscompress.io.files import user_path
 from tscompress.plan.plan import DROPS, Plan
 from tscompress.plan.schedules import Budget, Method, PlannedSchedule, Schedule
 from tscompress.progress import OnProgress, silent
@@ -264,7 +265,7 @@ def recover(
         theirs,
         config,
         series=series,
-        directory=None if directory is None else Path(directory),
+        directory=None if directory is None else user_path(directory),
         resume=resume,
         report=report,
     )

@@ -99,10 +99,14 @@ def test_no_file_of_an_earlier_evaluation_stays_beside_those_of_another(
     both = command("evaluate", bolt, "--against", "seasonal-naive", *DATA, "--output", output)
     assert both.code == 0, both.err
     assert (output / "scores-against.csv").exists()
+    layout = command("evaluate", bolt, *DATA, "--gift-eval", "--output", output, "--force")
+    assert layout.code == 0, layout.err
+    assert (output / "all_results.csv").exists()
     (output / "notes.txt").write_text("mine")
+    (output / "config.json").write_text('{"mine": 1}')
     alone = command("evaluate", bolt, *DATA, "--output", output, "--force")
     assert alone.code == 0, alone.err
-    files = {"scores.json", "scores.csv", "agg-rel-scores.csv", "notes.txt"}
+    files = {"scores.json", "scores.csv", "agg-rel-scores.csv", "notes.txt", "config.json"}
     assert {path.name for path in output.iterdir()} == files
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from tscompress.hub.card_scores import (
     scores_of_run,
 )
 from tscompress.hub.origin import read_checkpoint_record
+from tscompress.io.hashing import sha256_of
 from tscompress.io.own_outputs import is_marked
 from tscompress.plan.schedules import RankSchedule
 from tscompress.reports.write import write_report
@@ -437,10 +439,23 @@ def test_a_run_leaves_its_measurements_for_the_card(original: Path, tmp_path: Pa
     assert re.search(r"\| latency, median \(ms\) \| [\d.]+ \| [\d.]+ \| [\d.]+", card.text)
     # What was measured of another plan is not said of this one.
     shutil.copytree(directory, tmp_path / "out" / "other")
-    plan = read_checkpoint_record(directory).plan
-    changed = plan.model_copy(update={"kept_layers": {"encoder": (0,)}})
-    assert scores_of_run(directory, changed) is None
-    assert bench_of_run(directory, changed) is None
+    measured = read_checkpoint_record(directory)
+    assert measured.plan is not None
+    assert scores_of_run(measured) is not None
+    changed = measured.plan.model_copy(update={"kept_layers": {"encoder": (0,)}})
+    assert scores_of_run(replace(measured, plan=changed)) is None
+    assert bench_of_run(replace(measured, plan=changed)) is None
+    # Nor of other weights with the same plan, as a recovery has them.
+    weights = tmp_path / "out" / "other" / "model.safetensors"
+    save_file({name: 2 * weight for name, weight in load_file(weights).items()}, weights)
+    provenance = weights.with_name("provenance.json")
+    content = json.loads(provenance.read_text())
+    content["sha256"]["model.safetensors"] = sha256_of(weights)
+    provenance.write_text(json.dumps(content))
+    other = read_checkpoint_record(weights.parent)
+    assert other.plan == measured.plan
+    assert scores_of_run(other) is None
+    assert bench_of_run(other) is None
 
 
 # --------------------------------------------------------------------------------------------------

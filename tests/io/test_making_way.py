@@ -13,11 +13,12 @@ import pytest
 from full_disk import full_disk
 from other_process import claimed_elsewhere
 from own_checkpoint import RECORD, record
+from replaced import making_way
 
 from tscompress.errors import OutputExistsError
 from tscompress.io import making_way as module
 from tscompress.io.files import new_directory
-from tscompress.io.making_way import claimed, journal_of, making_way, undo_killed
+from tscompress.io.making_way import claimed, journal_of, undo_killed
 
 PAGE, NEW_PAGE = (
     f'{{"recipe": {{}}, "checkpoint": "{name}", "plan": {{}}, "attention_parameter_ratio": 0.5, '

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from own_checkpoint import RECORD, record
+from replaced import making_way
 from safetensors.numpy import save_file
 from shared_fixtures import Command, assert_refused
 
@@ -27,7 +28,7 @@ from tscompress.io.files import (
     write_output,
     write_text_atomically,
 )
-from tscompress.io.making_way import journal_of, making_way
+from tscompress.io.making_way import journal_of
 from tscompress.io.own_outputs import foreign_part, is_marked, is_own_file, mark_of, table_csv
 from tscompress.plotting import new_figure, save_figure
 
@@ -536,6 +537,17 @@ def test_a_state_is_known_by_its_whole_record(
     path = tmp_path / "model.safetensors"
     save_file({"a": np.zeros(2)}, path, metadata)
     assert is_own_file(path) is ours
+
+
+def test_a_state_of_more_than_a_gigabyte_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    save_file({"a": np.zeros(2)}, path, {"step": "1", "recipe": "{}", "parts": "[]"})
+    notes = tmp_path / "scores.csv"
+    notes.write_text("dataset,model,MASE,WQL\na,b,1,1\n")
+    for large in (path, notes):
+        os.truncate(large, 3 * 2**30)  # nothing of it is written
+    assert is_own_file(path)
+    assert not is_own_file(notes)
 
 
 def test_tables_read_as_they_would_without_the_mark(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError, TscompressError, UsageError
 from tscompress.exporting import packages
 from tscompress.hub.card_scores import bench_of_run
+from tscompress.hub.origin import read_checkpoint_record
 from tscompress.io.own_outputs import foreign_part, is_own_file
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import RankSchedule
@@ -37,7 +38,6 @@ from tscompress.reports.write import (
     report_files,
     report_tables,
     write_report,
-    write_report_files,
 )
 from tscompress.training import recovery_batches
 from tscompress.training.pretrain_model import build_model
@@ -355,7 +355,7 @@ def test_a_report_of_another_method_is_not_replaced_unasked(
     def walk(recipe: Recipe, **options: Any) -> None:
         beside = report_files(tmp_path / "out")
         with finishing_run(recipe, beside=beside, **options) as result:
-            write_report_files(result, recipe)
+            write_report(result, recipe)
 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.md").write_text("mine")
@@ -397,7 +397,7 @@ def test_files_of_a_killed_run_make_way(
     def walk(given: Recipe, force: bool) -> None:
         beside = report_files(Path(given.output))
         with finishing_run(given, force=force, beside=beside) as result:
-            write_report_files(result, given)
+            write_report(result, given)
             if stage == "report" and given is recipe:
                 stop()
 
@@ -482,7 +482,7 @@ def test_an_exported_graph_is_scored_and_timed_beside_the_models(
     assert [path for path in beside if path.is_file() and not is_own_file(path)] == []
 
     # A card of the checkpoint has its own latencies, not the graph's.
-    on_card = bench_of_run(result.checkpoint, result.plan)
+    on_card = bench_of_run(read_checkpoint_record(result.checkpoint))
     assert on_card is not None
     assert [model["name"] for model in on_card["models"]] == [
         model.name for model in result.bench.models[:2]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from other_process import claimed_elsewhere
 from rich.console import Console
-from shared_fixtures import Forbid, hear_ctrl_c
+from shared_fixtures import Command, Forbid, hear_ctrl_c
 from typer.testing import CliRunner
 
 from tscompress.benchmark.process_memory import MemoryUse
@@ -543,6 +546,55 @@ def test_a_point_that_fails_does_not_stop_the_others(
         with pytest.raises(TscompressError, match="none of 1 points could be measured; svd"):
             sweep(only)
     assert len(sweep(chosen).frame) == 6  # tried again
+
+
+def test_a_sweep_keeps_others_out_of_its_points(
+    checkpoints: dict[str, Path], tmp_path: Path, forbid: Forbid
+) -> None:
+    output = tmp_path / "out"
+    forbid("tscompress.workflows.sweep.load")
+    with (
+        claimed_elsewhere([output / "sweep.yaml"]),
+        pytest.raises(OutputExistsError, match="another process writes"),
+    ):
+        sweep(recipe(checkpoints["chronos-bolt"], output, **QUICK))
+
+
+def test_weights_that_an_earlier_sweep_removed_are_named(
+    one_point: tuple[SweepResult, SweepRecipe], command: Command, tmp_path: Path
+) -> None:
+    result, chosen = one_point
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(settings(chosen.model, chosen.output, grid=[{"rank": [4]}],
+                                            bench=None, keep="all")))  # fmt: skip
+    outcome = command("sweep", path, "--force")
+    assert outcome.code == 0, outcome.err
+    assert f"points/{result.frame['id'][1]}" in outcome.err
+    assert "removed weights that this one would keep, of 1 points" in outcome.err
+    assert sweep(chosen, force=True).gone == ()
+
+
+def test_a_killed_process_is_said_to_be_one(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pool:
+        """Whose only process is killed while it measures."""
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, *_: object) -> Future[Measured]:
+            future: Future[Measured] = Future()
+            future.set_exception(BrokenProcessPool("a child process terminated abruptly"))
+            return future
+
+    monkeypatch.setattr(sweeping, "ProcessPoolExecutor", Pool)
+    with pytest.raises(TscompressError, match=r"a process was killed.*fewer --processes"):
+        sweep(recipe(checkpoints["chronos-bolt"], tmp_path / "out", **QUICK), processes=2)
 
 
 # --- processes and the command --------------------------------------------------------------------

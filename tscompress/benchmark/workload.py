@@ -44,6 +44,10 @@ class Workload(BaseModel):
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="of the series and of the sampling")
 
+    def on(self, device: str | torch.device) -> Workload:
+        """The same on another device, of which the type counts."""
+        return self.model_copy(update={"device": torch.device(device).type})
+
 
 def make_workload(fields: Mapping[str, Any]) -> Workload:
     """Validate ``fields`` into a workload.

@@ -154,7 +154,9 @@ def evaluate(
         check_evaluation(output, gift_eval=gift_eval, force=force, inputs=inputs)
     if fidelity and against is None:
         raise UsageError("--fidelity needs another model; give --against.")
-    if against is not None:
+    if against is None:
+        refuse(context, "there is no --against", ("margin",))
+    else:
         check_comparison(2, margin=margin)
     if gift_eval and (output is None or output.suffix == ".json"):
         raise UsageError("--gift-eval writes files; give a directory with --output.")
@@ -230,15 +232,16 @@ def _evaluation_config(
         names = ("horizon", *_WINDOW_OPTIONS)
         said = {name: given[name] for name in names if given[name] is not None}
         long_format = validate(LongFormat, {**said, **files.said}, source="the options")
-    return EvaluationConfig(
-        suite=given["suite"],
-        long_format=long_format,
-        datasets=tuple(given["dataset"]) if given["dataset"] else None,
-        max_series=given["max_series"],
-        root=None if given.get("root") is None else str(given["root"]),
+    fields = {
+        "suite": given["suite"],
+        "long_format": long_format,
+        "datasets": tuple(given["dataset"]) if given["dataset"] else None,
+        "max_series": given["max_series"],
+        "root": None if given.get("root") is None else str(given["root"]),
         **{name: given[name] for name in _SETTINGS},
         **sampling,
-    )
+    }
+    return validate(EvaluationConfig, fields, source="the options")
 
 
 def _scored(name: str, revision: str | None, device: str, dtype: str) -> Scored:
@@ -270,7 +273,7 @@ def _tables(evaluated: EvaluatedModels, margin: float) -> list[object]:
 
 def _evaluate_fev(context: typer.Context) -> None:
     """``evaluate`` with a suite of fev's tasks."""
-    from tscompress.evaluation.batching import parse_batch_size
+    from tscompress.evaluation.batching import Processes, parse_batch_size
     from tscompress.evaluation.fev_tasks import summaries_table
     from tscompress.workflows.compress import claimed_by_main
     from tscompress.workflows.evaluate_fev import check_summaries, evaluate_fev, save_summaries
@@ -285,10 +288,12 @@ def _evaluate_fev(context: typer.Context) -> None:
     if output is not None:
         check_summaries(output, force=force, inputs=inputs)
     context.with_resource(claimed_by_main(output))
+    processes = Processes()
+    scored = partial(_scored, device=processes.device(given["device"]), dtype=given["dtype"])
     with progress_bars() as advance:
         summaries = evaluate_fev(
             tasks,
-            [_scored(name, at, given["device"], given["dtype"]) for name, at in models],
+            [scored(name, at) for name, at in models],
             batch_size=batch_size,
             seed=given["seed"],
             num_samples=given["num_samples"],
@@ -296,6 +301,9 @@ def _evaluate_fev(context: typer.Context) -> None:
             as_univariate=given["as_univariate"],
             on_progress=advance,
         )
+    processes.leave()
+    if not processes.is_main:
+        return
     table = summaries_table(summaries)
     if output is not None:
         save_summaries(output, summaries, force=force, inputs=inputs)

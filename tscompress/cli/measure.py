@@ -207,18 +207,20 @@ def probe(
     from tscompress.probing.measure import probe as measure
     from tscompress.probing.results import probe_content
     from tscompress.probing.tables import probe_tables
+    from tscompress.workflows.recipe import validate
 
     inputs = model, against, tasks_file
     if output is not None:
         check_file(output, force=force, inputs=inputs)
-    config = ProbeConfig(
-        tasks=tuple(",".join(tasks).split(",")) if tasks else None,
-        tasks_file=None if tasks_file is None else str(tasks_file),
-        num_series=num_series,
-        num_samples=num_samples,
-        batch_size=parse_batch_size(batch_size),
-        seed=seed,
-    )
+    fields = {
+        "tasks": tuple(",".join(tasks).split(",")) if tasks else None,
+        "tasks_file": None if tasks_file is None else str(tasks_file),
+        "num_series": num_series,
+        "num_samples": num_samples,
+        "batch_size": parse_batch_size(batch_size),
+        "seed": seed,
+    }
+    config = validate(ProbeConfig, fields, source="the options")
     config.chosen()  # check it before a model is loaded
     names = [(model, revision)] if against is None else [(model, revision), (against, None)]
     loaded = [loaded_of(name, device=device, dtype=dtype, revision=at) for name, at in names]

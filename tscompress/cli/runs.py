@@ -10,7 +10,7 @@ import typer
 
 from tscompress.cli.console import duration, path, progress_bars, say, say_note, say_series, show
 from tscompress.cli.options import AsJson, Device, Force, MaxSeries, OutputInstead, keeping_recovery
-from tscompress.errors import TscompressError
+from tscompress.errors import TscompressError, UsageError
 from tscompress.progress import TimeLeft
 
 
@@ -31,13 +31,15 @@ def run(
 ) -> None:
     """Run a recipe: profile, compress, save, load again, evaluate, bench, report."""
     from tscompress.io.files import user_path
-    from tscompress.reports.write import report_files, report_tables, write_report_files
+    from tscompress.reports.write import report_files, report_tables, write_report
     from tscompress.workflows.recipe import load_recipe
     from tscompress.workflows.run import WORK, finishing_run
     from tscompress.workflows.run_files import RUN_FILE
 
     chosen = load_recipe(recipe, model=model, output=output)
-    if max_series is not None and chosen.evaluation is not None:
+    if max_series is not None:
+        if chosen.evaluation is None:
+            raise UsageError("--max-series was given, and the recipe has no evaluation.")
         evaluation = chosen.evaluation.model_copy(update={"max_series": max_series})
         chosen = chosen.model_copy(update={"evaluation": evaluation})
     output = user_path(chosen.output)
@@ -54,7 +56,7 @@ def run(
             on_progress=advance,
         ) as result,
     ):
-        written = write_report_files(result, chosen)
+        written = write_report(result, chosen)
     say_note(result.note)
     show(
         as_json, json.loads((written.parent / RUN_FILE).read_text()), *report_tables(result, chosen)
@@ -78,7 +80,7 @@ def sweep(
 
     The same command resumes a stopped sweep.
     """
-    from tscompress.workflows.measure_point import Measured
+    from tscompress.workflows.measure_point import POINTS_DIRECTORY, Measured
     from tscompress.workflows.sweep import FIGURE_FILE, POINTS
     from tscompress.workflows.sweep import sweep as measure
     from tscompress.workflows.sweep_points import load_sweep_recipe
@@ -121,6 +123,12 @@ def sweep(
         "points": json.loads(result.frame.to_json(orient="records")),
         "failures": result.failures,
     }
+    if result.gone:
+        first = result.directory / POINTS_DIRECTORY / result.gone[0]
+        say_note(
+            f"an earlier sweep removed weights that this one would keep, of {len(result.gone)} "
+            f"points; remove their directories, such as {str(first)!r}, to have them made again"
+        )
     show(as_json, content, sweep_table(result), f"figure: {result.directory / FIGURE_FILE}")
     if result.failures:
         label, reason = next(iter(result.failures.items()))

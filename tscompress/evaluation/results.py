@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from tscompress.errors import DataError, UsageError
-from tscompress.io.files import write_text_atomically
+from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import Result, results_json
 
@@ -203,7 +203,7 @@ class EvaluationResult(Result):
 
     def to_csv(self, path: str | Path) -> None:
         """Write :meth:`frame`; the file is replaced in one step or not at all."""
-        write_text_atomically(Path(path), table_csv(self.frame()))
+        write_text_atomically(user_path(path), table_csv(self.frame()))
 
     def to_dict(self, *, series: bool = True) -> dict[str, Any]:
         """Plain data, for JSON; :meth:`from_dict` reads it back.
@@ -218,7 +218,7 @@ class EvaluationResult(Result):
 
     def save(self, path: str | Path) -> None:
         """Write JSON with every series; the file is replaced in one step or not at all."""
-        write_text_atomically(Path(path), results_json({"result": self.to_dict()}))
+        write_text_atomically(user_path(path), results_json({"result": self.to_dict()}))
 
     @classmethod
     def load(cls, path: str | Path) -> EvaluationResult:
@@ -250,7 +250,8 @@ def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
     DataError
         There is no such file, or it holds something else.
     """
-    file = Path(path) / SCORES_FILE if Path(path).is_dir() else Path(path)
+    given = user_path(path)
+    file = given / SCORES_FILE if given.is_dir() else given
     return EvaluationResult.read_file(file)
 
 

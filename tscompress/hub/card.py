@@ -119,10 +119,8 @@ def measured_of(
 ) -> tuple[CardScores | None, Mapping[str, Any] | None]:
     """The given measurements, else those that ``tscompress run`` wrote above the directory."""
     if checkpoint.plan is not None:
-        scores = (
-            scores if scores is not None else scores_of_run(checkpoint.directory, checkpoint.plan)
-        )
-        bench = bench if bench is not None else bench_of_run(checkpoint.directory, checkpoint.plan)
+        scores = scores if scores is not None else scores_of_run(checkpoint)
+        bench = bench if bench is not None else bench_of_run(checkpoint)
     return scores, bench
 
 

@@ -20,8 +20,8 @@ from tscompress.evaluation.results import (
     relative,
 )
 from tscompress.hub.origin import CheckpointRecord, read_record
+from tscompress.io.files import user_path
 from tscompress.io.untrusted import first_problem
-from tscompress.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def read_bench(path: str | Path) -> dict[str, Any]:
     DataError
         The file has other content.
     """
-    content = read_record(Path(path))
+    content = read_record(user_path(path))
     parse_bench(content, repr(str(path)))
     return content
 
@@ -183,12 +183,12 @@ def parse_bench(content: Mapping[str, Any], source: str) -> Bench:
         ) from None
 
 
-def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
+def scores_of_run(checkpoint: CheckpointRecord) -> CardScores | None:
     """Scores that ``tscompress run`` wrote above this checkpoint; None without any."""
-    report = _report_of_run(directory, plan)
+    report = _report_of_run(checkpoint)
     if report is None:
         return None
-    above = directory.resolve().parent
+    above = checkpoint.directory.resolve().parent
     if (above / SCORES_FILE).is_file():
         return read_scores(above / SCORES_FILE)
     try:
@@ -211,28 +211,38 @@ def scores_of_run(directory: Path, plan: Plan) -> CardScores | None:
     return CardScores(rows, evaluation.get("suite"), {m: ratios[m] for m in METRICS if m in ratios})
 
 
-def bench_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
+def bench_of_run(checkpoint: CheckpointRecord) -> dict[str, Any] | None:
     """Latencies that ``tscompress run`` wrote above this checkpoint; None without any.
 
     They are of the original and of the checkpoint: a graph of it, timed as third, is left out.
     """
-    report = _report_of_run(directory, plan)
+    report = _report_of_run(checkpoint)
     bench = None if report is None else report.get("bench")
     if report is None or bench is None:
         return None
-    parse_bench(bench, repr(str(directory.resolve().parent / "report.json")))
+    parse_bench(bench, repr(str(checkpoint.directory.resolve().parent / "report.json")))
     if report.get("exported") is None:
         return dict(bench)
     return {**bench, "models": bench["models"][:2]}
 
 
-def _report_of_run(directory: Path, plan: Plan) -> dict[str, Any] | None:
-    """``report.json`` above ``directory``, if its checkpoint has the same plan."""
-    path = directory.resolve().parent / "report.json"
+def _report_of_run(checkpoint: CheckpointRecord) -> dict[str, Any] | None:
+    """``report.json`` above the checkpoint, if it is of these files.
+
+    One that was written before it had their hashes is of the checkpoint that it names.
+    """
+    directory = checkpoint.directory.resolve()
+    path = directory.parent / "report.json"
     if not path.is_file():
         return None
     report = read_record(path)
-    same = report.get("plan") == plan.model_dump(mode="json")
+    plan = checkpoint.plan
+    if plan is None or report.get("plan") != plan.model_dump(mode="json"):
+        return None
+    if report.get("sha256") is None:
+        same = report.get("checkpoint") == directory.name
+    else:
+        same = report["sha256"] == checkpoint.provenance.get("sha256")
     return report if same and isinstance(report.get("recipe"), dict) else None
 
 

@@ -167,13 +167,6 @@ def claimed_once(paths: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def making_way(paths: Iterable[Path]) -> Iterator[None]:
-    """Claim some paths, and :meth:`Claim.making_way` for what takes their place."""
-    with claimed(paths) as claim, claim.making_way():
-        yield
-
-
 def undo_killed(paths: Sequence[Path]) -> None:
     """Undo what a killed process left of outputs that it replaced; raises as :func:`claimed`.
 

@@ -28,6 +28,7 @@ TRAINING_LOG, TRAINING_DIRECTORY, TRAINING_STATE = "log.jsonl", "checkpoint", "s
 UNFINISHED_STATE = f"{TRAINING_STATE}.tmp"
 
 _HEAD_BYTES = 4096
+#: Of what is read whole.
 _LARGEST_TEXT = 2**30
 _LARGEST_HEADER = 2**24
 
@@ -119,13 +120,14 @@ def is_own_file(path: Path) -> bool:
     """Whether a file, not a link to one, is one that tscompress wrote, or is empty."""
     try:
         found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_TEXT:
+        if not stat.S_ISREG(found.st_mode):
             return False
         if not found.st_size:
             return True
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
-        return _is_of_training(path) or any(of_kind(path, head) for of_kind in _KINDS)
+        kinds = _KINDS if found.st_size <= _LARGEST_TEXT else _KINDS_OF_ANY_SIZE
+        return _is_of_training(path) or any(of_kind(path, head) for of_kind in kinds)
     except (OSError, ValueError, RecursionError):
         return False
 
@@ -213,9 +215,9 @@ def _is_record(content: Mapping[str, Any]) -> bool:
     )
 
 
-_KINDS: tuple[Callable[[Path, bytes], bool], ...] = (
-    _is_figure, _is_training_state, _is_text, _is_json,
-)  # fmt: skip
+#: Told by their heads: a state of 90 million parameters has more than a gigabyte.
+_KINDS_OF_ANY_SIZE: tuple[Callable[[Path, bytes], bool], ...] = (_is_figure, _is_training_state)
+_KINDS = (*_KINDS_OF_ANY_SIZE, _is_text, _is_json)
 
 
 def _recorded_hashes(paths: list[Path]) -> Mapping[str, str] | None:

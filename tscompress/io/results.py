@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tscompress.errors import DataError
-from tscompress.io.untrusted import UnreadableFileError, regular_file
+from tscompress.io.untrusted import UnreadableFileError, first_problem, regular_file
 
 R = TypeVar("R", bound="Result")
 
@@ -47,8 +47,9 @@ class Result(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"not {cls.kind}: {reason}.") from error
+            where, reason, _ = first_problem(error)
+            where = f"{where}: " if where else ""
+            raise DataError(f"not {cls.kind}: {where}{reason}.") from error
 
     @classmethod
     def read_file(cls: type[R], path: Path) -> tuple[R, ...]:
@@ -72,7 +73,13 @@ class Result(BaseModel):
             raise DataError(f"{str(path)!r} is not {cls.kind}: it is no JSON object.")
         keys = ("result", "against")
         found = [content[key] for key in keys if content.get(key) is not None] or [content]
-        return tuple(cls.from_dict(one) for one in found)
+        try:
+            return tuple(cls.from_dict(one) for one in found)
+        except DataError as error:
+            reason = str(error).removesuffix(".")
+            raise DataError(
+                f"{str(path)!r}: {reason}; give what `{cls.command}` wrote."
+            ) from error.__cause__
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,6 @@ from tscompress.io.files import (
     write_output,
     write_text_atomically,
 )
-from tscompress.io.making_way import making_way
 from tscompress.io.own_outputs import mark_of
 from tscompress.io.text import ratio_text
 from tscompress.plotting import ComparisonRow, comparison_figure, save_figure
@@ -50,6 +49,11 @@ PAGE_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
 
 
+def report_files(directory: Path) -> list[Path]:
+    """All that :func:`write_report` may write into the directory of a run."""
+    return [*written_before(directory), directory / PAGE_FILE, directory / MARKDOWN_FILE]
+
+
 def write_report(result: RunResult, recipe: Recipe) -> Path:
     """Write what was measured, ``report.html``, ``report.md`` and figures; returns the Markdown.
 
@@ -60,17 +64,6 @@ def write_report(result: RunResult, recipe: Recipe) -> Path:
     DataError
         A score is not finite.
     """
-    with making_way(report_files(result.directory)):
-        return write_report_files(result, recipe)
-
-
-def report_files(directory: Path) -> list[Path]:
-    """All that :func:`write_report` may write into the directory of a run."""
-    return [*written_before(directory), directory / PAGE_FILE, directory / MARKDOWN_FILE]
-
-
-def write_report_files(result: RunResult, recipe: Recipe) -> Path:
-    """As :func:`write_report`, where those of before have made way already."""
     report = make_report(result, recipe)
     directory = result.directory
     save_run(result, recipe)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from tscompress.benchmark.workload import Workload, check_fits, check_sampling
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.leakage import check_no_leak, guarded
@@ -54,8 +52,7 @@ def check_measurements(recipe: Recipe, loaded: LoadedModel, device: str) -> None
     if recipe.scored_on is not None:
         _check_evaluation(recipe.scored_on, recipe, loaded)
     if recipe.bench is not None:
-        workload = recipe.bench.model_copy(update={"device": torch.device(device).type})
-        _check_bench(workload, recipe, loaded)
+        _check_bench(recipe.bench.on(device), recipe, loaded)
 
 
 def check_recovery(recipe: Recipe) -> None:

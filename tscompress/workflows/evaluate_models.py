@@ -29,7 +29,7 @@ from tscompress.io.files import (
     write_output,
     write_text_atomically,
 )
-from tscompress.io.own_outputs import table_csv
+from tscompress.io.own_outputs import is_own_file, table_csv
 from tscompress.io.results import results_json
 from tscompress.plotting import forecast_figure, save_figure
 from tscompress.progress import OnProgress, silent
@@ -40,6 +40,8 @@ _TABLE_FILE, _AGAINST_FILE, _TOTALS_FILE, _WORST_FILE = (
     "scores.csv", "scores-against.csv", "agg-rel-scores.csv", "worst.png",
 )  # fmt: skip
 _FILES = (SCORES_FILE, _TABLE_FILE, _AGAINST_FILE, _TOTALS_FILE, _WORST_FILE)
+#: In the layout of GIFT-Eval.
+_LAYOUT = (RESULTS_FILE, CONFIG_FILE)
 #: Called with a dataset and the quantiles ``[N, 9, horizon]`` forecast for it.
 OnForecasts = Callable[[EvaluationDataset, Quantiles], None]
 #: Loads a model when its turn comes; or the baseline.
@@ -184,8 +186,13 @@ def check_evaluation(
     if _is_file(output):
         check_file(output, force=force, inputs=inputs)
     else:
-        names = (*_FILES, RESULTS_FILE, CONFIG_FILE) if gift_eval else _FILES
+        names = (*_FILES, *_LAYOUT) if gift_eval else _written(output)
         check_output(output, force=force, inputs=inputs, writes=names)
+
+
+def _written(output: Path) -> tuple[str, ...]:
+    """Files of an evaluation, with those of the layout that an earlier one wrote there."""
+    return (*_FILES, *(name for name in _LAYOUT if is_own_file(output / name)))
 
 
 def _is_file(output: Path) -> bool:
@@ -219,7 +226,7 @@ def save_evaluation(
     if _is_file(output):
         write_output(output, text, force=force, inputs=inputs)
         return
-    with new_directory(output, force=force, writes=_FILES, inputs=inputs) as directory:
+    with new_directory(output, force=force, writes=_written(output), inputs=inputs) as directory:
         evaluated.model.to_csv(directory / _TABLE_FILE)
         if evaluated.against is not None:
             evaluated.against.to_csv(directory / _AGAINST_FILE)

@@ -6,11 +6,13 @@ A missing option is None, False, empty, or not in the mapping.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tscompress.errors import UsageError
+from tscompress.io.arguments import check_type
 from tscompress.io.untrusted import shown
 from tscompress.plan.plan import DROPS, Plan
 from tscompress.plan.schedules import (
@@ -125,6 +127,8 @@ def choose_schedule(
     ((name, value),) = given.items()
     if isinstance(value, bool):
         raise UsageError(f"{name} is {value}; give a number or a text.")
+    if name in _KINDS:
+        check_type(name, value, *_KINDS[name])
     try:
         if name == "budget":
             return _budget_schedule(method, value, how)
@@ -136,6 +140,17 @@ def choose_schedule(
         raise UsageError(f"{name}: {reason} (got {shown(came)}).") from None
 
 
+#: Types of what is not a number alone, and how they are called.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "budget": (
+        (Real, str, Budget, PlannedSchedule),
+        "a share such as 0.25, a text such as 'parameters=0.4', or a Budget",
+    ),
+    "schedule": (
+        (str, list, tuple, BaseModel),
+        "a text such as '8,0.25', a pair (8, 0.25), or a schedule",
+    ),
+}
 _BY_NUMBER: Mapping[str, Callable[[Any], Schedule]] = {
     "rank": lambda rank: RankSchedule(rank=rank),
     "epsilon": lambda epsilon: EpsilonSchedule(epsilon=epsilon),
@@ -149,6 +164,8 @@ def _read_schedule(value: Any) -> Schedule | PlannedSchedule:
         return parse_schedule(value)
     if not isinstance(value, Sequence):
         return value  # type: ignore[no-any-return]  # an object already
+    if len(value) != 2:
+        raise UsageError(f"schedule is {shown(value)}; give a pair (d_0, alpha) such as (8, 0.25).")
     d_0, alpha = value
     return PowerLawSchedule(d_0=d_0, alpha=alpha)
 

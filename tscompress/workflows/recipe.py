@@ -35,6 +35,7 @@ from tscompress.plan.plan import DROPS
 from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
 from tscompress.plan.width import Width
 from tscompress.probing.measure import ProbeConfig
+from tscompress.profiling.measure import DEFAULT_EPSILONS, SMALLEST_EPSILON
 from tscompress.training.pretrain_recipe import PretrainRecipe
 from tscompress.training.recovery_config import RecoveryConfig
 
@@ -82,8 +83,8 @@ class ProfileConfig(BaseModel):
 
     model_config = _STRICT
 
-    epsilons: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        default=(0.3, 0.1, 0.03, 0.01), min_length=1, max_length=100
+    epsilons: tuple[Annotated[float, Field(ge=SMALLEST_EPSILON, lt=1)], ...] = Field(
+        default=DEFAULT_EPSILONS, min_length=1, max_length=100
     )
 
 
@@ -330,7 +331,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     RecipeError
         The file is missing, is not YAML, or holds no mapping.
     """
-    path = Path(path)
+    path = user_path(path)
     try:
         content: Any = read_yaml(path)
     except FileNotFoundError:

@@ -12,9 +12,8 @@ import torch
 
 from tscompress.benchmark.bench import bench
 from tscompress.benchmark.results import BenchResult
-from tscompress.benchmark.workload import Workload
 from tscompress.checkpoints.given import loaded_of
-from tscompress.checkpoints.load import LoadedModel, load
+from tscompress.checkpoints.load import LoadedModel, check_device, load
 from tscompress.checkpoints.locate import model_name
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.leakage import guarded
@@ -221,7 +220,7 @@ def _check_export(device: str) -> None:
     UsageError
     """
     check_packages()
-    if torch.device(device).type != "cpu":
+    if torch.device(check_device(device)).type != "cpu":
         raise UsageError(
             f"an exported graph runs on the CPU, and the device is {device!r}; leave the device "
             "out, or the section export."
@@ -256,10 +255,6 @@ def _export_(result: RunResult, recipe: Recipe, graph: Path, on_progress: OnProg
     on_progress("export", 1, 1)
 
 
-def _on_device(workload: Workload, device: str) -> Workload:
-    return workload.model_copy(update={"device": torch.device(device).type})
-
-
 def _measure_(
     result: RunResult,
     recipe: Recipe,
@@ -281,7 +276,7 @@ def _measure_(
             _probe(again, recipe.probe, on_progress),
         )
     if recipe.bench is not None:
-        workload = _on_device(recipe.bench, device)
+        workload = recipe.bench.on(device)
         models = [one for one in (original, again, graph) if one is not None]
         result.bench = bench(
             [(one.name, one.forecaster) for one in models],

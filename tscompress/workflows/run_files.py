@@ -141,6 +141,8 @@ def _record(result: RunResult, recipe: Recipe) -> dict[str, Any]:
     return {
         "recipe": recipe.model_dump(mode="json"),
         "checkpoint": result.checkpoint.name,
+        # Of the files that were measured: a recovery leaves the plan and changes the weights.
+        "sha256": (read_provenance(result.checkpoint) or {}).get("sha256"),
         "plan": result.plan.model_dump(mode="json"),
         "attention_parameter_ratio": result.plan.attention_parameter_ratio,
         "relative": ratios,

@@ -34,18 +34,18 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
     Returns
     -------
     str or None
-        A note, where that cannot be read any more.
+        Notes, a line for each source that cannot be read any more.
 
     Raises
     ------
     LeakError
     """
-    note = None
+    notes = []
     scored_file = None if path is None else sha256_of(path)
     for fitted in sources_of(loaded):
         copy = path if path is not None and fitted.sha256 == scored_file else None
         if copy is None and not _is_there(fitted):
-            note = (
+            notes.append(
                 f"{fitted.source!r}, to which {loaded.name} was fitted, is not there, or another "
                 "file by now: whether it held the steps that are scored is not known"
             )
@@ -58,7 +58,7 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
                 f"{seen:,} series; scores would mean nothing. Compress it with --hold-out "
                 f"{needed}, or score other series."
             )
-    return note
+    return "\n".join(notes) or None
 
 
 def _is_there(fitted: FittedSource) -> bool:

@@ -43,6 +43,7 @@ from tscompress.errors import (
 )
 from tscompress.families.registry import build_empty, family_of, wrap_pipeline
 from tscompress.io.files import check_file, check_output, user_path, write_text_atomically
+from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plotting import save_figure
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.compress import check_sizes
@@ -116,7 +117,7 @@ def sweep(
     Raises
     ------
     OutputExistsError
-        The output holds something else.
+        The output holds something else, or another process measures there.
     TscompressError
         One of its subclasses; measured points are kept. A point that fails is in ``failures``,
         unless all do; one with sizes that the model cannot have is refused before the first, and
@@ -127,7 +128,46 @@ def sweep(
     points = points_of(recipe)
     output = user_path(recipe.output)
     inputs = *inputs, recipe.model, recipe.evaluation.suite, recipe.evaluation.root
-    _check_claim(output, recipe, force=force, inputs=inputs)
+    _check_output(output, recipe, force=force, inputs=inputs)
+    original = _checked(recipe, points, device, on_series)
+    evaluation = with_columns(recipe.evaluation, recipe.series)
+    scored_on = suite_content(evaluation)
+    model_hash = model_digest(original.forecaster)
+    named = {point.identity(model_hash, scored_on): point for point in points}
+    # A second sweep would remove points that it began and this one has finished.
+    with claimed([output / RECIPE_FILE]):
+        complete = all(finished(output, identity) is not None for identity in named)
+        write_text_atomically(output / RECIPE_FILE, _recipe_text(recipe))
+        failures = _measure_missing(named, output, processes, device, on_point, on_progress)
+        done = [found for identity in named if (found := finished(output, identity)) is not None]
+        if not done:
+            label, reason = next(iter(failures.items()))
+            raise TscompressError(
+                f"none of {len(points)} points could be measured; {label}: {reason}"
+            )
+        dense = measure_original(original, points[0], model_hash, scored_on, output)
+        if not complete and suite_content(evaluation) != scored_on:
+            raise DataError(
+                f"the data of suite {recipe.evaluation.suite!r} changed while points were scored; "
+                "run the sweep again."
+            )
+        timed = None
+        if recipe.bench is not None:
+            timed = _latencies(original, model_hash, done, output, recipe.bench, on_progress)
+        frame = results_frame(dense, done, timed, output)
+        gone = _drop_weights(recipe, frame, done, output)
+        write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False))
+        save_figure(sweep_figure(frame, original.name), output / FIGURE_FILE)
+    return SweepResult(recipe, output, frame, failures, timed, gone)
+
+
+def _checked(
+    recipe: SweepRecipe,
+    points: Sequence[Point],
+    device: str,
+    on_series: Callable[[SeriesSummary | None], None],
+) -> LoadedModel:
+    """The original, once nothing that is known now keeps a point from being measured."""
     # What they read is the same, but that some points are not recovered, or not calibrated.
     reading = {_reads(point.recipe): point.recipe for point in points}
     said: list[SeriesSummary | None] = []
@@ -142,32 +182,7 @@ def sweep(
     for one in reading.values():
         check_calibration(one)
         check_recovery(one)
-    model_hash = model_digest(original.forecaster)
-    evaluation = with_columns(recipe.evaluation, recipe.series)
-    scored_on = suite_content(evaluation)
-    named = {point.identity(model_hash, scored_on): point for point in points}
-    complete = all(finished(output, identity) is not None for identity in named)
-    write_text_atomically(output / RECIPE_FILE, _recipe_text(recipe))
-    failures = _measure_missing(named, output, processes, device, on_point, on_progress)
-    done = [found for identity in named if (found := finished(output, identity)) is not None]
-    if not done:
-        label, reason = next(iter(failures.items()))
-        raise TscompressError(f"none of {len(points)} points could be measured; {label}: {reason}")
-    dense = measure_original(original, points[0], model_hash, scored_on, output)
-    if not complete and suite_content(evaluation) != scored_on:
-        raise DataError(
-            f"the data of suite {recipe.evaluation.suite!r} changed while points were scored; run "
-            "the sweep again."
-        )
-    timed = None
-    if recipe.bench is not None:
-        timed = _latencies(original, model_hash, done, output, recipe.bench, on_progress)
-    frame = results_frame(dense, done, timed, output)
-    _drop_weights(recipe, frame, done, output)
-    result = SweepResult(recipe, output, frame, failures, timed)
-    write_text_atomically(output / TABLE_FILE, frame.to_csv(index=False))
-    save_figure(sweep_figure(frame, original.name), output / FIGURE_FILE)
-    return result
+    return original
 
 
 def _reads(recipe: Recipe) -> tuple[bool, bool]:
@@ -191,7 +206,7 @@ def _recipe_text(recipe: SweepRecipe) -> str:
     return recipe.model_dump_json(indent=2) + "\n"  # JSON is YAML
 
 
-def _check_claim(
+def _check_output(
     output: Path, recipe: SweepRecipe, *, force: bool, inputs: Sequence[str | Path | None]
 ) -> None:
     """Refuse a directory that is not empty and not of this sweep, or, with force, of any.
@@ -199,8 +214,10 @@ def _check_claim(
     Raises
     ------
     OutputExistsError
+        It is, or another process measures there.
     """
     path = output / RECIPE_FILE
+    undo_killed([path])
     if not path.is_file():
         check_output(output, force=False, in_place=True)
         return
@@ -261,12 +278,14 @@ def _in_processes(
     # A fork of a process that has run torch may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context, _start_worker) as pool:
-        futures: dict[Future[Measured], Point] = {
-            pool.submit(measure_point, point, identity, output, device): point
-            for identity, point in missing.items()
-        }
         try:
+            futures: dict[Future[Measured], Point] = {
+                pool.submit(measure_point, point, identity, output, device): point
+                for identity, point in missing.items()
+            }
             for future in as_completed(futures):
+                if isinstance(future.exception(), BrokenProcessPool):
+                    raise BrokenProcessPool
                 yield futures[future], future.result
         except BrokenProcessPool:
             raise TscompressError(
@@ -299,7 +318,7 @@ def _latencies(
     Latency does not depend on the values of weights, so models of one shape share it, and deleted
     weights are not needed.
     """
-    workload = _on_device(workload, original)
+    workload = workload.on(next(original.model.parameters()).device)
     shapes = {shape_name(output, point): checkpoint_of(output, point) for point in done}
     threads = workload.threads or torch.get_num_threads()
     key = digest_of(
@@ -331,10 +350,6 @@ def _latencies(
     return result
 
 
-def _on_device(workload: Workload, loaded: LoadedModel) -> Workload:
-    return workload.model_copy(update={"device": next(loaded.model.parameters()).device.type})
-
-
 def _shape(directory: Path, workload: Workload) -> BaseChronosPipeline:
     """A model of the shape in ``directory``, with random weights."""
     config = read_config(directory, str(directory))
@@ -350,13 +365,24 @@ def _shape(directory: Path, workload: Workload) -> BaseChronosPipeline:
 
 def _drop_weights(
     recipe: SweepRecipe, frame: pd.DataFrame, done: Sequence[Measured], output: Path
-) -> None:
-    """Remove weights that are not to be kept; keep config, plan and measurements."""
-    if recipe.keep == "all":
-        return
-    fronts = frame[[name for name in frame.columns if name.startswith("front_")]]
-    on_front = set(frame["id"][fronts.any(axis=1)]) if recipe.keep == "front" else set()
+) -> tuple[str, ...]:
+    """Remove weights that are not to be kept; keep config, plan and measurements.
+
+    Returns
+    -------
+    tuple of str
+        Ids of points whose weights should be there and are not: an earlier sweep removed them.
+    """
+    wanted = {point.id for point in done}
+    if recipe.keep != "all":
+        fronts = frame[[name for name in frame.columns if name.startswith("front_")]]
+        wanted = set(frame["id"][fronts.any(axis=1)]) if recipe.keep == "front" else set()
+    gone = []
     for point in done:
-        if point.id not in on_front:
-            for path in checkpoint_of(output, point).glob("*.safetensors"):
+        weights = list(checkpoint_of(output, point).glob("*.safetensors"))
+        if point.id not in wanted:
+            for path in weights:
                 path.unlink()
+        elif not weights:
+            gone.append(point.id)
+    return tuple(gone)

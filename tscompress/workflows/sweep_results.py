@@ -47,6 +47,8 @@ class SweepResult:
         intervals, and for each cost and metric whether it is on the Pareto front.
     failures
         Label of a point, and why it could not be measured.
+    gone
+        Ids of points whose weights an earlier sweep removed, and this one would keep.
     """
 
     recipe: SweepRecipe
@@ -54,6 +56,7 @@ class SweepResult:
     frame: pd.DataFrame
     failures: dict[str, str] = field(default_factory=dict)
     bench: BenchResult | None = None
+    gone: tuple[str, ...] = ()
 
 
 def results_frame(
