@@ -931,6 +931,24 @@ FOR_FOLD = "has no measure; for fold give parameters="
 
 
 @pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["evaluate", "seasonal-naive", "--seed", -1], "seed: "),
+        (["evaluate", "seasonal-naive", "--batch-size", 2_000_000], "batch_size"),
+        (["evaluate", "seasonal-naive", "--max-series", 2_000_000_000], "max_series: "),
+        (["evaluate", "seasonal-naive", "--margin", 0.1], "--margin cannot go with it"),
+        (["probe", "reference/bolt", "--num-series", 2_000_000], "num_series: "),
+        (["probe", "reference/bolt", "--batch-size", 2_000_000], "batch_size"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_numbers_out_of_range_are_one_line(
+    command: Command, arguments: list[object], text: str
+) -> None:
+    assert_refused(command(*arguments), 2, text)
+
+
+@pytest.mark.parametrize(
     ("options", "text"),
     [
         ([], "none was given"),
