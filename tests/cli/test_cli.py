@@ -950,6 +950,21 @@ def test_numbers_out_of_range_are_one_line(
 
 @pytest.mark.parametrize(
     ("options", "text"),
+    [(["--max-series", 5], "the recipe has no evaluation"), (["--device", "gpu"], "not a device")],
+)
+def test_run_refuses_what_it_would_ignore_and_unknown_devices(
+    command: Command, bolt: Path, tmp_path: Path, options: list[object], text: str
+) -> None:
+    pytest.importorskip("onnxruntime")
+    recipe = {"model": str(bolt), "output": str(tmp_path / "out"), "ff_ratio": 0.5,
+              "evaluation": None, "export": {}}  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert_refused(command("run", tmp_path / "recipe.yaml", *options), 2, text)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
     [
         ([], "none was given"),
         (["--rank", 3, "--budget", 0.5], "rank and budget were given"),

@@ -225,6 +225,45 @@ def test_frequencies_are_chosen_by_score_energy(checkpoints: dict[str, Path]) ->
     assert choose_frequencies(attention, 4, 4, moments) == (0, 1, 2, 3)
 
 
+def test_series_that_are_alone_do_not_count_for_scores_of_group_attention(
+    checkpoints: dict[str, Path],
+) -> None:
+    loaded = load(checkpoints["chronos-2"])
+    config = CALIBRATION.model_copy(update={"num_series": 8})
+    alone, other = (
+        dataclasses.replace(batch, group_ids=None, future=None)
+        for batch in calibration_batches(loaded, config, waves(8))[:2]
+    )
+    grouped = dataclasses.replace(other, group_ids=torch.tensor([0, 0, 1, 1]))
+
+    def moments(*batches: ForecastBatch) -> fold_moments.AttentionMoments:
+        steps = walk(
+            loaded, record(loaded, list(batches)), on_compressed=False, residual_targets=False
+        )
+        step = next(step for step in steps if fold_moments.is_group(step))
+        return fold_moments.attention_moments(loaded, step)
+
+    pairs, both, none = moments(grouped), moments(alone, grouped), moments(alone)
+    torch.testing.assert_close(both.queries, pairs.queries)
+    torch.testing.assert_close(both.keys, pairs.keys)
+    assert not torch.allclose(both.values, pairs.values)
+    assert none.queries.any()  # there is nothing else to go by
+
+
+def test_every_pair_of_a_query_and_a_key_is_counted() -> None:
+    counted = fold_moments._distances(None, torch.zeros(2, 3, 1), 4)
+    assert counted.tolist() == [6, 8, 4, 0]
+
+
+def test_batches_of_one_shape_give_rows_of_other_positions() -> None:
+    rows = torch.arange(8 * 129.0)[:, None]
+    found = [fold_moments.thinned(rows, 17, batch) for batch in range(40)]
+    assert {len(one) for one in found} == {17}
+    positions = {int(value) % 129 for one in found for value in one}
+    assert len(positions) > 120
+    assert torch.equal(found[3], fold_moments.thinned(rows, 17, 3))
+
+
 def test_a_frequency_is_named_once(checkpoints: dict[str, Path]) -> None:
     loaded = load(checkpoints["chronos-2"])
     content = fold_plan(loaded.model, loaded.architecture, qk=4, vo=4).model_dump(mode="json")
@@ -415,13 +454,13 @@ def test_the_damping_is_that_of_the_family(
 ) -> None:
     family = load(checkpoint).family
     own, other = (0.1, 0.01) if family == "chronos-2" else (0.01, 0.1)
-    given, else_where = (
+    given, changed = (
         weights(folded(checkpoint, FOLD.model_copy(update={"damping": value}), **HALVES))
         for value in (own, other)
     )
     default = by_default[family]
     assert all(torch.equal(weight, default[name]) for name, weight in given.items())
-    assert any(not torch.equal(weight, default[name]) for name, weight in else_where.items())
+    assert any(not torch.equal(weight, default[name]) for name, weight in changed.items())
 
 
 def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Path) -> None:
