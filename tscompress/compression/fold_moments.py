@@ -81,12 +81,12 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     distances = torch.zeros(longest, dtype=torch.float64)
     # With many positions every second or third batch suffices. Not for group attention: only every
     # second batch has groups.
-    positions = sum(stream.shape[:2].numel() for stream in step.inputs)
+    positions = sum(map(_counted, step.inputs, step.valid))
     stride = 1 if is_group(step) else max(1, positions // ENOUGH_POSITIONS)
     chosen = range(0, len(step.inputs), stride)
     streams = [step.inputs[index] for index in chosen]
     in_groups = _rows_in_groups(step) if is_group(step) else {}
-    reading = [streams[i] for i in chosen if in_groups[i].any()] if in_groups else streams
+    reading = [streams[i] for i in chosen if in_groups[i][0].any()] if in_groups else streams
     limits = row_shares(ROWS_PER_COLUMN * linears["q"].in_features, streams, of=reading)
     value_limits = row_shares(ROWS_PER_COLUMN * linears["o"].in_features, streams)
     reads = {"x": linears["q"], "y": linears["k"], "c": linears["o"]}
@@ -100,8 +100,8 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
             valid, key_valid = step.valid[index], step.key_valid[index]
             query_valid = valid
             if is_group(step):
-                valid = None if valid is None else valid.T
-                query_valid = key_valid = in_groups.get(index, valid)
+                valid, key_valid = transposed(valid), transposed(key_valid)
+                query_valid, key_valid = in_groups.get(index, (valid, key_valid))
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
                 y = y - _means(y, key_valid)
@@ -123,6 +123,10 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
                 step.run(0, rows[None])
             products.add(seen["h"][0])
     return HiddenMoments(products.second)
+
+
+def _counted(stream: Tensor, valid: Tensor | None) -> int:
+    return stream.shape[:2].numel() if valid is None else int(valid.sum())
 
 
 def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
@@ -256,17 +260,25 @@ def is_group(step: Step) -> bool:
     return isinstance(step.block, AttentionBlock) and step.block.across_series
 
 
-def _rows_in_groups(step: Step) -> dict[int, Tensor]:
-    """Rows that see another one, ``[S, B]``, by batch; none if no batch has any.
+def transposed(valid: Tensor | None) -> Tensor | None:
+    """``[S, B]`` of a mask ``[B, S]``."""
+    return None if valid is None else valid.T
+
+
+def _rows_in_groups(step: Step) -> dict[int, tuple[Tensor, Tensor]]:
+    """Queries and keys that see another row, ``[S, B]`` each, by batch; none if no batch has any.
 
     Scores of a row that is alone do nothing, and half of all batches have only such.
     """
     found = {}
     for index in range(len(step.inputs)):
-        valid = step.valid[index]
         others = _seen(step, index).sum(-1) > 1
-        found[index] = others if valid is None else others & valid.T
-    return found if any(rows.any() for rows in found.values()) else {}
+        queries, keys = transposed(step.valid[index]), transposed(step.key_valid[index])
+        found[index] = (
+            others if queries is None else others & queries,
+            others if keys is None else others & keys,
+        )
+    return found if any(queries.any() for queries, _ in found.values()) else {}
 
 
 def _seen(step: Step, index: int) -> Tensor:
@@ -295,16 +307,19 @@ def patch_moments(
     inputs: list[Tensor] = []  # Chronos-2 embeds the context and what is known ahead in two calls
 
     def see(_: nn.Module, args: tuple[Any, ...], __: Any) -> None:
-        x = args[0].detach().flatten(0, -2)
+        x = args[0].detach()
         if plan.name == PATCH_EMBEDDINGS[0]:
-            x = x[adapter_of(loaded.family).attended_patches(x)]
-        inputs.append(x)
+            x = x.flatten(0, -2)
+            inputs.append(x[adapter_of(loaded.family).attended_patches(x)])
+        else:  # of what is known ahead nothing is forecast
+            inputs.append((x[asked] if asked.any() else x).flatten(0, -2))
 
     run = run_embedding if plan.name == PATCH_EMBEDDINGS[0] else run_teacher_forced
     handle = module.register_forward_hook(see)
     try:
         for index, batch in enumerate(batches):
             inputs.clear()
+            asked = torch.isfinite(batch.target).any(1)
             run(loaded, batch)
             x = thinned(torch.cat(inputs), limits[index], index)
             with torch.no_grad():

@@ -199,7 +199,8 @@ class _Walk:
                 advance_(self.changed, step)
             # The caller still holds the step, which must not keep the streams alive.
             step.inputs, step.reference = [], None
-        self._reconstruct_end(stack, self._valid(stack), self._last_norm(stack))
+        forecast: list[Tensor | None] = [*self.recording.forecast]
+        self._reconstruct_end(stack, forecast or self._valid(stack), self._last_norm(stack))
 
     def _enter(self, stack: str) -> None:
         entered = self.recording.entered(stack)  # each stream is freed once it is used
@@ -233,8 +234,7 @@ class _Walk:
     def _step(self, sublayer: Sublayer) -> Step:
         """The step of a sublayer, with the original's stream advanced through it."""
         block, module = self.blocks[sublayer.name], sublayer.module
-        valid = self._valid(sublayer.stack)
-        is_cross = isinstance(block, AttentionBlock) and block.reads_encoder
+        valid, key_valid = self._counted(sublayer)
         step = Step(
             block,
             module,
@@ -242,12 +242,14 @@ class _Walk:
             reference=None,
             arguments=self.recording.arguments[sublayer.name],
             valid=valid,
-            key_valid=self.recording.encoder_valid if is_cross else valid,
+            key_valid=key_valid,
             encoded=self.encoded[1 if self.on_compressed else 0],
             precision=self.precision,
             width=self.width,
         )
-        step.reconstruction = self._reconstruction(valid, module.layer_norm)  # type: ignore[arg-type]
+        of_encoder = isinstance(block, AttentionBlock) and block.reads_encoder
+        read = key_valid if isinstance(block, AttentionBlock) and not of_encoder else valid
+        step.reconstruction = self._reconstruction(read, module.layer_norm)  # type: ignore[arg-type]
         if self.carries_original:
             reference = replace(step, inputs=self.original, encoded=self.encoded[0])
             if not self.on_compressed:  # statistics still need the input
@@ -271,6 +273,26 @@ class _Walk:
             )
             advance_(self.original, step)
 
+    def _counted(self, sublayer: Sublayer) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Masks of positions of queries, and of what passes them, and of keys."""
+        block, valid = self.blocks[sublayer.name], self._valid(sublayer.stack)
+        keys = valid
+        if isinstance(block, AttentionBlock) and block.reads_encoder:
+            keys = self.recording.encoder_valid
+        layer = [one for one in sublayers(self.model) if one.stack == sublayer.stack]
+        if not self.recording.ahead or sublayer.layer < layer[-1].layer:
+            return valid, keys
+        # Other series are read until the last attention across them, and only the steps ahead.
+        across = [
+            one.index
+            for one in layer
+            if one.layer == sublayer.layer and _is_across(self.blocks[one.name])
+        ]
+        if _is_across(block):
+            keys = [*self.recording.ahead]
+        before = bool(across) and sublayer.index < across[-1]
+        return [*(self.recording.ahead if before else self.recording.forecast)], keys
+
     def _valid(self, stack: str) -> list[Tensor | None]:
         recording = self.recording
         return recording.encoder_valid if stack == "encoder" else recording.decoder_valid
@@ -289,6 +311,10 @@ class _Walk:
         found = self._reconstruction(valid, norm)
         if found is not None:
             self.ends[stack] = found
+
+
+def _is_across(block: Block) -> bool:
+    return isinstance(block, AttentionBlock) and block.across_series
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import fed_positions, run_teacher_forced
-from tscompress.data.batch import CalibrationBatch
+from tscompress.data.batch import CalibrationBatch, ForecastBatch
+from tscompress.families.registry import adapter_of_layers
 from tscompress.families.stacks import Block, Sublayer, stack_layers, sublayer_of, sublayers
 from tscompress.layers.latent_cross_attention import CACHE_NAMES
 
@@ -31,12 +32,18 @@ class Recording:
         Stack to its input stream of each batch; see :meth:`entered`.
     encoder_valid, decoder_valid
         Masks of valid positions of each batch, bool ``[B, S]``; None: all are valid.
+    ahead, forecast
+        Masks of those positions of the last stack of each batch that the model makes its output
+        of, and of those among them where the output is a forecast and not of a series that is known
+        ahead; empty: it reads all.
     """
 
     arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
     entries: dict[str, list[Tensor] | RowTable] = field(default_factory=dict)
     encoder_valid: list[Tensor | None] = field(default_factory=list)
     decoder_valid: list[Tensor | None] = field(default_factory=list)
+    ahead: list[Tensor] = field(default_factory=list)
+    forecast: list[Tensor] = field(default_factory=list)
 
     def entered(self, stack: str) -> list[Tensor]:
         """Take the input stream of a stack, ``[B, S, d_model]`` of each batch, out of here."""
@@ -114,8 +121,31 @@ def record(loaded: LoadedModel, batches: Sequence[CalibrationBatch]) -> Recordin
             recording.decoder_valid.append(fed_positions(loaded, batch))
             with suppress(PassEnded):
                 run_teacher_forced(loaded, batch)
+    _mark_what_is_read(loaded, batches, recording, list(entries.values())[-1])
     recording.entries = {name: RowTable.of(entry) for name, entry in entries.items()}
     return recording
+
+
+def _mark_what_is_read(
+    loaded: LoadedModel,
+    batches: Sequence[CalibrationBatch],
+    recording: Recording,
+    streams: Sequence[Tensor],
+) -> None:
+    """Set ``ahead`` and ``forecast`` of a recording; ``streams`` enter the last stack."""
+    family = adapter_of_layers(loaded.family)
+    for batch, stream in zip(batches, streams, strict=True):
+        last = family.positions_ahead(loaded.model, batch)
+        if last is None:
+            return
+        read = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device)
+        read[:, -last:] = True
+        assert isinstance(batch, ForecastBatch)
+        asked = torch.isfinite(batch.target).any(1).to(stream.device)
+        recording.ahead.append(read)
+        recording.forecast.append(read & asked[:, None])
+    if not any(bool(one.any()) for one in recording.forecast):
+        recording.forecast = recording.ahead
 
 
 @contextmanager

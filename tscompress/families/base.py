@@ -298,6 +298,13 @@ class LayeredFamily(Family):
         Tensors are on the device of the batch.
         """
 
+    def positions_ahead(self, model: nn.Module, batch: Any) -> int | None:
+        """How many of the last positions of the last stack the model makes its output of.
+
+        Of the others its last layer needs keys and values, and nothing more. None: all are read.
+        """
+        return None
+
 
 class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
     """A family that forecasts: it can be calibrated, compressed, recovered and evaluated.

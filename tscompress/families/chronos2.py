@@ -110,13 +110,15 @@ class Chronos2(PatchFamily):
         return features, observed
 
     def inputs(self, pipeline: BaseChronosPipeline, batch: Windows) -> dict[str, Any]:
-        patch = self._patch_size(pipeline.inner_model)
         return {
             "context": batch.context,
             "group_ids": batch.group_ids,
             "future_covariates": batch.future,
-            "num_output_patches": -(-batch.target.shape[1] // patch),
+            "num_output_patches": self.positions_ahead(pipeline.inner_model, batch),
         }
+
+    def positions_ahead(self, model: nn.Module, batch: Windows) -> int:
+        return -(-batch.target.shape[1] // self._patch_size(model))
 
     def cut_loss(
         self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
@@ -140,12 +142,11 @@ class Chronos2(PatchFamily):
 
     def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
         target = batch.target
-        patch = self._patch_size(model)
         output = model(
             context=batch.context,
             group_ids=batch.group_ids,
             future_covariates=batch.future,
-            num_output_patches=-(-target.shape[1] // patch),
+            num_output_patches=self.positions_ahead(model, batch),
             future_target=target,
         )
         levels = output.quantile_preds.shape[1]  # the stock loss is a sum over them

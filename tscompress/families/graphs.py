@@ -246,9 +246,10 @@ class Chronos2Graph(_PatchGraph):
         if model.chronos_config.use_reg_token:
             parts.insert(1, _reg_token(model, past))
             masks.insert(1, torch.ones_like(mask[:, :1]))
-        encoded = self._encoded(torch.cat(parts, dim=1), torch.cat(masks, dim=1), group_ids)
+        hidden, mask = torch.cat(parts, dim=1), torch.cat(masks, dim=1)
+        encoded = self._encoded(hidden, mask, group_ids, read=ahead.shape[1])
         levels = len(model.chronos_config.quantiles)
-        head = model.output_patch_embedding(encoded[:, -ahead.shape[1] :])  # [B, F, Q P]
+        head = model.output_patch_embedding(encoded)  # [B, F, Q P]
         quantiles = head.unflatten(-1, (levels, -1)).transpose(1, 2).flatten(2)
         return self.scaling.inverse(quantiles, loc, scale)
 
@@ -264,10 +265,17 @@ class Chronos2Graph(_PatchGraph):
         found: Tensor = layer(parts.to(layer.hidden_layer.weight.dtype))
         return found
 
-    def _encoded(self, hidden: Tensor, mask: Tensor, group_ids: Tensor | None) -> Tensor:
-        """Output of the encoder for embedded patches ``[B, S, d]`` with data ``[B, S]``.
+    def _encoded(self, hidden: Tensor, mask: Tensor, group_ids: Tensor | None, read: int) -> Tensor:
+        """Output of the encoder at the last ``read`` positions, ``[B, read, d]``.
 
-        ``group_ids`` None: the model has no group attention.
+        Of the others the last layer needs keys and values of time attention, and nothing more.
+
+        Parameters
+        ----------
+        hidden, mask
+            Embedded patches ``[B, S, d]``; 1 where one has data, ``[B, S]``.
+        group_ids
+            None: the model has no group attention.
         """
         lowest = torch.finfo(hidden.dtype).min
         encoder = self.model.encoder
@@ -277,14 +285,19 @@ class Chronos2Graph(_PatchGraph):
             seen = together[None] * mask.transpose(0, 1)[:, None, :]  # [S, B, B]
             across = (1 - seen[:, None]) * lowest
         positions = torch.arange(hidden.shape[1])[None]
-        for block in encoder.block:
+        over_time = (1 - mask[:, None, None, :]) * lowest
+        *blocks, last = encoder.block
+        for block in blocks:
             hidden = block(
                 hidden,
                 position_ids=positions,
-                attention_mask=(1 - mask[:, None, None, :]) * lowest,
+                attention_mask=over_time,
                 group_time_mask=across,
             )[0]
-        found: Tensor = encoder.final_layer_norm(hidden)
+        time, group, feed_forward = last.layer
+        hidden = time(hidden, attention_mask=over_time, position_ids=positions)[0][:, -read:]
+        hidden = group(hidden, attention_mask=None if across is None else across[-read:])[0]
+        found: Tensor = encoder.final_layer_norm(feed_forward(hidden))
         return found
 
 
