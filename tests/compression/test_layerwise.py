@@ -163,7 +163,10 @@ def test_moments_of_many_positions_come_from_every_other_batch(
             ran.append(index)  # noqa: B023 - called before the next turn
             return original(step, index, stream)  # noqa: B023
 
-        positions = sum(stream.shape[:2].numel() for stream in step.inputs)
+        positions = sum(
+            stream.shape[:2].numel() if valid is None else int(valid.sum())
+            for stream, valid in zip(step.inputs, step.valid, strict=True)
+        )
         with monkeypatch.context() as patch:
             patch.setattr(fold_moments, "ENOUGH_POSITIONS", positions // 2)
             patch.setattr(Step, "run", run)
