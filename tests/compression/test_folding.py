@@ -251,8 +251,13 @@ def test_series_that_are_alone_do_not_count_for_scores_of_group_attention(
 
 
 def test_every_pair_of_a_query_and_a_key_is_counted() -> None:
-    counted = fold_moments._distances(None, torch.zeros(2, 3, 1), 4)
+    stream = torch.zeros(2, 3, 1)
+    counted = fold_moments._distances(None, None, stream, 4)
     assert counted.tolist() == [6, 8, 4, 0]
+    last = torch.tensor([[False, False, True]] * 2)
+    assert fold_moments._distances(last, None, stream, 4).tolist() == [2, 2, 2, 0]
+    assert fold_moments._distances(None, last, stream, 4).tolist() == [2, 2, 2, 0]
+    assert fold_moments._distances(last, last, stream, 4).tolist() == [2, 0, 0, 0]
 
 
 def test_batches_of_one_shape_give_rows_of_other_positions() -> None:

@@ -303,6 +303,10 @@ class _Pass:
         """The first layer of a stack: no feed-forward before it can be fitted."""
         self._measure(name, "layer", lambda _: without_layer(self.model, name))
 
+    def _is_followed(self, layer: str) -> bool:
+        *_, last = sublayers(self.model)
+        return layer != layer_name(last.stack, last.layer)
+
     def _layer_after(self, step: Step, name: str, recording: Recording) -> None:
         """A layer after the feed-forward of ``step``, which is fitted to the output of both."""
         if (name, "layer") not in self.open:
@@ -321,6 +325,8 @@ class _Pass:
                 )
                 advance_(reference, other)
         fitted = dataclasses.replace(step, reference=reference)
+        if recording.forecast and not self._is_followed(name):  # it becomes the last one
+            fitted.valid = [*recording.forecast]
 
         @contextmanager
         def left_out(_: int) -> Iterator[None]:

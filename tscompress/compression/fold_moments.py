@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
-from tscompress.compression.layer_walk import Step, runs_of
+from tscompress.compression.layer_walk import Step, count_positions, runs_of
 from tscompress.compression.recording import (
     PassEnded,
     run_embedding,
@@ -48,7 +48,8 @@ class AttentionMoments:
     values
         Second moment of the attention-weighted values of all heads, ``[H k, H k]``.
     distances
-        Share of the pairs of a query and a key that are 0, 1, ... steps apart, ``[T]``.
+        Share of the pairs of a query and a key that are 0, 1, ... steps apart, ``[T]``; all 0
+        without rotary embedding.
     """
 
     queries: Tensor
@@ -81,7 +82,7 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     distances = torch.zeros(longest, dtype=torch.float64)
     # With many positions every second or third batch suffices. Not for group attention: only every
     # second batch has groups.
-    positions = sum(map(_counted, step.inputs, step.valid))
+    positions = sum(map(count_positions, step.inputs, step.valid))
     stride = 1 if is_group(step) else max(1, positions // ENOUGH_POSITIONS)
     chosen = range(0, len(step.inputs), stride)
     streams = [step.inputs[index] for index in chosen]
@@ -108,8 +109,9 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
             queries.add(thinned(valid_rows(x, query_valid), limit, index))
             keys.add(thinned(valid_rows(y, key_valid), limit, index))
             values.add(thinned(valid_rows(c, valid), value_limit, index))
-            distances += _distances(valid, stream, longest)
-    shares = distances / distances.sum()
+            if step.block.rotary:
+                distances += _distances(valid, key_valid, stream, longest)
+    shares = distances / distances.sum().clamp_min(1)
     return AttentionMoments(queries.second, keys.second, values.second, shares)
 
 
@@ -125,18 +127,20 @@ def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:
     return HiddenMoments(products.second)
 
 
-def _counted(stream: Tensor, valid: Tensor | None) -> int:
-    return stream.shape[:2].numel() if valid is None else int(valid.sum())
+def _distances(queries: Tensor | None, keys: Tensor | None, stream: Tensor, longest: int) -> Tensor:
+    """Number of pairs of a query and a key 0, 1, ... steps apart, either way, ``[longest]``.
 
-
-def _distances(valid: Tensor | None, stream: Tensor, longest: int) -> Tensor:
-    """Number of pairs of a query and a key 0, 1, ... steps apart, either way, ``[longest]``."""
-    lengths = torch.full((len(stream),), stream.shape[1])
-    if valid is not None and valid.shape == stream.shape[:2]:
-        lengths = valid.sum(1).cpu()
-    apart = torch.arange(longest, dtype=torch.float64)
-    pairs = (lengths[:, None] - apart).clamp_min(0).sum(0)
-    pairs[1:] *= 2
+    Masks are ``[B, S]``; None: all positions.
+    """
+    steps = stream.shape[1]
+    all_of = torch.ones(stream.shape[:2], dtype=torch.float64)
+    q, k = (all_of if mask is None else mask.to(all_of) for mask in (queries, keys))
+    pairs = torch.zeros(longest, dtype=torch.float64)
+    for apart in range(steps):
+        ends, starts = slice(apart, None), slice(0, steps - apart)
+        pairs[apart] = (q[:, ends] * k[:, starts]).sum()
+        if apart:
+            pairs[apart] += (k[:, ends] * q[:, starts]).sum()
     return pairs
 
 

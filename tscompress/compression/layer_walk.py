@@ -247,8 +247,10 @@ class _Walk:
             precision=self.precision,
             width=self.width,
         )
+        # Keys are read at all positions, and without any the module is read where queries would be.
+        has_keys = isinstance(block, AttentionBlock) and "k" in block.projections
         of_encoder = isinstance(block, AttentionBlock) and block.reads_encoder
-        read = key_valid if isinstance(block, AttentionBlock) and not of_encoder else valid
+        read = key_valid if has_keys and not of_encoder else valid
         step.reconstruction = self._reconstruction(read, module.layer_norm)  # type: ignore[arg-type]
         if self.carries_original:
             reference = replace(step, inputs=self.original, encoded=self.encoded[0])
@@ -279,14 +281,15 @@ class _Walk:
         keys = valid
         if isinstance(block, AttentionBlock) and block.reads_encoder:
             keys = self.recording.encoder_valid
-        layer = [one for one in sublayers(self.model) if one.stack == sublayer.stack]
-        if not self.recording.ahead or sublayer.layer < layer[-1].layer:
+        *_, last = sublayers(self.model)
+        if not self.recording.ahead or (sublayer.stack, sublayer.layer) != (last.stack, last.layer):
             return valid, keys
         # Other series are read until the last attention across them, and only the steps ahead.
         across = [
             one.index
-            for one in layer
-            if one.layer == sublayer.layer and _is_across(self.blocks[one.name])
+            for one in sublayers(self.model)
+            if (one.stack, one.layer) == (last.stack, last.layer)
+            and _is_across(self.blocks[one.name])
         ]
         if _is_across(block):
             keys = [*self.recording.ahead]
@@ -345,8 +348,8 @@ def reconstruction(
     size, device = original[0].shape[-1], original[0].device
     cross = torch.zeros(size, width, dtype=torch.float64, device=device)
     second = torch.zeros(width, width, dtype=torch.float64, device=device)
-    positions = sum(states.shape[:2].numel() for states in original)
-    share = min(1.0, _ROWS_PER_NUMBER * size / positions)
+    positions = sum(map(count_positions, original, valid))
+    share = min(1.0, _ROWS_PER_NUMBER * size / max(1, positions))
     for index, batch in enumerate(zip(original, changed, valid, strict=True)):
         *streams, counted = batch
         rows = [x.flatten(0, 1) if counted is None else x[counted] for x in streams]
@@ -360,6 +363,11 @@ def reconstruction(
     kept = torch.eye(size, width, dtype=torch.float64, device=device)
     found[:, :width] = least_squares(cross, second, kept, _READING_DAMPING)
     return found
+
+
+def count_positions(stream: Tensor, valid: Tensor | None) -> int:
+    """Valid ones of a stream ``[B, S, d]``."""
+    return stream.shape[:2].numel() if valid is None else int(valid.sum())
 
 
 @torch.no_grad()
