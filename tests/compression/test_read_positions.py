@@ -15,7 +15,7 @@ from tscompress.compression.apply import apply_fold_
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.compression.layer_walk import Step, walk
+from tscompress.compression.layer_walk import Step, reconstruction, walk
 from tscompress.compression.recording import record
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.chronos2 import Chronos2
@@ -107,6 +107,25 @@ def test_keys_of_the_last_group_attention_count_series_that_are_known(
     assert torch.equal(before.queries, after.queries)
     assert not torch.allclose(before.keys, after.keys)
     assert not torch.allclose(before.values, after.values)  # of the other, which reads it
+
+
+def test_distances_are_of_queries_ahead_and_all_keys(chronos2: LoadedModel) -> None:
+    time = steps_of(chronos2, batch_of(chronos2), last_layer(chronos2))[0]
+    found = fold_moments.attention_moments(chronos2, time).distances
+    length = time.inputs[0].shape[1]
+    pairs = [abs(query - key) for query in range(length - AHEAD, length) for key in range(length)]
+    expected = torch.bincount(torch.tensor(pairs), minlength=length) / len(pairs)
+    torch.testing.assert_close(found, expected.double())
+
+
+def test_a_reconstruction_takes_its_rows_from_those_that_count() -> None:
+    generator = torch.Generator().manual_seed(0)
+    streams = [torch.randn(2, 400, 4, generator=generator) for _ in range(2)]
+    counted = torch.zeros(2, 400, dtype=torch.bool)
+    counted[:, -20:] = True
+    among = reconstruction([streams[0]], [streams[1]], [counted], width=3)
+    first, second = (stream[:, -20:] for stream in streams)
+    torch.testing.assert_close(among, reconstruction([first], [second], [None], width=3))
 
 
 def test_a_cut_of_the_last_layer_costs_forecasts_less(
