@@ -29,7 +29,7 @@ from tscompress.compression.calibration import (
     small_batches,
 )
 from tscompress.compression.layer_walk import Step, walk
-from tscompress.compression.recording import record
+from tscompress.compression.recording import Recording, record
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.families.stacks import stack_layers
@@ -74,13 +74,21 @@ class InputStatistics:
         self.count += len(rows)
 
 
+def record_all(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Recording:
+    """A recording by which every position of the last layer counts, read or not, as published."""
+    recording = record(loaded, batches)
+    recording.ahead, recording.forecast = [], []
+    return recording
+
+
 def input_statistics(
     loaded: LoadedModel, batches: Sequence[ForecastBatch]
 ) -> dict[str, InputStatistics]:
     """Of every Linear in attention and feed-forwards of the original; readers of one input share
     theirs."""
     found: dict[str, InputStatistics] = {}
-    steps = walk(loaded, record(loaded, batches), on_compressed=False, residual_targets=False)
+    recording = record_all(loaded, batches)
+    steps = walk(loaded, recording, on_compressed=False, residual_targets=False)
     for step in steps:
         for names, rows in seen_rows(loaded, step):
             if names[0] not in found:
@@ -245,7 +253,7 @@ def svd_llm_(
         for name, linear in linears(loaded).items():
             replace_module_(loaded.model, name, LowRankLinear.from_factors(linear, *factors[name]))
         return
-    recording = record(loaded, batches)
+    recording = record_all(loaded, batches)
     for step in walk(loaded, recording, on_compressed=True, residual_targets=False):
         names = step.block.projections.values()
         crosses: dict[str, Any] = dict.fromkeys(names, 0.0)

@@ -515,16 +515,19 @@ def test_two_runs_are_bit_equal(
 
 
 def final_states(loaded: LoadedModel, batches: Sequence[ForecastBatch]) -> Tensor:
-    """What the last stack hands on."""
+    """What the last stack hands on to forecasts."""
     model: Any = loaded.model
     seen: list[Tensor] = []
     stack = getattr(model, "decoder", model.encoder)
-    hook = stack.final_layer_norm.register_forward_pre_hook(
-        lambda _, args: seen.append(args[0].flatten())
-    )
+    hook = stack.final_layer_norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     outputs(loaded, batches)
     hook.remove()
-    return torch.cat(seen)
+    family, read = adapter_of(loaded.family), []
+    for batch, states in zip(batches, seen, strict=True):
+        last = family.positions_ahead(model, batch)
+        asked = torch.isfinite(batch.target).any(1)
+        read.append((states if last is None else states[asked, -last:]).flatten())
+    return torch.cat(read)
 
 
 def test_fitting_to_the_residual_stream_brings_it_back(checkpoint: Path) -> None:
