@@ -37,7 +37,7 @@ from tscompress.compression.fold import fold_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import choose_frequencies
 from tscompress.compression.fold_plans import complete_fold_plan, fold_plan
-from tscompress.compression.layer_walk import walk
+from tscompress.compression.layer_walk import is_across, walk
 from tscompress.compression.recording import record, record_entry
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import FactorizationError, PlanError, RecipeError, UsageError
@@ -240,7 +240,7 @@ def test_series_that_are_alone_do_not_count_for_scores_of_group_attention(
         steps = walk(
             loaded, record(loaded, list(batches)), on_compressed=False, residual_targets=False
         )
-        step = next(step for step in steps if fold_moments.is_group(step))
+        step = next(step for step in steps if is_across(step.block))
         return fold_moments.attention_moments(loaded, step)
 
     pairs, both, none = moments(grouped), moments(alone, grouped), moments(alone)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tscompress.checkpoints.load import LoadedModel, load
-from tscompress.compression import fold_moments
+from tscompress.compression import fold_moments, layer_walk
 from tscompress.compression.apply import apply_fold_
 from tscompress.compression.calibration import run_teacher_forced
+from tscompress.compression.fold import refit_
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.compression.layer_walk import Step, reconstruction, walk
 from tscompress.compression.recording import record
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.chronos2 import Chronos2
+from tscompress.plan.layer_plans import OUTPUT_PATCHES
+
+measure_sensitivity: Any = import_module("tscompress.budget.measure_sensitivity")
 
 AHEAD = 2  # patches
 KNOWN = torch.tensor([False, True, False, False])
@@ -149,6 +155,69 @@ def test_a_cut_of_the_last_layer_costs_forecasts_less(
         Chronos2, "inputs", lambda *given: {**INPUTS(*given), "num_output_patches": AHEAD}
     )
     assert counted < 0.5 * lost()
+
+
+@pytest.mark.parametrize("univariate", [False, True])
+def test_reconstructions_of_the_last_layer_are_where_it_is_read(
+    chronos2: LoadedModel, monkeypatch: pytest.MonkeyPatch, univariate: bool
+) -> None:
+    """Of a narrower stream. Values of series that are alone need none of their other positions."""
+    batch = batch_of(chronos2)
+    if univariate:
+        batch = replace(batch, group_ids=None)
+    counted: list[int | None] = []
+
+    def note(*given: Any, **options: Any) -> Tensor:
+        mask = given[2][0]
+        counted.append(None if mask is None else int(mask.sum()))
+        return reconstruction(*given, **options)
+
+    monkeypatch.setattr(layer_walk, "reconstruction", note)
+    plan = fold_plan(chronos2.model, chronos2.architecture, width=20, univariate=univariate)
+    apply_fold_(chronos2, plan, [batch], FoldConfig(univariate=univariate))
+    asked = AHEAD * int((~KNOWN).sum())
+    group = asked if univariate else AHEAD * len(KNOWN)
+    assert counted == [None, None, None, None, group, asked, asked]
+
+
+def test_output_patches_are_fitted_for_series_that_are_forecast(chronos2: LoadedModel) -> None:
+    batch = replace(batch_of(chronos2), group_ids=None)  # no series reads another
+    plan = fold_plan(chronos2.model, chronos2.architecture)
+    (output,) = (entry for entry in plan.hidden if entry.name == OUTPUT_PATCHES)
+
+    def moments(changed: int) -> Tensor:
+        context = batch.context.clone()
+        context[changed] = context[changed].flip(-1).cumsum(0)
+        found = fold_moments.patch_moments(chronos2, [replace(batch, context=context)], output)
+        return found.hidden
+
+    before = fold_moments.patch_moments(chronos2, [batch], output).hidden
+    torch.testing.assert_close(moments(1), before)
+    assert not torch.allclose(moments(0), before)
+
+
+def test_a_feed_forward_that_becomes_the_last_is_fitted_where_it_is_read(
+    chronos2: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the cost of leaving out the layer after it is measured."""
+    counted: list[int] = []
+
+    def note(step: Step, *given: Any) -> None:
+        assert step.valid[0] is not None
+        counted.append(int(step.valid[0].sum()))
+        refit_(step, *given)
+
+    monkeypatch.setattr(measure_sensitivity, "refit_", note)
+    measure_sensitivity.measure_sensitivity(
+        chronos2,
+        [batch_of(chronos2)],
+        fold=FoldConfig(),
+        head_sizes=(),
+        hidden_ratios=(),
+        width_ratios=(),
+        cache=None,
+    )
+    assert counted == [AHEAD * int((~KNOWN).sum())]
 
 
 def test_where_nothing_is_asked_all_steps_ahead_count(chronos2: LoadedModel) -> None:

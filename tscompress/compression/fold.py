@@ -36,13 +36,12 @@ from tscompress.compression.fold_moments import (
     chosen_rows,
     hidden_moments,
     inputs_of,
-    is_group,
     patch_moments,
     rows_for_units,
     valid_rows,
 )
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS, complete_fold_plan
-from tscompress.compression.layer_walk import Step, walk
+from tscompress.compression.layer_walk import Step, is_across, walk
 from tscompress.compression.recording import (
     DroppedSublayer,
     Recording,
@@ -290,7 +289,7 @@ def refit_(step: Step, module: nn.Module, role: str, config: FoldConfig) -> None
             for index, valid in enumerate(step.valid):
                 # Fit the difference, not the whole: no cancellation if nothing changes.
                 missing = step.reference[index] - step.run(index)
-                u = seen["u"].transpose(0, 1) if is_group(step) else seen["u"]  # [B, S, n]
+                u = seen["u"].transpose(0, 1) if is_across(step.block) else seen["u"]  # [B, S, n]
                 products.add(valid_rows(u, valid), valid_rows(missing, valid))
                 if narrow:
                     reached.append(u)

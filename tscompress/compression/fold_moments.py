@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
-from tscompress.compression.layer_walk import Step, count_positions, runs_of
+from tscompress.compression.layer_walk import Step, count_positions, is_across, runs_of
 from tscompress.compression.recording import (
     PassEnded,
     run_embedding,
@@ -83,10 +83,10 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     # With many positions every second or third batch suffices. Not for group attention: only every
     # second batch has groups.
     positions = sum(map(count_positions, step.inputs, step.valid))
-    stride = 1 if is_group(step) else max(1, positions // ENOUGH_POSITIONS)
+    stride = 1 if is_across(step.block) else max(1, positions // ENOUGH_POSITIONS)
     chosen = range(0, len(step.inputs), stride)
     streams = [step.inputs[index] for index in chosen]
-    in_groups = _rows_in_groups(step) if is_group(step) else {}
+    in_groups = _rows_in_groups(step) if is_across(step.block) else {}
     reading = [streams[i] for i in chosen if in_groups[i][0].any()] if in_groups else streams
     limits = row_shares(ROWS_PER_COLUMN * linears["q"].in_features, streams, of=reading)
     value_limits = row_shares(ROWS_PER_COLUMN * linears["o"].in_features, streams)
@@ -100,8 +100,8 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
             x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
             valid, key_valid = step.valid[index], step.key_valid[index]
             query_valid = valid
-            if is_group(step):
-                valid, key_valid = transposed(valid), transposed(key_valid)
+            if is_across(step.block):
+                valid, key_valid = _transposed(valid), _transposed(key_valid)
                 query_valid, key_valid = in_groups.get(index, (valid, key_valid))
                 y = y - _group_means(y, step, index) if centre else y
             elif centre:
@@ -259,12 +259,7 @@ def _means(y: Tensor, valid: Tensor | None) -> Tensor:
     return (y * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
 
 
-def is_group(step: Step) -> bool:
-    """Whether a step is attention across series (group attention of Chronos-2)."""
-    return isinstance(step.block, AttentionBlock) and step.block.across_series
-
-
-def transposed(valid: Tensor | None) -> Tensor | None:
+def _transposed(valid: Tensor | None) -> Tensor | None:
     """``[S, B]`` of a mask ``[B, S]``."""
     return None if valid is None else valid.T
 
@@ -277,7 +272,7 @@ def _rows_in_groups(step: Step) -> dict[int, tuple[Tensor, Tensor]]:
     found = {}
     for index in range(len(step.inputs)):
         others = _seen(step, index).sum(-1) > 1
-        queries, keys = transposed(step.valid[index]), transposed(step.key_valid[index])
+        queries, keys = _transposed(step.valid[index]), _transposed(step.key_valid[index])
         found[index] = (
             others if queries is None else others & queries,
             others if keys is None else others & keys,

@@ -247,7 +247,7 @@ class _Walk:
             precision=self.precision,
             width=self.width,
         )
-        # Keys are read at all positions, and without any the module is read where queries would be.
+        # Where there are keys they are read at least where queries are.
         has_keys = isinstance(block, AttentionBlock) and "k" in block.projections
         of_encoder = isinstance(block, AttentionBlock) and block.reads_encoder
         read = key_valid if has_keys and not of_encoder else valid
@@ -289,9 +289,9 @@ class _Walk:
             one.index
             for one in sublayers(self.model)
             if (one.stack, one.layer) == (last.stack, last.layer)
-            and _is_across(self.blocks[one.name])
+            and is_across(self.blocks[one.name])
         ]
-        if _is_across(block):
+        if is_across(block):
             keys = [*self.recording.ahead]
         before = bool(across) and sublayer.index < across[-1]
         return [*(self.recording.ahead if before else self.recording.forecast)], keys
@@ -316,7 +316,8 @@ class _Walk:
             self.ends[stack] = found
 
 
-def _is_across(block: Block) -> bool:
+def is_across(block: Block) -> bool:
+    """Whether it is attention across series (group attention of Chronos-2)."""
     return isinstance(block, AttentionBlock) and block.across_series
 
 
