@@ -14,6 +14,7 @@ from torch import nn
 
 from tscompress.compression.fold_config import multiplies_bfloat16
 from tscompress.layers.group_attention import attention_within_groups
+from tscompress.layers.patches_ahead import last_layer_of_patches_ahead
 
 Precision = Literal["no", "bf16"]
 
@@ -55,8 +56,7 @@ def attention_for_training(model: nn.Module) -> Iterator[None]:
     """Within the block, attention of ``model`` is computed as is fastest with a backward pass.
 
     On a CPU that is unfused matrix products: the backward pass of fused attention is slow through a
-    learnt bias, and for the few patches of Chronos-2. Its group attention is computed within its
-    groups.
+    learnt bias, and for the few patches of Chronos-2; see also :func:`only_what_is_read`.
     """
     configs: list[Any] = []
     if next(model.parameters()).device.type == "cpu":
@@ -65,8 +65,19 @@ def attention_for_training(model: nn.Module) -> Iterator[None]:
     for config in configs:
         config._attn_implementation = "eager"
     try:
-        with attention_within_groups(model):
+        with only_what_is_read(model):
             yield
     finally:
         for config in configs:
             config._attn_implementation = "sdpa"
+
+
+@contextmanager
+def only_what_is_read(model: nn.Module) -> Iterator[None]:
+    """Within the block, a Chronos-2 computes only what its forecasts are made of.
+
+    That is group attention within groups, and the last layer of the patches ahead. Forecasts and
+    gradients of ``model`` are the same, up to rounding; its hidden states are not.
+    """
+    with attention_within_groups(model), last_layer_of_patches_ahead(model):
+        yield

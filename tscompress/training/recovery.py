@@ -33,7 +33,11 @@ from tscompress.families.stacks import layer_matrices
 from tscompress.layers.univariate import is_univariate
 from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
-from tscompress.training.loop import StopRequest, attention_for_training
+from tscompress.training.loop import (
+    StopRequest,
+    attention_for_training,
+    only_what_is_read,
+)
 from tscompress.training.optimizers import make_optimizer
 from tscompress.training.rank_watch import RankWatch
 from tscompress.training.recomputation import recomputed_layers
@@ -102,6 +106,7 @@ def recover_(
     with ExitStack() as stack:
         stack.callback(run.close)
         stack.enter_context(attention_for_training(student.model))
+        stack.enter_context(only_what_is_read(teacher.model))
         if config.gradient_checkpointing:
             stack.enter_context(recomputed_layers(student.model))
         return run.train(Batches(student.family, config, series, grouped=grouped), resume)
