@@ -409,6 +409,35 @@ def test_a_ratio_means_its_decimals(models: dict[str, Any]) -> None:
     assert choose_folded([exact], Budget(measure="parameters", ratio=0.29), costs) == exact
 
 
+def test_the_best_of_each_width_is_measured_before_one_is_chosen(models: dict[str, Any]) -> None:
+    costs = cost_model_of("chronos-2", models["chronos-2"])
+    costs.original = Costs(parameters=100)
+    within = Costs(parameters=40)
+    candidates = [
+        Candidate(8, 8, units, None, loss + worse, within, width)
+        for loss, width in ((0.2, 24), (0.1, None), (0.3, 16), (0.4, 12), (0.5, 8))
+        for units, worse in ((20, 0.0), (10, 0.05))
+    ]
+    budget, seen = Budget(measure="parameters", ratio=0.4), list[Candidate]()
+
+    def loss_of(candidate: Candidate) -> float:
+        seen.append(candidate)
+        return {None: 0.3, 24: 0.2, 16: 0.25, 12: 0.1, 8: 0.0}[candidate.width]
+
+    def chosen(candidates: list[Candidate], **how: Any) -> int | None:
+        return choose_folded(candidates, budget, costs, **how).width
+
+    assert chosen(candidates) is None
+    assert chosen(candidates, measure_loss=loss_of) == 12
+    assert [(one.width, one.hidden) for one in seen] == [(None, 20), (24, 20), (16, 20), (12, 20)]
+    seen.clear()
+    assert chosen(candidates[:2], measure_loss=loss_of) == 24  # there is no other width
+    whole = Candidate(8, 8, 40, None, 0.0, costs.original)
+    at_most = Budget(measure="parameters", ratio=1)
+    assert choose_folded([*candidates, whole], at_most, costs, measure_loss=loss_of) == whole
+    assert not seen
+
+
 # --------------------------------------------------------------------------------------------------
 # Sizes by layer
 # --------------------------------------------------------------------------------------------------

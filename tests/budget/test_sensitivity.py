@@ -7,12 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hooks import hook_count
+from shared_fixtures import FAMILIES
 from torch import nn
 
 from tscompress.budget import forecast_loss as losses_module
@@ -254,6 +256,57 @@ def test_a_model_is_compared_with_its_own_forecasts(
         with torch.no_grad():
             weight.sub_(0.05 * noise)
     assert better > 2
+
+
+def test_a_certain_forecast_counts_as_much_as_an_uncertain_one(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moved by half of its own spread, each has the same rise, if losses are relative."""
+    monkeypatch.setattr(patches, "LEAST_SPREAD", 0.0)
+    loaded = load(checkpoints["chronos-2"])
+    model: Any = loaded.model
+    batch = windows(grouped=True)
+    context = batch.context.nan_to_num()
+    center, scale = context.mean(1), context.std(1)
+    batch = replace(batch, context=context)
+    levels = torch.tensor(model.chronos_config.quantiles)
+
+    def rise(row: int, width: float, *, relative: bool) -> float:
+        """Of a series whose forecast spreads by ``width`` of its context's spread."""
+        target = torch.full_like(batch.target, torch.nan)
+        target[row] = 0
+        spread = width * scale[:, None, None]
+        own = center[:, None, None] + spread * (levels[:, None] - 0.5)
+        own = own.expand(-1, -1, target.shape[1])
+
+        def loss(moved: float) -> float:
+            output = SimpleNamespace(quantile_preds=own + moved * spread)
+            family, alone = adapter_of(loaded.family), replace(batch, target=target)
+            options = {"original": own, "relative": relative}
+            total, count = family.cut_loss(loaded.forecaster, output, alone, **options)
+            return total / count
+
+        if relative:
+            assert loss(0) == pytest.approx(1)
+        return loss(0.5) - loss(0)
+
+    assert rise(0, 0.1, relative=True) == pytest.approx(rise(1, 0.001, relative=True), rel=0.02)
+    assert rise(0, 0.1, relative=True) > 0.1
+    assert rise(0, 0.1, relative=False) > 50 * rise(1, 0.001, relative=False)
+
+
+def test_a_copy_is_held_against_the_model(checkpoints: dict[str, Path]) -> None:
+    for family in FAMILIES:
+        loaded = load(checkpoints[family])
+        forecasts = Forecasts(loaded, BATCHES, relative=True)
+        before = forecasts.loss()
+        assert forecasts.loss_of(copy.deepcopy(loaded)) == before
+        cut = copy.deepcopy(loaded)
+        with torch.no_grad():
+            for weight in cut.model.parameters():
+                weight.mul_(1.5)
+        assert forecasts.loss_of(cut) > before
+        assert forecasts.loss() == before
 
 
 def test_a_bolt_is_compared_with_the_truth(checkpoints: dict[str, Path]) -> None:

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from chronos import BaseChronosPipeline, Chronos2Pipeline
+from pydantic import ValidationError
 from rich.console import Console
 from transformers import set_seed
 
@@ -57,6 +58,7 @@ from tscompress.evaluation.results import (
 )
 from tscompress.evaluation.tables import evaluation_table
 from tscompress.io.results import results_json
+from tscompress.probing.measure import ProbeConfig
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
@@ -584,12 +586,16 @@ def test_memory_estimate_grows_with_model_and_workload(
     assert series_that_fit(t5, 64, 8, None) == 256  # of a model this small, the most there is
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", ""])
+@pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", "", "2000000", "9" * 5000])
 def test_batch_sizes_in_words(text: str) -> None:
     assert parse_batch_size("64") == 64
     assert parse_batch_size("auto") == "auto"
-    with pytest.raises(UsageError, match=r"batch_size is .*at least 1, or 'auto'"):
+    with pytest.raises(UsageError, match=r"^batch_size is .*'auto'\.$"):
         parse_batch_size(text)
+    with pytest.raises(ValidationError) as refused:
+        ProbeConfig.model_validate({"batch_size": text})
+    assert [problem["loc"] for problem in refused.value.errors()] == [("batch_size",)]
+    assert ProbeConfig.model_validate({"batch_size": "64"}).batch_size == 64
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -30,7 +30,11 @@ _Total = tuple[float, int]
 
 
 def forecast_losses(
-    loaded: LoadedModel, batch: ForecastBatch, original: Tensor | None = None
+    loaded: LoadedModel,
+    batch: ForecastBatch,
+    original: Tensor | None = None,
+    *,
+    relative: bool = False,
 ) -> tuple[_Total, _Total]:
     """Teacher-forced loss of the forecast of ``batch``, summed over observed target steps.
 
@@ -41,23 +45,30 @@ def forecast_losses(
     ----------
     original
         What cuts are compared with, see ``cut_loss`` there; None: the targets.
+    relative
+        See there, too.
 
     Returns
     -------
     tuple
         The sum, and the number of steps: of series without a covariate, and of those with one.
     """
-    return _losses(loaded, batch, run_teacher_forced(loaded, batch), original)
+    return _losses(loaded, batch, run_teacher_forced(loaded, batch), original, relative=relative)
 
 
 def _losses(
-    loaded: LoadedModel, batch: ForecastBatch, output: Any, original: Tensor | None
+    loaded: LoadedModel,
+    batch: ForecastBatch,
+    output: Any,
+    original: Tensor | None,
+    *,
+    relative: bool,
 ) -> tuple[_Total, _Total]:
     """:func:`forecast_losses` of a model that put out ``output`` on ``batch``."""
     family = adapter_of(loaded.family)
 
     def total(windows: ForecastBatch) -> _Total:
-        return family.cut_loss(loaded.forecaster, output, windows, original)
+        return family.cut_loss(loaded.forecaster, output, windows, original, relative=relative)
 
     driven = batch.driven[:, None]
     if not bool(driven.any()):
@@ -92,6 +103,8 @@ class Forecasts:
     original
         With whose forecasts cuts are compared, where they are not with the truth; None: the model
         as it is.
+    relative
+        See ``cut_loss`` of :mod:`tscompress.families`.
 
     Raises
     ------
@@ -104,8 +117,10 @@ class Forecasts:
         loaded: LoadedModel,
         batches: Sequence[ForecastBatch],
         original: LoadedModel | None = None,
+        *,
+        relative: bool = False,
     ) -> None:
-        self.loaded = loaded
+        self.loaded, self.relative = loaded, relative
         self.batches = batches
         self._start: tuple[str, int] | None = ("", 0)
         self._cached: dict[str, _CachedOutput] = {}
@@ -116,7 +131,7 @@ class Forecasts:
             output = run_teacher_forced(loaded, batch)
             uncut = output if original is None else run_teacher_forced(original, batch)
             self._originals.append(compared_with(uncut))
-            found.append(_losses(loaded, batch, output, self._originals[-1]))
+            found.append(_losses(loaded, batch, output, self._originals[-1], relative=relative))
         totals = _summed(found)
         count = sum(steps for _, steps in totals)
         if not count:
@@ -140,10 +155,23 @@ class Forecasts:
             return measured[0][0] if measured else 0.0
         return self.base * sum(mean / base for mean, base in measured) / len(measured)
 
+    def loss_of(self, other: LoadedModel) -> float:
+        """The same of another model: a cut copy."""
+        before, self.loaded = self.loaded, other
+        try:
+            return self.loss()
+        finally:
+            self.loaded = before
+
     def _totals(self) -> list[_Total]:
         originals = iter(self._originals)
+        relative = self.relative
         return _summed(
-            self._each(lambda batch: forecast_losses(self.loaded, batch, next(originals)))
+            self._each(
+                lambda batch: forecast_losses(
+                    self.loaded, batch, next(originals), relative=relative
+                )
+            )
         )
 
     def start_at(self, layer: tuple[str, int] | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,9 +16,11 @@ from rich.table import Table
 from tscompress.benchmark.workload import Workload
 from tscompress.budget.candidate_latency import latency_of
 from tscompress.budget.costs import CostModel, Measure
+from tscompress.budget.forecast_loss import Forecasts
 from tscompress.budget.measure_sensitivity import measure_sensitivity, unmeasured
 from tscompress.budget.search import (
     Candidate,
+    Measurement,
     choose_factored,
     choose_folded,
     folded_candidates,
@@ -60,7 +63,7 @@ def plan_within_budget(
 
     Sensitivities are measured once for a model, its calibration and a given width, and then read
     from a cache. For budgets in latency or WQL a few candidates are also folded, and timed or
-    scored.
+    scored; for others a few of different widths, if the schedule may narrow the residual stream.
 
     Parameters
     ----------
@@ -96,7 +99,7 @@ def plan_within_budget(
         "on_measured": trials.note,
     }
 
-    def choose(sensitivity: Sensitivity) -> Candidate:
+    def choose(sensitivity: Sensitivity, measure_loss: Measurement | None = None) -> Candidate:
         if schedule.layout == "factored":
             return choose_factored(sensitivity, costs, schedule.budget, **alike, **measuring)
         candidates = folded_candidates(
@@ -106,6 +109,7 @@ def plan_within_budget(
             depth=schedule.depth,
             narrower=narrower if schedule.may_narrow and width is None else None,
         )
+        measuring["measure_loss"] = measure_loss
         return choose_folded(candidates, schedule.budget, costs, original=original, **measuring)
 
     sized = loaded if width is None else _of_width(loaded, width)
@@ -117,7 +121,7 @@ def plan_within_budget(
     measured = _measured(
         sized, fitted, held_out, fold, on_progress, depth=schedule.depth, original=cut_from
     )
-    chosen = choose(measured)
+    chosen = choose(measured, trials.loss)
     plan = plan_of(loaded, chosen, schedule, fold)
     record = {**plan.schedule, "found": trials.found(chosen) | _found(chosen, original)}
     return plan.model_copy(update={"schedule": record | ({"width": width} if width else {})})
@@ -163,7 +167,7 @@ def _narrowed(
 
 
 class _Trials:
-    """Measured candidates: their latency, or the WQL of a copy folded to their sizes."""
+    """Measured candidates: their latency, or WQL or loss of a copy folded to their sizes."""
 
     def __init__(
         self,
@@ -177,24 +181,41 @@ class _Trials:
     ) -> None:
         self.loaded, self.schedule, self.fold = loaded, schedule, fold
         self.fitted, self.workload, self.on_progress = fitted, workload, on_progress
+        self.held_out = held_out
         self.base = WindowLoss(loaded, held_out) if schedule.budget.measure == "wql" else None
         self.narrowed: LoadedModel | None = None  # a copy folded to a given width
         self._measured: dict[int, float] = {}  # ratio to the original by id of the candidate
         self._parts: dict[int, LossRatios] = {}  # of which it is the worst
+        self._finalists = 0  # folded so far
 
     def latency(self, candidate: Candidate) -> float:
         return latency_of(self.loaded, candidate, self.workload)
 
     def quality(self, candidate: Candidate) -> float:
         assert self.base is not None
+        ratios = self._parts[id(candidate)] = self.base.ratios(self._folded(candidate))
+        return ratios.worst
+
+    def loss(self, candidate: Candidate) -> float:
+        """Of forecasts, as sensitivities are measured, but relative; infinity if it is none."""
+        self.on_progress("candidates", self._finalists, self._finalists + 1)
+        self._finalists += 1
+        found = self._forecasts.loss_of(self._folded(candidate))
+        return found if math.isfinite(found) else math.inf
+
+    @cached_property
+    def _forecasts(self) -> Forecasts:
+        return Forecasts(self.loaded, self.held_out, relative=True)
+
+    def _folded(self, candidate: Candidate) -> LoadedModel:
+        """A copy of the model."""
         plan = plan_of(self.loaded, candidate, self.schedule, self.fold)
         start = self.loaded
         if self.narrowed is not None and (second := second_fold(start, plan)) is not None:
             start, plan = self.narrowed, second
         trial = copy.deepcopy(start)
         fold_planned_(trial, plan, self.fitted, self.fold)
-        ratios = self._parts[id(candidate)] = self.base.ratios(trial)
-        return ratios.worst
+        return trial
 
     def note(self, candidate: Candidate, ratio: float) -> None:
         self._measured[id(candidate)] = ratio

@@ -237,8 +237,10 @@ def _depths(
 # Choosing
 # --------------------------------------------------------------------------------------------------
 
-#: Of a candidate, as a ratio to the original.
+#: Of a candidate, as a ratio to the original; or its loss, which is only compared.
 Measurement = Callable[[Candidate], float]
+#: Most candidates that are folded to choose among residual-stream widths.
+FINALISTS = 4
 OnMeasured = Callable[[Candidate, float], None]
 
 
@@ -250,9 +252,14 @@ def choose_folded(
     original: CostModel | None = None,
     measure_latency: Measurement | None = None,
     measure_wql: Measurement | None = None,
+    measure_loss: Measurement | None = None,
     on_measured: OnMeasured = lambda candidate, ratio: None,
 ) -> Candidate:
     """The candidate of least predicted loss within the budget; among equals, the cheapest.
+
+    Where the residual stream may be narrowed, the best of each width, up to :data:`FINALISTS`, are
+    folded, and the one of least measured loss is taken: what a width costs is predicted without
+    the fits of a fold.
 
     For ``latency`` and ``wql`` about log2(n) + 2 of the efficient candidates are measured: for
     ``latency`` to find the one of least predicted loss that is fast enough, for ``wql`` the one of
@@ -264,6 +271,8 @@ def choose_folded(
         Costs of the model that a budget is a share of; None: ``cost_model``.
     measure_latency, measure_wql
         Ratio of a candidate to the original; required for a budget in that measure.
+    measure_loss
+        Of a folded candidate; None: the prediction decides.
     on_measured
         Called with each measured candidate and its ratio.
 
@@ -286,7 +295,21 @@ def choose_folded(
     if not fitting:
         smallest = min(candidates, key=lambda candidate: candidate.costs.of(measure))
         raise _unreachable(budget, measure, smallest, original)
-    return min(fitting, key=lambda one: (one.loss, one.costs.of(measure), one.costs.parameters))
+    best_first = sorted(
+        fitting, key=lambda one: (one.loss, one.costs.of(measure), one.costs.parameters)
+    )
+    finalists = _best_of_each_width(best_first)[:FINALISTS]
+    is_whole = finalists[0].costs == original.original
+    if measure_loss is None or is_whole or len(finalists) == 1:
+        return finalists[0]
+    return min(finalists, key=measure_loss)
+
+
+def _best_of_each_width(best_first: Iterable[Candidate]) -> list[Candidate]:
+    best: dict[int | None, Candidate] = {}
+    for candidate in best_first:
+        best.setdefault(candidate.width, candidate)
+    return list(best.values())
 
 
 def choose_factored(

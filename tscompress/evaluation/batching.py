@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from accelerate.utils import broadcast_object_list, gather_object, release_memor
 from accelerate.utils.memory import should_reduce_batch_size
 from chronos import BaseChronosPipeline
 from chronos.utils import left_pad_and_stack_1D
+from pydantic import BeforeValidator
 from torch.overrides import TorchFunctionMode
 
 from tscompress.benchmark.sizes import kv_cache_bytes
@@ -39,6 +40,9 @@ BatchSize = int | Literal["auto"]
 
 #: Default number of series that share random numbers; as in the published scores.
 DEFAULT_BATCH_SIZE = 32
+#: Beyond any memory.
+_MOST_SERIES = 10**6
+_ALLOWED = f"give 1 to {_MOST_SERIES:,}, or {AUTO!r}"
 #: Larger batches are no faster.
 _LARGEST_BATCH = 256
 #: Share of the free memory to use: the estimate is rough, and other processes need memory too.
@@ -239,21 +243,44 @@ def batch_sizes(
 
 
 def check_batch_size(batch_size: BatchSize) -> None:
-    """Refuse anything but ``auto`` and positive integers.
+    """Refuse anything but ``auto`` and integers from 1 to a million.
 
     Raises
     ------
     UsageError
     """
-    if batch_size != AUTO and (isinstance(batch_size, str) or batch_size < 1):
-        raise UsageError(f"batch_size is {batch_size}; it must be at least 1, or {AUTO!r}.")
+    if not _is_batch_size(batch_size):
+        raise UsageError(f"batch_size is {batch_size}; {_ALLOWED}.")
 
 
 def parse_batch_size(text: str) -> BatchSize:
     """Read ``32`` or ``auto``; UsageError as in :func:`check_batch_size`."""
-    size: BatchSize | str = int(text) if text.lstrip("-").isdigit() else text
+    size = _read(text)
     check_batch_size(size)  # type: ignore[arg-type]
     return size  # type: ignore[return-value]
+
+
+def _read(value: object) -> object:
+    """Digits as a number, anything else as it is."""
+    digits = isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 20
+    return int(value) if digits else value  # type: ignore[call-overload]
+
+
+def _is_batch_size(value: object) -> bool:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value == AUTO or (is_number and 1 <= value <= _MOST_SERIES)  # type: ignore[operator]
+
+
+def _checked(value: object) -> object:
+    """For pydantic, whose own message would name a branch of the type."""
+    found = _read(value)
+    if not _is_batch_size(found):
+        raise ValueError(_ALLOWED)
+    return found
+
+
+#: As a setting is given.
+GivenBatchSize = Annotated[BatchSize, BeforeValidator(_checked)]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -404,7 +404,13 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         """Summed loss of the model's ``output`` on a batch, and the number of steps."""
 
     def cut_loss(
-        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
+        self,
+        pipeline: BaseChronosPipeline,
+        output: Any,
+        batch: Windows,
+        original: Tensor | None,
+        *,
+        relative: bool = False,
     ) -> tuple[float, int]:
         """As :meth:`forecast_loss`, for comparing sizes of parts of a model.
 
@@ -412,6 +418,9 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         ----------
         original
             :meth:`compared_with` of the uncut model's output on the batch.
+        relative
+            In units of what the original is unsure of, for comparing whole models, where the
+            family has such units.
         """
         return self.forecast_loss(pipeline, output, batch)
 

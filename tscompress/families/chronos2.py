@@ -121,16 +121,23 @@ class Chronos2(PatchFamily):
         return -(-batch.target.shape[1] // self._patch_size(model))
 
     def cut_loss(
-        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
+        self,
+        pipeline: BaseChronosPipeline,
+        output: Any,
+        batch: Windows,
+        original: Tensor | None,
+        *,
+        relative: bool = False,
     ) -> tuple[float, int]:
         """Mean loss at the original's quantiles, which is least for the original.
 
         At the truth it falls where a cut forgets covariates that a series has in vain, and so
-        hides what is lost where they help (eval/notes/folding.md).
+        hides what is lost where they help. Relative is to the spread of these quantiles: else a
+        trend, whose future is nearly certain, hardly counts (eval/notes/folding.md has both).
         """
         if original is None:
             return self.forecast_loss(pipeline, output, batch)
-        return self._loss(pipeline, output, batch, original)
+        return self._loss(pipeline, output, batch, original, relative=relative)
 
     def compared_with(self, output: Any) -> Tensor | None:
         quantiles: Tensor = output.quantile_preds

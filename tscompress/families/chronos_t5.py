@@ -130,7 +130,13 @@ class ChronosT5(ForecastFamily):
         return float(losses[observed].sum()), int(observed.sum())
 
     def cut_loss(
-        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
+        self,
+        pipeline: BaseChronosPipeline,
+        output: Any,
+        batch: Windows,
+        original: Tensor | None,
+        *,
+        relative: bool = False,
     ) -> tuple[float, int]:
         """Cross entropy with the original's distribution of tokens, least for the original; nats.
 

@@ -41,6 +41,9 @@ PATCH_DEFAULTS = FamilyDefaults(
 #: Spreads of its context beyond which a target's mean distance counts no more: a jump that no model
 #: forecasts would otherwise outweigh all other series together.
 FURTHEST = 10.0
+#: Added to the spread of a forecast that is a unit of loss, in spreads of the context: a series
+#: whose future is certain does not outweigh all others.
+LEAST_SPREAD = 0.03
 
 
 class PatchFamily(ForecastFamily):
@@ -86,9 +89,21 @@ class PatchFamily(ForecastFamily):
         return self._loss(pipeline, output, batch, batch.target[:, None])
 
     def _loss(
-        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, outcomes: Tensor
+        self,
+        pipeline: BaseChronosPipeline,
+        output: Any,
+        batch: Windows,
+        outcomes: Tensor,
+        *,
+        relative: bool = False,
     ) -> tuple[float, int]:
         """The loss at outcomes ``[B, S, H]``, mean over S; steps count where the target is known.
+
+        Parameters
+        ----------
+        relative
+            Outcomes are quantiles of an original, and the loss of a series is in units of their
+            spread: of their own loss at them, and :data:`LEAST_SPREAD`.
 
         Returns
         -------
@@ -102,21 +117,34 @@ class PatchFamily(ForecastFamily):
         outcomes = outcomes[..., :steps].to(preds.device)
         _, (loc, scale) = model.instance_norm(context)  # [B, 1]
         each = (loc[:, None], scale[:, None])
-        scaled, _ = model.instance_norm(outcomes, each)
+        scaled = model.instance_norm(outcomes, each)[0].double()
         scaled_preds = model.instance_norm(preds[..., :steps], each)[0].double()
         levels = torch.tensor(
             model.chronos_config.quantiles, dtype=torch.float64, device=preds.device
         )[:, None]
-        away = scaled.double().abs().nanmean((1, 2)).nan_to_num()  # [B]
+        away = scaled.abs().nanmean((1, 2)).nan_to_num()  # [B]
         far = (away / FURTHEST).clamp(min=1)[:, None, None]
-        pinball = torch.zeros(scaled[:, 0].shape, dtype=torch.float64, device=preds.device)
-        for outcome in scaled.double().unbind(1):  # [B, h]
-            error = (outcome[:, None] - scaled_preds) / far  # [B, Q, h]
-            pinball += 2 * torch.maximum(levels * error, (levels - 1) * error).mean(1)
+        pinball = _summed_loss(scaled, scaled_preds, levels, far)
+        if relative:
+            spread = _summed_loss(scaled, scaled, levels, far).mean(1, keepdim=True)
+            pinball = pinball / (spread / scaled.shape[1] + LEAST_SPREAD)
         # If a context is constant up to rounding, its scale is arbitrary, and so is the loss.
         varies = (scale > 1e-5 * loc.abs()) & (_spread(context) > 0)
         counts = torch.isfinite(batch.target[:, :steps]).to(preds.device) & varies
         return float(pinball[counts].sum()) / scaled.shape[1], int(counts.sum())
+
+
+def _summed_loss(outcomes: Tensor, quantiles: Tensor, levels: Tensor, units: Tensor) -> Tensor:
+    """Twice the pinball loss of quantiles ``[B, Q, h]``, their mean, summed over outcomes.
+
+    Outcomes are ``[B, S, h]``, levels ``[Q, 1]``; errors are in ``units`` ``[B, 1, 1]``. Returns
+    ``[B, h]``.
+    """
+    pinball = torch.zeros_like(outcomes[:, 0])
+    for outcome in outcomes.unbind(1):  # [B, h]
+        error = (outcome[:, None] - quantiles) / units  # [B, Q, h]
+        pinball += 2 * torch.maximum(levels * error, (levels - 1) * error).mean(1)
+    return pinball
 
 
 def per_observed_step(loss: Tensor, observed: Tensor, quantiles: Tensor) -> Tensor:

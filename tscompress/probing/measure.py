@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import UsageError
-from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize
+from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, BatchSize, GivenBatchSize
 from tscompress.evaluation.calibration import calibration
 from tscompress.evaluation.metrics import MEDIAN, Quantiles, band
 from tscompress.evaluation.typical_series import known
@@ -59,7 +59,7 @@ class ProbeConfig(BaseModel):
     num_samples: int | None = Field(
         default=None, ge=1, le=10**5, description="paths of a Chronos-T5"
     )
-    batch_size: Annotated[int, Field(ge=1, le=10**6)] | Literal["auto"] = DEFAULT_BATCH_SIZE
+    batch_size: GivenBatchSize = DEFAULT_BATCH_SIZE
     seed: int = Field(default=0, ge=0, lt=2**63)
 
     def chosen(self) -> tuple[AnyTask, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
@@ -28,6 +28,7 @@ from tscompress.data.suites import (
 )
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import RecipeError
+from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, GivenBatchSize
 from tscompress.exporting.graph import Precision
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
@@ -58,8 +59,8 @@ class EvaluationConfig(BaseModel):
     max_series: int | None = Field(
         default=None, ge=1, le=10**9, description="first N series of each dataset"
     )
-    batch_size: Annotated[int, Field(ge=1, le=10**6)] | Literal["auto"] = Field(
-        default=32, description="auto: as many series as fit into free memory"
+    batch_size: GivenBatchSize = Field(
+        default=DEFAULT_BATCH_SIZE, description="auto: as many series as fit into free memory"
     )
     seed: int = Field(default=0, ge=0, lt=2**63)
     root: str | None = Field(
