@@ -132,7 +132,7 @@ TABLES = (
     Table(
         "fold-widths-chronos2",
         "fold.py widths --model reference/chronos2 --output DIR/fold-widths",
-        40,
+        15,
     ),
     Table(
         "fold-attention-chronos2",

@@ -275,8 +275,8 @@ def test_memory_is_estimated_from_headers_alone(checkpoint: Path) -> None:
     assert with_feed_forward["work"] >= parts["work"]
 
 
-def planned(budget: str) -> dict[str, Any]:
-    return PlannedSchedule(budget=parse_budget(budget)).model_dump()
+def planned(budget: str, **options: Any) -> dict[str, Any]:
+    return PlannedSchedule(budget=parse_budget(budget), **options).model_dump()
 
 
 def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
@@ -287,7 +287,10 @@ def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
         ({"layers": [1]}, 2),
         ({"recover": {"minutes": 1}}, 2),
         ({"layers": [1], "recover": {"minutes": 1}}, 3),
-        ({"schedule": planned("parameters=0.5")}, 1),
+        ({"schedule": planned("parameters=0.5")}, 2),  # of each width one is tried
+        ({"schedule": planned("parameters=0.5", keep_width=True)}, 1),
+        ({"schedule": planned("parameters=0.5", layout="factored")}, 1),
+        ({"schedule": planned("parameters=0.5"), "width": 0.5}, 2),
         ({"schedule": planned("wql=1%"), "recover": {"minutes": 1}}, 3),
         ({"schedule": planned("wql=1%"), "width": 16}, 3),
         ({"schedule": planned("wql=1%"), "width": 0.5}, 3),

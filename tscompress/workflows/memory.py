@@ -29,8 +29,9 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     """Peak memory of a compression in bytes, by part; the sum is the estimate.
 
     ``process``: the interpreter and the libraries, as measured now. ``weights``: those of the model
-    in float32, with ``recover`` also the original's, with ``layers`` or a budget in latency or WQL
-    those of measured candidates, and with a width beside a budget those of the narrower model.
+    in float32, with ``recover`` also the original's, with ``layers`` or a budget in latency or WQL,
+    or one that may narrow the stream, those of measured candidates, and with a width beside a
+    budget those of the narrower model.
     ``work``: the largest working memory. For a recovery see
     :func:`tscompress.training.recovery_memory.memory_bytes`.
 
@@ -43,8 +44,9 @@ def compression_memory_bytes(checkpoint: Checkpoint, recipe: Recipe) -> dict[str
     method_bytes = _stream_bytes if recipe.method == "fold" else _factor_bytes
     copies = 1 + (recipe.recover is not None) + (recipe.layers is not None)
     if isinstance(recipe.schedule, PlannedSchedule):
-        copies += recipe.schedule.budget.measure in ("latency", "wql")
-        width = recipe.width
+        width, schedule = recipe.width, recipe.schedule
+        tries_widths = schedule.may_narrow and width is None
+        copies += schedule.budget.measure in ("latency", "wql") or tries_widths
         copies += isinstance(width, int) or (width is not None and width < 1)  # 1.0 is all of it
     return {
         "process": int(psutil.Process().memory_info().rss),
