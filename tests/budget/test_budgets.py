@@ -31,7 +31,7 @@ from tscompress.budget.search import (
 from tscompress.budget.sensitivity import Part, Sensitivity
 from tscompress.checkpoints.load import load
 from tscompress.compression.fold_plans import fold_plan
-from tscompress.errors import PlanError, UsageError
+from tscompress.errors import FactorizationError, PlanError, UsageError
 from tscompress.families.registry import describe
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import Budget, parse_budget
@@ -436,6 +436,8 @@ def test_the_best_of_each_width_is_measured_before_one_is_chosen(models: dict[st
     at_most = Budget(measure="parameters", ratio=1)
     assert choose_folded([*candidates, whole], at_most, costs, measure_loss=loss_of) == whole
     assert not seen
+    with pytest.raises(FactorizationError, match=r"parameters=0\.4"):
+        chosen(candidates, measure_loss=lambda _: math.inf)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -282,8 +282,8 @@ def test_a_certain_forecast_counts_as_much_as_an_uncertain_one(
         def loss(moved: float) -> float:
             output = SimpleNamespace(quantile_preds=own + moved * spread)
             family, alone = adapter_of(loaded.family), replace(batch, target=target)
-            options = {"original": own, "relative": relative}
-            total, count = family.cut_loss(loaded.forecaster, output, alone, **options)
+            loss_of = family.relative_cut_loss if relative else family.cut_loss
+            total, count = loss_of(loaded.forecaster, output, alone, own)
             return total / count
 
         if relative:
@@ -300,13 +300,15 @@ def test_a_copy_is_held_against_the_model(checkpoints: dict[str, Path]) -> None:
         loaded = load(checkpoints[family])
         forecasts = Forecasts(loaded, BATCHES, relative=True)
         before = forecasts.loss()
-        assert forecasts.loss_of(copy.deepcopy(loaded)) == before
+        assert forecasts.loss(copy.deepcopy(loaded)) == before
         cut = copy.deepcopy(loaded)
         with torch.no_grad():
             for weight in cut.model.parameters():
                 weight.mul_(1.5)
-        assert forecasts.loss_of(cut) > before
+        assert forecasts.loss(cut) > before
         assert forecasts.loss() == before
+        in_units = forecasts.base != Forecasts(loaded, BATCHES).base
+        assert in_units == (family == "chronos-2")
 
 
 def test_a_bolt_is_compared_with_the_truth(checkpoints: dict[str, Path]) -> None:

@@ -139,6 +139,36 @@ def test_a_budget_may_narrow_the_stream(
             planned(original, f"{measure}={ratio}")
 
 
+def test_measured_finalists_decide_the_width(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, seen = load(checkpoint), dict[int, LoadedModel]()
+    loss = Forecasts.loss
+
+    def by_width(sign: int) -> Callable[..., float]:
+        def measured(self: Forecasts, of: LoadedModel | None = None) -> float:
+            if of is None:
+                return loss(self)
+            assert self.relative
+            seen[of.config["d_model"]] = of
+            return sign * of.config["d_model"]
+
+        return measured
+
+    found = []
+    for sign in (1, -1):
+        monkeypatch.setattr(Forecasts, "loss", by_width(sign))
+        found.append(planned(original, "parameters=0.5", keep_width=False))
+    widths = [plan.width.kept if plan.width else original.config["d_model"] for plan in found]
+    assert widths == [min(seen), max(seen)]
+    assert 1 < len(seen) <= 4
+    for small in seen.values():  # each is a fold within the budget
+        assert parameter_count(small.model) <= 0.5 * parameter_count(original.model)
+    planned(original, "parameters=0.5")  # the width stays: nothing is measured
+    planned(original, "parameters=0.5", layout="factored")
+    assert len(seen) <= 4
+
+
 @pytest.mark.parametrize(
     ("measure", "layout"),
     [("parameters", "folded"), ("bytes", "factored"), ("macs", "factored"), ("kv-cache", "folded")],

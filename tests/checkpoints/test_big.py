@@ -287,7 +287,7 @@ def test_every_copy_of_the_weights_is_counted(checkpoint: Path) -> None:
         ({"layers": [1]}, 2),
         ({"recover": {"minutes": 1}}, 2),
         ({"layers": [1], "recover": {"minutes": 1}}, 3),
-        ({"schedule": planned("parameters=0.5")}, 2),  # of each width one is tried
+        ({"schedule": planned("parameters=0.5")}, 2),  # a candidate of each width is folded
         ({"schedule": planned("parameters=0.5", keep_width=True)}, 1),
         ({"schedule": planned("parameters=0.5", layout="factored")}, 1),
         ({"schedule": planned("parameters=0.5"), "width": 0.5}, 2),

@@ -586,7 +586,7 @@ def test_memory_estimate_grows_with_model_and_workload(
     assert series_that_fit(t5, 64, 8, None) == 256  # of a model this small, the most there is
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", "", "2000000", "9" * 5000])
+@pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", "", "--5", "2000000", "9" * 5000])
 def test_batch_sizes_in_words(text: str) -> None:
     assert parse_batch_size("64") == 64
     assert parse_batch_size("auto") == "auto"

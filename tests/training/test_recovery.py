@@ -277,6 +277,23 @@ def test_training_attention_ends_with_the_training(
     assert model.config._attn_implementation == before
 
 
+def test_both_models_compute_what_is_read_while_they_train(
+    students: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    student, teacher = pair(students, checkpoints, "chronos-2")
+    config = short().resolved(student, teacher)
+    ahead = {-(-bucket.horizon // 16) for bucket in config.buckets or ()}  # of patches
+    seen: dict[str, set[int]] = {"student": set(), "teacher": set()}
+    for name, loaded in (("student", student), ("teacher", teacher)):
+        model: Any = loaded.model
+        model.encoder.block[-1].layer[2].register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].add(args[0].shape[1])
+        )
+    recover_(student, teacher, short())
+    assert seen == {"student": ahead, "teacher": ahead}
+    assert hook_count(student.model) == hook_count(teacher.model) == 1  # those of above
+
+
 def test_unrelated_models_are_refused(checkpoints: dict[str, Path]) -> None:
     bolt, t5 = load(checkpoints["chronos-bolt"]), load(checkpoints["chronos-t5"])
     with pytest.raises(UsageError, match="family chronos-t5"):

@@ -46,7 +46,7 @@ def forecast_losses(
     original
         What cuts are compared with, see ``cut_loss`` there; None: the targets.
     relative
-        See there, too.
+        By ``relative_cut_loss`` there.
 
     Returns
     -------
@@ -66,9 +66,10 @@ def _losses(
 ) -> tuple[_Total, _Total]:
     """:func:`forecast_losses` of a model that put out ``output`` on ``batch``."""
     family = adapter_of(loaded.family)
+    cut_loss = family.relative_cut_loss if relative else family.cut_loss
 
     def total(windows: ForecastBatch) -> _Total:
-        return family.cut_loss(loaded.forecaster, output, windows, original, relative=relative)
+        return cut_loss(loaded.forecaster, output, windows, original)
 
     driven = batch.driven[:, None]
     if not bool(driven.any()):
@@ -104,7 +105,7 @@ class Forecasts:
         With whose forecasts cuts are compared, where they are not with the truth; None: the model
         as it is.
     relative
-        See ``cut_loss`` of :mod:`tscompress.families`.
+        See :func:`forecast_losses`.
 
     Raises
     ------
@@ -143,36 +144,30 @@ class Forecasts:
         self.base = sum(total for total, _ in totals) / count
         self._bases = _means(totals)
 
-    def loss(self) -> float:
+    def loss(self, of: LoadedModel | None = None) -> float:
         """That of the model as it was, times the mean of its rises, without and with covariates.
 
         What a covariate explains is a small part of the loss of all windows, and the first that a
         cut can lose unseen.
+
+        Parameters
+        ----------
+        of
+            A cut copy, before any :meth:`start_at`; None: the model as it is now.
         """
-        pairs = zip(_means(self._totals()), self._bases, strict=True)
+        pairs = zip(_means(self._totals(of or self.loaded)), self._bases, strict=True)
         measured = [(mean, base) for mean, base in pairs if base]
         if len(measured) < 2:
             return measured[0][0] if measured else 0.0
         return self.base * sum(mean / base for mean, base in measured) / len(measured)
 
-    def loss_of(self, other: LoadedModel) -> float:
-        """The same of another model: a cut copy."""
-        before, self.loaded = self.loaded, other
-        try:
-            return self.loss()
-        finally:
-            self.loaded = before
-
-    def _totals(self) -> list[_Total]:
+    def _totals(self, loaded: LoadedModel) -> list[_Total]:
         originals = iter(self._originals)
-        relative = self.relative
-        return _summed(
-            self._each(
-                lambda batch: forecast_losses(
-                    self.loaded, batch, next(originals), relative=relative
-                )
-            )
-        )
+
+        def losses(batch: ForecastBatch) -> tuple[_Total, _Total]:
+            return forecast_losses(loaded, batch, next(originals), relative=self.relative)
+
+        return _summed(self._each(losses))
 
     def start_at(self, layer: tuple[str, int] | None) -> None:
         """Cache the outputs before a layer, given by stack and index; None: all layers.

@@ -200,7 +200,7 @@ class _Trials:
         """Of forecasts, as sensitivities are measured, but relative; infinity if it is none."""
         self.on_progress("candidates", self._finalists, self._finalists + 1)
         self._finalists += 1
-        found = self._forecasts.loss_of(self._folded(candidate))
+        found = self._forecasts.loss(self._folded(candidate))
         return found if math.isfinite(found) else math.inf
 
     @cached_property

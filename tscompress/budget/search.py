@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tscompress.budget.costs import CostModel, Costs, Measure, SizeKind
 from tscompress.budget.sensitivity import Part, Sensitivity
-from tscompress.errors import PlanError, UsageError
+from tscompress.errors import FactorizationError, PlanError, UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.plan.schedules import Budget
 
@@ -280,6 +280,8 @@ def choose_folded(
     ------
     PlanError
         No candidate fits; the message gives the costs of the smallest.
+    FactorizationError
+        No finalist has a finite loss.
     """
     original = original or cost_model
     smaller = [candidate for candidate in candidates if candidate.costs != original.original]
@@ -302,7 +304,10 @@ def choose_folded(
     is_whole = finalists[0].costs == original.original
     if measure_loss is None or is_whole or len(finalists) == 1:
         return finalists[0]
-    return min(finalists, key=measure_loss)
+    losses = [measure_loss(one) for one in finalists]
+    if math.isinf(min(losses)):
+        raise FactorizationError(f"no candidate within {budget} has finite forecasts once folded.")
+    return finalists[losses.index(min(losses))]
 
 
 def _best_of_each_width(best_first: Iterable[Candidate]) -> list[Candidate]:

@@ -262,7 +262,7 @@ def parse_batch_size(text: str) -> BatchSize:
 
 def _read(value: object) -> object:
     """Digits as a number, anything else as it is."""
-    digits = isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 20
+    digits = isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20
     return int(value) if digits else value  # type: ignore[call-overload]
 
 

@@ -404,13 +404,7 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         """Summed loss of the model's ``output`` on a batch, and the number of steps."""
 
     def cut_loss(
-        self,
-        pipeline: BaseChronosPipeline,
-        output: Any,
-        batch: Windows,
-        original: Tensor | None,
-        *,
-        relative: bool = False,
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
     ) -> tuple[float, int]:
         """As :meth:`forecast_loss`, for comparing sizes of parts of a model.
 
@@ -418,11 +412,17 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         ----------
         original
             :meth:`compared_with` of the uncut model's output on the batch.
-        relative
-            In units of what the original is unsure of, for comparing whole models, where the
-            family has such units.
         """
         return self.forecast_loss(pipeline, output, batch)
+
+    def relative_cut_loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
+    ) -> tuple[float, int]:
+        """As :meth:`cut_loss`, for comparing sizes of a whole model.
+
+        In units of the spread of the original's forecast of each series, where the family has them.
+        """
+        return self.cut_loss(pipeline, output, batch, original)
 
     def compared_with(self, output: Any) -> Tensor | None:
         """What of the uncut model's ``output`` cuts are compared with; None: with the truth."""

@@ -121,23 +121,25 @@ class Chronos2(PatchFamily):
         return -(-batch.target.shape[1] // self._patch_size(model))
 
     def cut_loss(
-        self,
-        pipeline: BaseChronosPipeline,
-        output: Any,
-        batch: Windows,
-        original: Tensor | None,
-        *,
-        relative: bool = False,
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
     ) -> tuple[float, int]:
         """Mean loss at the original's quantiles, which is least for the original.
 
         At the truth it falls where a cut forgets covariates that a series has in vain, and so
-        hides what is lost where they help. Relative is to the spread of these quantiles: else a
-        trend, whose future is nearly certain, hardly counts (eval/notes/folding.md has both).
+        hides what is lost where they help (eval/notes/folding.md).
         """
         if original is None:
             return self.forecast_loss(pipeline, output, batch)
-        return self._loss(pipeline, output, batch, original, relative=relative)
+        return self._loss(pipeline, output, batch, original)
+
+    def relative_cut_loss(
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
+    ) -> tuple[float, int]:
+        """In units of the context's spread a trend, whose future is nearly certain, hardly counts
+        (eval/notes/folding.md)."""
+        if original is None:
+            return self.forecast_loss(pipeline, output, batch)
+        return self._loss(pipeline, output, batch, original, relative=True)
 
     def compared_with(self, output: Any) -> Tensor | None:
         quantiles: Tensor = output.quantile_preds

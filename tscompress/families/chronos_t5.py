@@ -130,13 +130,7 @@ class ChronosT5(ForecastFamily):
         return float(losses[observed].sum()), int(observed.sum())
 
     def cut_loss(
-        self,
-        pipeline: BaseChronosPipeline,
-        output: Any,
-        batch: Windows,
-        original: Tensor | None,
-        *,
-        relative: bool = False,
+        self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
     ) -> tuple[float, int]:
         """Cross entropy with the original's distribution of tokens, least for the original; nats.
 

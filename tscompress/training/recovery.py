@@ -33,11 +33,7 @@ from tscompress.families.stacks import layer_matrices
 from tscompress.layers.univariate import is_univariate
 from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
-from tscompress.training.loop import (
-    StopRequest,
-    attention_for_training,
-    only_what_is_read,
-)
+from tscompress.training.loop import StopRequest, attention_for_training, only_what_is_read
 from tscompress.training.optimizers import make_optimizer
 from tscompress.training.rank_watch import RankWatch
 from tscompress.training.recomputation import recomputed_layers
