@@ -137,8 +137,6 @@ def switch_trials(bed: Testbed) -> list[Trial]:
         {"refit": "none"},
         {"damping": 0.01 if bed.original.family == "chronos-2" else 0.1},
     )
-    if bed.original.family == "chronos-t5":
-        switches += ({"continuations": "given"},)
     if any(block.rotary for block in bed.original.architecture.attention):
         switches += ({"frequencies": "free"},)
     trials = [Trial(f"d_kv {head_size}", heads)]

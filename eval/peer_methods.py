@@ -23,11 +23,7 @@ from tscompress.benchmark.sizes import parameter_count
 from tscompress.checkpoints.format import replace_module_
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import keep_layers_
-from tscompress.compression.calibration import (
-    calibration_batches,
-    drawn_continuations,
-    small_batches,
-)
+from tscompress.compression.calibration import calibration_batches, small_batches
 from tscompress.compression.layer_walk import Step, walk
 from tscompress.compression.recording import Recording, record
 from tscompress.data.batch import ForecastBatch
@@ -278,10 +274,7 @@ class PeerTestbed(Testbed):
     @cached_property
     def batches(self) -> list[ForecastBatch]:
         """Calibration series as folding sees them."""
-        batches = calibration_batches(self.original, self.calibration)
-        if self.original.family == "chronos-t5":
-            batches += drawn_continuations(self.original, batches)
-        return small_batches(self.original, batches)
+        return small_batches(self.original, calibration_batches(self.original, self.calibration))
 
     @cached_property
     def statistics(self) -> dict[str, InputStatistics]:

@@ -39,7 +39,7 @@ from tscompress.families import patches
 from tscompress.families.registry import adapter_of, build_empty, wrap_pipeline
 
 HEAD_SIZE, D_FF = 8, 40  # of the checkpoints in shared_fixtures
-FOLD = FoldConfig(continuations="given", precision="float32")
+FOLD = FoldConfig(precision="float32")
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])  # that Chronos-2 attends across
 
 
@@ -728,8 +728,7 @@ def test_changed_inputs_miss_the_cache(
     measure(loaded, **same)
     # Fitting to the residual stream makes no difference where one part alone is folded.
     measure(loaded, **same, fold=FOLD.model_copy(update={"refit": "layer"}))
-    # Nor do drawn continuations and the precision of a walk through the compressed model.
-    measure(loaded, **same, fold=FOLD.model_copy(update={"continuations": "given"}))
+    # Nor does the precision of a walk through the compressed model.
     measure(loaded, **same, fold=FOLD.model_copy(update={"precision": "bfloat16"}))
     assert forwards.count == before
     monkeypatch.setattr(sensitivity_cache, "code_digest", lambda modules: "another")

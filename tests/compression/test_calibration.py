@@ -20,7 +20,6 @@ from tscompress.compression.activations import collect_moments
 from tscompress.compression.calibration import (
     CalibrationConfig,
     calibration_batches,
-    drawn_continuations,
     run_teacher_forced,
     seasonal_share,
 )
@@ -28,7 +27,7 @@ from tscompress.data.batch import ForecastBatch
 from tscompress.data.series import LabelledSeries, read_series
 from tscompress.data.synthetic import CorpusConfig, FloatArray
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
-from tscompress.errors import DataError, UnsupportedModelError
+from tscompress.errors import DataError
 from tscompress.families.chronos2 import Chronos2
 
 #: The tiny Bolt predicts 16 steps, so that a window has at most 56.
@@ -442,33 +441,6 @@ def test_moments_of_groups_count_every_row(chronos2: LoadedModel) -> None:
 # --------------------------------------------------------------------------------------------------
 # Running the model
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_model_draws_its_own_continuations(checkpoints: dict[str, Path]) -> None:
-    loaded = load(checkpoints["chronos-t5"])
-    batches = calibration_batches(loaded, changed(num_series=8, context_length=24))
-    before = torch.get_rng_state()
-    drawn = drawn_continuations(loaded, batches)
-    assert torch.equal(torch.get_rng_state(), before)
-    for batch, again, other in zip(
-        drawn,
-        drawn_continuations(loaded, batches),
-        drawn_continuations(loaded, batches, seed=1),
-        strict=True,
-    ):
-        assert torch.equal(batch.target, again.target)
-        assert not torch.equal(batch.target, other.target)
-    longest = max(batch.context.shape[1] for batch in drawn)
-    assert sum(len(batch.context) for batch in drawn) == 4
-    assert sum(batch.context.shape[1] > longest for batch in batches) > 0
-    for batch in drawn:
-        assert batch.target.shape == (len(batch.context), loaded.forecaster.model_prediction_length)
-        assert batch.target.isfinite().all()
-
-
-def test_models_that_do_not_sample_draw_nothing(bolt: LoadedModel) -> None:
-    with pytest.raises(UnsupportedModelError, match="chronos-bolt"):
-        drawn_continuations(bolt, [])
 
 
 def test_t5_allocates_no_cache(

@@ -468,13 +468,6 @@ def test_the_damping_is_that_of_the_family(
     assert any(not torch.equal(weight, default[name]) for name, weight in changed.items())
 
 
-def test_only_a_decoder_that_reads_its_samples_has_continuations(checkpoint: Path) -> None:
-    loaded = folded(checkpoint, FOLD.model_copy(update={"continuations": "given"}), **HALVES)
-    default = weights(folded(checkpoint, FOLD, **HALVES))
-    alike = all(torch.equal(weight, default[name]) for name, weight in weights(loaded).items())
-    assert alike == (loaded.family != "chronos-t5")
-
-
 @pytest.mark.parametrize("change", [{"refit": "all"}, {"damping": 0.0}, {"sweeps": 3}], ids=str)
 def test_invalid_fold_options_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
@@ -488,6 +481,7 @@ REMOVED: dict[str, tuple[Any, Any]] = {
     "value_sweeps": (10, 0),
     "order": ("compressed", "original"),
     "select": ("greedy", "leverage"),
+    "continuations": ("both", "sampled"),
 }
 
 
@@ -785,10 +779,8 @@ def test_padding_does_not_count(checkpoint: Path, part: str) -> None:
         "vo": {"vo": 4},
         "feed-forward": {"hidden": {name: 20 for name in hidden if name not in patches}},
     }.get(part, {"hidden": {f"{part}_patch_embedding": 20}})
-    # A path that is drawn may turn elsewhere for the least rounding.
-    fold = FOLD.model_copy(update={"continuations": "given"})
-    alone = folded(checkpoint, fold, batches=batches, **sizes)
-    among = folded(checkpoint, fold, batches=[padded(batch) for batch in batches], **sizes)
+    alone = folded(checkpoint, FOLD, batches=batches, **sizes)
+    among = folded(checkpoint, FOLD, batches=[padded(batch) for batch in batches], **sizes)
     # Of units that say the same either may stay, so what is compared is what they say.
     # The output layer sees few and similar rows: its fit magnifies rounding.
     tolerance = {"output": 3e-5, "feed-forward": 1e-5}.get(part, 1e-6)

@@ -148,5 +148,4 @@ def _leave_out_(
     keep_layers_(loaded, kept)
     if fold.refit == "residual":
         whole = fold_plan(loaded.model, loaded.architecture, kept_layers=kept)
-        given = fold.model_copy(update={"continuations": "given"})
-        fold_(loaded, whole, batches, given, original=before)
+        fold_(loaded, whole, batches, fold, original=before)

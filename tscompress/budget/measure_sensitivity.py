@@ -88,7 +88,7 @@ def measure_sensitivity(
         Before layers, or width, were cut of ``loaded``; None: nothing was.
     fold
         How layers are folded. Each is fitted to its original output (unless ``refit`` is
-        ``none``), on ``batches`` and in float32: ``continuations`` and ``precision`` are ignored.
+        ``none``), on ``batches`` and in float32: ``precision`` is ignored.
     head_sizes
         Sizes to try below the original; None: halves and three quarters of halves down to 1.
         Queries and keys with rotary embedding are tried only at sizes that a stock config allows,
@@ -122,8 +122,8 @@ def measure_sensitivity(
     holdout = batches if holdout is None else holdout
     _check_measurable(loaded, batches, holdout)
     refit: Literal["layer", "none"] = "none" if fold.refit == "none" else "layer"
-    same = {"continuations": "given", "precision": "float32"}
-    config = fold.resolved(loaded).model_copy(update={"refit": refit, **same})
+    changes = {"refit": refit, "precision": "float32"}
+    config = fold.resolved(loaded).model_copy(update=changes)
     free = config.frequencies == "free"
     wanted = _wanted_parts(
         loaded, head_sizes, hidden_ratios, width_ratios, layers, free_frequencies=free

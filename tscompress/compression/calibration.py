@@ -19,7 +19,6 @@ from tscompress.data.batch import (
     CalibrationBatch,
     ForecastBatch,
     StreamBatch,
-    batches_of_series,
 )
 from tscompress.data.leakage import check_no_leak
 from tscompress.data.multivariate import related_windows
@@ -27,7 +26,7 @@ from tscompress.data.seasonality import has_season
 from tscompress.data.series import LabelledSeries, given_series
 from tscompress.data.synthetic import MOSTLY_PATTERNS, CorpusConfig, FloatArray, SyntheticCorpus
 from tscompress.data.training_collections import TRAINING_COLLECTIONS, training_series
-from tscompress.errors import DataError, UnsupportedModelError
+from tscompress.errors import DataError
 from tscompress.families.calibration_sizes import BY_DEFAULT
 from tscompress.families.groups import group_size
 from tscompress.families.registry import adapter_of, adapter_of_layers
@@ -377,39 +376,6 @@ def run_teacher_forced(loaded: LoadedModel, batch: CalibrationBatch) -> Any:
     device = next(model.parameters()).device
     found = adapter_of_layers(loaded.family).inputs(loaded.pipeline, batch)
     return model(**{key: x.to(device) if isinstance(x, Tensor) else x for key, x in found.items()})
-
-
-@torch.no_grad()
-def drawn_continuations(
-    loaded: LoadedModel, batches: Sequence[CalibrationBatch], seed: int = 0
-) -> list[ForecastBatch]:
-    """The shorter half of the contexts, each with a continuation sampled from the model.
-
-    When forecasting, the decoder of Chronos-T5 reads its own samples, which may differ from the
-    targets. Continuations are as long as the model's horizon; short contexts save time and suffice
-    for the decoder. The global random state is restored.
-
-    Raises
-    ------
-    UnsupportedModelError
-        The model does not sample.
-    """
-    if not adapter_of(loaded.family).draws_samples:
-        raise UnsupportedModelError(f"a {loaded.family} model does not sample.")
-    forecaster: Any = loaded.forecaster
-    device = next(loaded.model.parameters()).device
-    shortest_first = sorted(batches_of_series(batches), key=lambda batch: batch.context.shape[1])
-    missing = sum(len(batch.context) for batch in shortest_first) // 2
-    drawn: list[ForecastBatch] = []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        for batch in shortest_first:
-            if missing <= 0:
-                break
-            paths = forecaster.predict(batch.context, num_samples=1)  # [B, 1, H]
-            drawn.append(ForecastBatch(batch.context, paths[:, 0].to(batch.target.dtype)))
-            missing -= len(batch.context)
-    return drawn
 
 
 def fed_positions(loaded: LoadedModel, batch: CalibrationBatch) -> Tensor | None:

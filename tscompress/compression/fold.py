@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.compression.calibration import drawn_continuations, small_batches
+from tscompress.compression.calibration import small_batches
 from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_layers import (
     fill_,
@@ -52,7 +52,6 @@ from tscompress.compression.recording import (
 from tscompress.compression.residual_stream import readers_of_end, slice_embeddings_, slice_rows_
 from tscompress.compression.univariate import fold_own_values_, separate_series_
 from tscompress.data.batch import CalibrationBatch, batches_of_series
-from tscompress.families.registry import adapter_of_layers
 from tscompress.io.freed_memory import return_memory, returning_memory
 from tscompress.linalg import least_squares
 from tscompress.plan.architecture import AttentionBlock
@@ -103,8 +102,6 @@ def fold_(
     config = config.resolved(loaded)
     if plan.dropped:
         separate_series_(loaded, plan)
-    if adapter_of_layers(loaded.family).draws_samples and config.continuations == "both":
-        batches = [*batches, *drawn_continuations(original or loaded, batches)]
     if series := batches_of_series(batches):
         batches = small_batches(loaded, series)
     return _Fold(loaded, plan, batches, config, on_layer).run(original)

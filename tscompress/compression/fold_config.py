@@ -38,9 +38,6 @@ class FoldConfig(BaseModel):
         stream to the original's. With dropped layers, ``residual`` fits the sublayer before them to
         the original's stream after them; otherwise the target is the model without these layers.
         Where sizes by layer go with a width, the original of their fit is the model of that width.
-    continuations
-        Inputs of the decoder of Chronos-T5: ``given``, the targets; ``both``, the targets and, for
-        the shorter half of the contexts, a continuation sampled from the original.
     frequencies
         Kept rotary pairs: ``stock``, those in the plan, by default those of a stock config;
         ``free``, as many of those whose scores vary most, for a factored checkpoint, which keeps
@@ -67,7 +64,6 @@ class FoldConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     refit: Literal["residual", "layer", "none"] = "residual"
-    continuations: Literal["given", "both"] = "both"
     frequencies: Literal["stock", "free"] = "stock"
     precision: Literal["float32", "bfloat16"] | None = None
     damping: float | None = Field(
@@ -92,6 +88,7 @@ class FoldConfig(BaseModel):
         "value_sweeps": (VALUE_SWEEPS,),
         "order": ("compressed",),
         "select": ("greedy",),
+        "continuations": ("given", "both"),
     }
 
     @model_validator(mode="before")

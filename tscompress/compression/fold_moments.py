@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.calibration import run_teacher_forced
 from tscompress.compression.fold_plans import PATCH_EMBEDDINGS
-from tscompress.compression.layer_walk import Step, count_positions, is_across, runs_of
+from tscompress.compression.layer_walk import Step, is_across, runs_of
 from tscompress.compression.recording import (
     PassEnded,
     run_embedding,
@@ -27,7 +27,6 @@ from tscompress.plan.layer_plans import HiddenPlan
 #: At most this many rows per column of a moment. Neighbouring positions are alike, and the product
 #: of all rows would take longer than everything else.
 ROWS_PER_COLUMN = 8
-ENOUGH_POSITIONS = 16384
 _ROWS_PER_HIDDEN_UNIT, _FEWEST_ROWS = 4, 8192
 #: For products as wide as those of hidden units float32 suffices: the error of a fit to 256 of 1024
 #: units agreed to three digits. They are most of the arithmetic of folding a large model.
@@ -80,21 +79,16 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
     centre = step.block.softmax and not step.block.rotary
     longest = max(stream.shape[1] for stream in step.inputs)
     distances = torch.zeros(longest, dtype=torch.float64)
-    # With many positions every second or third batch suffices. Not for group attention: only every
-    # second batch has groups.
-    positions = sum(map(count_positions, step.inputs, step.valid))
-    stride = 1 if is_across(step.block) else max(1, positions // ENOUGH_POSITIONS)
-    chosen = range(0, len(step.inputs), stride)
-    streams = [step.inputs[index] for index in chosen]
+    # Every batch: neighbouring positions are alike, other series are not.
+    streams = step.inputs
     in_groups = _rows_in_groups(step) if is_across(step.block) else {}
-    reading = [streams[i] for i in chosen if in_groups[i][0].any()] if in_groups else streams
+    reading = [x for i, x in enumerate(streams) if not in_groups or in_groups[i][0].any()]
     limits = row_shares(ROWS_PER_COLUMN * linears["q"].in_features, streams, of=reading)
     value_limits = row_shares(ROWS_PER_COLUMN * linears["o"].in_features, streams)
     reads = {"x": linears["q"], "y": linears["k"], "c": linears["o"]}
     with inputs_of(reads, until="c") as seen:
-        for index, stream, limit, value_limit in zip(
-            chosen, streams, limits, value_limits, strict=True
-        ):
+        shares = zip(streams, limits, value_limits, strict=True)
+        for index, (stream, limit, value_limit) in enumerate(shares):
             with suppress(PassEnded):
                 step.run(index)
             x, y, c = seen["x"], seen["y"], seen["c"]  # [B, S, d]; group attention: [S, B, d]
@@ -111,8 +105,8 @@ def attention_moments(loaded: LoadedModel, step: Step) -> AttentionMoments:
             values.add(thinned(valid_rows(c, valid), value_limit, index))
             if step.block.rotary:
                 distances += _distances(valid, key_valid, stream, longest)
-    shares = distances / distances.sum().clamp_min(1)
-    return AttentionMoments(queries.second, keys.second, values.second, shares)
+    distances /= distances.sum().clamp_min(1)
+    return AttentionMoments(queries.second, keys.second, values.second, distances)
 
 
 def hidden_moments(loaded: LoadedModel, step: Step) -> HiddenMoments:

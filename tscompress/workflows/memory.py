@@ -85,8 +85,7 @@ def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     series = recipe.calibration.num_series or family.defaults.calibration_windows
     tokens = family.draws_samples
     ahead = int(settings.get("prediction_length", 0)) if tokens else 1
-    twice = 2 if tokens and recipe.fold.continuations == "both" else 1
-    positions = twice * series * (longest // patch + 1 + ahead)
+    positions = series * (longest // patch + 1 + ahead)
     streams = _STREAMS * 4 * positions * int(config.get("d_model", 0))
     if not (tokens and isinstance(recipe.schedule, PlannedSchedule)):
         return streams
