@@ -38,6 +38,7 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.compression.fold_plans import fold_plan
 from tscompress.data.batch import ForecastBatch
 from tscompress.errors import DataError, PlanError
+from tscompress.families.registry import adapter_of
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import PlannedSchedule, parse_budget
 from tscompress.training.pretrain_model import build_model
@@ -835,6 +836,33 @@ def test_free_frequencies_allow_more_sizes(checkpoints: dict[str, Path]) -> None
     assert parameter_count(loaded.model) <= 0.8 * parameter_count(
         load(checkpoints["chronos-2"]).model
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sensitivities_of_a_token_model_are_measured_on_a_part_of_many_windows(
+    checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some 8 of 32 here; folding has all of them."""
+    loaded = load(checkpoints[family])
+    defaults = adapter_of(family).defaults
+    if defaults.sensitivity_windows is not None:
+        fewer = replace(defaults, sensitivity_windows=8)
+        monkeypatch.setattr(adapter_of(family), "defaults", fewer)
+    seen: list[int] = []
+
+    def measure(_: LoadedModel, fitted: list[ForecastBatch], **options: Any) -> Any:
+        seen.append(sum(len(batch.context) for batch in (*fitted, *options["holdout"])))
+        return unmeasured(loaded, FOLD, layers=False)
+
+    monkeypatch.setattr(sizing, "measure_sensitivity", measure)
+    many = CALIBRATION.model_copy(update={"num_series": 32, "batch_size": 4})
+    given = sum(len(batch.context) for batch in calibration_batches(loaded, many))
+    sizing.sensitivities(loaded, calibration=many, fold=FOLD)
+    if family == "chronos-t5":
+        assert given == 32
+        assert 4 <= seen[0] <= 12
+    else:
+        assert seen[0] >= given  # and groups with drivers
 
 
 # --------------------------------------------------------------------------------------------------

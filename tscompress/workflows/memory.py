@@ -90,4 +90,5 @@ def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     if not (tokens and isinstance(recipe.schedule, PlannedSchedule)):
         return streams
     # What cuts are compared with: a probability of each token at each held-out step.
-    return streams + 4 * (series // HOLD_OUT) * ahead * int(config.get("vocab_size", 0))
+    measured = min(series, family.defaults.sensitivity_windows or series)
+    return streams + 4 * (measured // HOLD_OUT) * ahead * int(config.get("vocab_size", 0))
