@@ -97,7 +97,7 @@ TABLES = (
         "fold.py sizes --model reference/t5 --max-series 100 --size 32,0.5 --size 32,0.5,208 "
         "--size 64,0.5,160 --size 64,0.5,128 --size 32,0.25 --size 32,0.25,160 --size 32,0.25,112 "
         "--size 32,0.25,96 --output DIR/fold-sizes",
-        30,
+        40,
     ),
     Table("fold-widths-bolt", "fold.py widths --model reference/bolt --output DIR/fold-widths", 14),
     Table(
