@@ -30,7 +30,7 @@ from tscompress.cli.series_options import (
     SeriesOptions,
     with_series_options,
 )
-from tscompress.families.calibration_sizes import BY_DEFAULT
+from tscompress.families.calibration_sizes import BY_DEFAULT, MEASURED_OF_TOKENS
 
 
 @with_series_options()
@@ -119,7 +119,12 @@ def sensitivity(
     files: SeriesOptions = NOTHING_SAID,
     calibration_series: Annotated[
         int | None,
-        typer.Option(help=f"Series to measure on; {BY_DEFAULT}.", min=1, max=10**6),
+        typer.Option(
+            help=f"Series to measure on; {BY_DEFAULT}, of which some {MEASURED_OF_TOKENS} of a "
+            "Chronos-T5 are read.",
+            min=1,
+            max=10**6,
+        ),
     ] = None,
     depth: Annotated[
         bool, typer.Option("--depth", help="Experimental: also measure dropping each layer.")
