@@ -287,7 +287,7 @@ def test_synthetic_batches_have_one_length_each(checkpoint: Path) -> None:
         assert counts[0] > counts[3] > counts[-1]
 
 
-@pytest.mark.parametrize(("family", "count"), [("chronos-t5", 256), ("chronos-bolt", 4096)])
+@pytest.mark.parametrize(("family", "count"), [("chronos-t5", 1024), ("chronos-bolt", 4096)])
 def test_how_many_series_by_default(checkpoints: dict[str, Path], family: str, count: int) -> None:
     assert len(rows(calibration_batches(load(checkpoints[family]), CalibrationConfig()))) == count
 
