@@ -839,30 +839,40 @@ def test_free_frequencies_allow_more_sizes(checkpoints: dict[str, Path]) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sensitivities_of_a_token_model_are_measured_on_a_part_of_many_windows(
+def test_sensitivities_are_measured_on_as_many_windows_as_the_family_says(
     checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On some 8 of 32 here; folding has all of them."""
+    """Of many; candidates are folded on all of them."""
     loaded = load(checkpoints[family])
-    defaults = adapter_of(family).defaults
-    if defaults.sensitivity_windows is not None:
-        fewer = replace(defaults, sensitivity_windows=8)
-        monkeypatch.setattr(adapter_of(family), "defaults", fewer)
-    seen: list[int] = []
+    fewer = replace(adapter_of(family).defaults, sensitivity_windows=8)
+    measured, folded = list[int](), list[int]()
 
-    def measure(_: LoadedModel, fitted: list[ForecastBatch], **options: Any) -> Any:
-        seen.append(sum(len(batch.context) for batch in (*fitted, *options["holdout"])))
+    def count(batches: Sequence[ForecastBatch]) -> int:
+        return sum(len(batch.context) for batch in batches)
+
+    def measure(_: LoadedModel, fitted: Sequence[ForecastBatch], **options: Any) -> Sensitivity:
+        measured.append(count(fitted) + count(options["holdout"]))
         return unmeasured(loaded, FOLD, layers=False)
 
+    def fold_planned(model: LoadedModel, plan: Plan, batches: Any, fold: FoldConfig) -> None:
+        folded.append(count(batches))
+        fold_planned_(model, plan, batches, fold)
+
     monkeypatch.setattr(sizing, "measure_sensitivity", measure)
+    monkeypatch.setattr(sizing, "fold_planned_", fold_planned)
     many = CALIBRATION.model_copy(update={"num_series": 32, "batch_size": 4})
-    given = sum(len(batch.context) for batch in calibration_batches(loaded, many))
+    given = calibration_batches(loaded, many)
+    fitted, held_out = split_windows(given)
+    everything = count(fitted) + count(with_drivers(loaded, held_out))
     sizing.sensitivities(loaded, calibration=many, fold=FOLD)
-    if family == "chronos-t5":
-        assert given == 32
-        assert 4 <= seen[0] <= 12
-    else:
-        assert seen[0] >= given  # and groups with drivers
+    monkeypatch.setattr(adapter_of(family), "defaults", fewer)
+    sizing.sensitivities(loaded, calibration=many, fold=FOLD)
+    assert measured[0] == everything  # 32 are few by default
+    assert 6 <= measured[1] <= 12 < everything
+    schedule = PlannedSchedule(budget=parse_budget("parameters=0.5"))
+    sizing.plan_within_budget(loaded, schedule, given, FOLD, WORKLOAD)
+    assert measured[2] == measured[1]
+    assert set(folded) == {count(fitted)}
 
 
 # --------------------------------------------------------------------------------------------------

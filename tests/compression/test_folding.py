@@ -500,6 +500,10 @@ def test_removed_options_load_with_their_default_alone(name: str, tmp_path: Path
     assert "\n" not in str(refused.value)
 
 
+def test_a_removed_option_may_say_what_is_done() -> None:
+    assert FoldConfig.model_validate({"continuations": "given"}) == FoldConfig()
+
+
 def test_two_runs_are_bit_equal(
     checkpoint: Path, by_default: Mapping[str, Mapping[str, Tensor]]
 ) -> None:

@@ -138,9 +138,9 @@ def test_a_recording_computes_no_more_than_it_needs(checkpoint: Path) -> None:
     assert inner == {name for block in first for name in block.projections.values()}
 
 
-def steps_of(loaded: LoadedModel) -> dict[str, Step]:
+def steps_of(loaded: LoadedModel, calibration: CalibrationConfig = CALIBRATION) -> dict[str, Step]:
     """The first step of each kind of attention, on the original's streams."""
-    recording = record(loaded, calibration_batches(loaded, CALIBRATION))
+    recording = record(loaded, calibration_batches(loaded, calibration))
     kinds = {sublayer_of(block): block.kind for block in loaded.architecture.attention}
     found: dict[str, Step] = {}
     for step in walk(loaded, recording, on_compressed=False, residual_targets=False):
@@ -153,7 +153,8 @@ def steps_of(loaded: LoadedModel) -> dict[str, Step]:
 def test_moments_of_attention_have_rows_of_every_batch(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However few are asked for: more calibration series are more series in the moments."""
+    """More calibration series are more series in the moments, of however many positions."""
+    many = CALIBRATION.model_copy(update={"num_series": 1024, "batch_size": 128})
     monkeypatch.setattr(fold_moments, "ROWS_PER_COLUMN", 0)  # the least: one row of each
     loaded = load(checkpoint)
     added: list[int] = []
@@ -164,12 +165,15 @@ def test_moments_of_attention_have_rows_of_every_batch(
         original(products, rows, targets)
 
     monkeypatch.setattr(fold_moments.Products, "add", add)
-    for kind, step in steps_of(loaded).items():
+    for kind, step in steps_of(loaded, many).items():
         added.clear()
         fold_moments.attention_moments(loaded, step)
-        assert len(step.inputs) > 2
-        if kind != "group":  # where only some batches have groups
-            assert added == [1] * 3 * len(step.inputs)
+        each = len(step.inputs)
+        queries, keys, values = (added[start::3] for start in range(3))
+        assert each >= 8
+        assert values == [1] * each
+        # Of group attention those count that see another series; every second batch has groups.
+        assert queries == keys == ([0, 1] if kind == "group" else [1, 1]) * (each // 2)
 
 
 @pytest.mark.parametrize("tiles", [False, True])

@@ -301,9 +301,10 @@ def _measured(
     depth: bool,
     original: LoadedModel | None = None,
 ) -> Sensitivity:
+    """On every Nth batch, where a family says that fewer windows will do."""
     most = adapter_of(loaded.family).defaults.sensitivity_windows
     windows = sum(len(batch.context) for batch in (*fitted, *held_out))
-    every = 1 if most is None else math.ceil(windows / most)
+    every = 1 if most is None else max(1, round(windows / most))
     return measure_sensitivity(
         loaded,
         fitted[::every],

@@ -25,7 +25,7 @@ class FamilyDefaults:
     calibration_windows
         Series, or windows of long ones. With fewer, fits of wide decoder layers follow the noise.
     sensitivity_windows
-        Of these, about how many at most sensitivities are measured on; None: all.
+        Of these, about how many sensitivities are measured on, where there are more; None: all.
     calibration_length_power
         The number of synthetic series of length L is proportional to L to the minus this.
     collection_steps

@@ -1,4 +1,6 @@
-"""Options that were removed: files written before still load where they hold the default.
+"""Options that were removed: files written before still load where they hold the default of then.
+
+It is what is done now, but for `continuations`, whose default lost and left with it.
 
 A commit keeps the code of each, so that its measurement can be repeated.
 """
