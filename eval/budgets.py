@@ -21,7 +21,8 @@ Everything computes in float32 on weights as they are stored.
 
 Whether the search sees what is asked of its result: `--draw` draws other calibration series;
 `--planned-on` has sizes chosen on another source, `real` or `synthetic`, and on
-`--planned-series` of it, and folded as ever. No source holds a series of an evaluation suite.
+`--planned-series` of it, and folded as ever. No source holds a
+series of an evaluation suite.
 Scores are written as they are there; a run that is started again takes them from the .csv, and
 models from `--models`. Delete both after a change of the library or of `--device`.
 """

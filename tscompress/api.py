@@ -228,8 +228,8 @@ def recover(
     teacher
         The original, as for :func:`tscompress.load`.
     config
-        Duration, losses and data; by default five minutes on synthetic series, Chronos-T5 also on
-        real ones.
+        Duration, losses and data; by default five minutes on synthetic series and on real ones
+        of a wheel, in whose place Chronos-Bolt and Chronos-2 take given series.
     series
         Further training series, each 1-D, or a file or directory of them; missing values are NaN.
     directory

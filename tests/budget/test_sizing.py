@@ -839,19 +839,22 @@ def test_free_frequencies_allow_more_sizes(checkpoints: dict[str, Path]) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sensitivities_are_measured_on_as_many_windows_as_the_family_says(
+def test_the_loss_of_cuts_is_measured_on_as_many_windows_as_the_family_says(
     checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many; candidates are folded on all of them."""
+    """Of many, all shapes of them; layers are fitted, and candidates folded, on all."""
     loaded = load(checkpoints[family])
-    fewer = replace(adapter_of(family).defaults, sensitivity_windows=8)
+    fewer = replace(adapter_of(family).defaults, loss_windows=4)
     measured, folded = list[int](), list[int]()
+    shapes = list[set[tuple[int, ...]]]()
 
     def count(batches: Sequence[ForecastBatch]) -> int:
         return sum(len(batch.context) for batch in batches)
 
     def measure(_: LoadedModel, fitted: Sequence[ForecastBatch], **options: Any) -> Sensitivity:
-        measured.append(count(fitted) + count(options["holdout"]))
+        folded.append(count(fitted))
+        measured.append(count(options["holdout"]))
+        shapes.append({(*b.context.shape[1:], *b.target.shape[1:]) for b in options["holdout"]})
         return unmeasured(loaded, FOLD, layers=False)
 
     def fold_planned(model: LoadedModel, plan: Plan, batches: Any, fold: FoldConfig) -> None:
@@ -860,15 +863,16 @@ def test_sensitivities_are_measured_on_as_many_windows_as_the_family_says(
 
     monkeypatch.setattr(sizing, "measure_sensitivity", measure)
     monkeypatch.setattr(sizing, "fold_planned_", fold_planned)
-    many = CALIBRATION.model_copy(update={"num_series": 32, "batch_size": 4})
+    many = CALIBRATION.model_copy(update={"num_series": 64})
     given = calibration_batches(loaded, many)
     fitted, held_out = split_windows(given)
-    everything = count(fitted) + count(with_drivers(loaded, held_out))
+    everything = count(with_drivers(loaded, held_out))
     sizing.sensitivities(loaded, calibration=many, fold=FOLD)
     monkeypatch.setattr(adapter_of(family), "defaults", fewer)
     sizing.sensitivities(loaded, calibration=many, fold=FOLD)
-    assert measured[0] == everything  # 32 are few by default
-    assert 6 <= measured[1] <= 12 < everything
+    assert measured[0] == everything  # 64 are few by default
+    assert len(shapes[0]) <= measured[1] < everything
+    assert shapes[0] == shapes[1]
     schedule = PlannedSchedule(budget=parse_budget("parameters=0.5"))
     sizing.plan_within_budget(loaded, schedule, given, FOLD, WORKLOAD)
     assert measured[2] == measured[1]

@@ -176,6 +176,26 @@ def test_moments_of_attention_have_rows_of_every_batch(
         assert queries == keys == ([0, 1] if kind == "group" else [1, 1]) * (each // 2)
 
 
+def test_a_bolts_units_are_fitted_at_the_same_places_of_every_series(
+    checkpoint: Path,
+) -> None:
+    """The first, the middle and the last position; those of other families are scattered."""
+    loaded = load(checkpoint)
+    recording = record(loaded, calibration_batches(loaded, CALIBRATION))
+    steps = walk(loaded, recording, on_compressed=False, residual_targets=False)
+    step = next(one for one in steps if one.positionwise)
+    series, positions = 8, 9
+    step.inputs = [torch.arange(series * positions).reshape(series, positions, 1)]
+    step.valid = [None]
+    found = [rows for rows, _ in fold_moments.chosen_rows(step, 2 * series)]
+    places = set((torch.cat(found) % positions).flatten().tolist())
+    assert sum(map(len, found)) == 2 * series + 1
+    if loaded.family == "chronos-bolt":
+        assert places <= {0, 4, 5, 8}
+    else:
+        assert len(places) > 4
+
+
 @pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("vectors", [False, True])
 def test_bfloat16_is_used_where_the_hardware_multiplies_in_it(

@@ -1224,6 +1224,25 @@ def test_groups_of_chronos_2(step: int) -> None:
     assert not torch.isfinite(batch.target[told]).any()
 
 
+def test_given_series_of_chronos_2_are_not_mixed_up() -> None:
+    ramp = np.arange(1e6, 1e6 + 300, dtype=np.float32)
+    bucket = Bucket(context_length=32, horizon=16, batch_size=30)
+    config = short(buckets=(bucket,), synthetic_share=0.5, missing_probability=0.0)
+    batches = Batches("chronos-2", config, [ramp, ramp + 1e5])
+    for batch in [*map(batches.at, range(3)), *batches.held_out()]:
+        assert batch.group_ids is not None
+        ids = batch.group_ids
+        given = batch.context.nan_to_num().amax(1) > 1e5
+        assert int(given.sum()) == len(given) // 2
+        assert given[len(given) // 2 :].all()  # so that groups do not lie across parts
+        assert all(int((ids == one).sum()) == 1 for one in ids[given])
+        assert any(int((ids == one).sum()) > 1 for one in ids[~given])
+        rises = torch.cat([batch.context, batch.target], 1)[given].diff()
+        assert (rises[torch.isfinite(rises)] == 1).all()
+        assert batch.future is not None
+        assert not torch.isfinite(batch.future[given]).any()
+
+
 def test_known_covariates_reach_teacher_and_student(checkpoints: dict[str, Path]) -> None:
     teacher, student = (load(checkpoints["chronos-2"]) for _ in range(2))
     distillation = distillation_of(teacher, student)

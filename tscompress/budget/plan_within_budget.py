@@ -26,7 +26,13 @@ from tscompress.budget.search import (
     folded_candidates,
 )
 from tscompress.budget.sensitivity import PartKind, Sensitivity
-from tscompress.budget.window_loss import LossRatios, WindowLoss, split_windows, with_drivers
+from tscompress.budget.window_loss import (
+    LossRatios,
+    WindowLoss,
+    every_nth,
+    split_windows,
+    with_drivers,
+)
 from tscompress.checkpoints.given import AnyModel, in_float32, loaded_of
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.apply import config_of_layers, fold_planned_, second_fold
@@ -257,8 +263,8 @@ def sensitivities(
         :mod:`tscompress.checkpoints.given`. Of one in memory that is not in float32 a copy is
         measured.
     series, calibration, fold
-        As for :func:`tscompress.compress`. Of a Chronos-T5 every Nth batch is measured on, some 256
-        windows in all.
+        As for :func:`tscompress.compress`. Of a Chronos-T5 the loss is measured on every Nth of the
+        windows held out, some 64 of them.
     depth
         Also measure dropping whole layers.
     name, revision, device
@@ -301,14 +307,14 @@ def _measured(
     depth: bool,
     original: LoadedModel | None = None,
 ) -> Sensitivity:
-    """On every Nth batch, where a family says that fewer windows will do."""
-    most = adapter_of(loaded.family).defaults.sensitivity_windows
-    windows = sum(len(batch.context) for batch in (*fitted, *held_out))
+    """The loss on every Nth window, where a family says that fewer will do."""
+    most = adapter_of(loaded.family).defaults.loss_windows
+    windows = sum(len(batch.context) for batch in held_out)
     every = 1 if most is None else max(1, round(windows / most))
     return measure_sensitivity(
         loaded,
-        fitted[::every],
-        holdout=held_out[::every],
+        fitted,
+        holdout=every_nth(held_out, every),
         original=original,
         fold=fold,
         layers=depth,

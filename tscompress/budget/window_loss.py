@@ -126,6 +126,18 @@ def joined(batches: Sequence[ForecastBatch], most_rows: int) -> list[ForecastBat
     return found
 
 
+def every_nth(batches: Sequence[ForecastBatch], every: int) -> list[ForecastBatch]:
+    """Every Nth row, or group of rows, of each batch, and at least one: all lengths stay."""
+    found = []
+    for index, batch in enumerate(batches):
+        numbers = torch.arange(len(batch.context))
+        if batch.group_ids is not None:
+            numbers = torch.unique(batch.group_ids, return_inverse=True)[1]
+        first = index % min(every, int(numbers.max()) + 1)
+        found.append(batch.rows(numbers % every == first))
+    return found
+
+
 class LossRatios(NamedTuple):
     """Losses of a model / those of the original; NaN of forecasts that are not finite.
 

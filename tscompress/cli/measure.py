@@ -30,7 +30,7 @@ from tscompress.cli.series_options import (
     SeriesOptions,
     with_series_options,
 )
-from tscompress.families.calibration_sizes import BY_DEFAULT, MEASURED_OF_TOKENS
+from tscompress.families.calibration_sizes import BY_DEFAULT, LOSS_OF_TOKENS
 
 
 @with_series_options()
@@ -120,8 +120,8 @@ def sensitivity(
     calibration_series: Annotated[
         int | None,
         typer.Option(
-            help=f"Series to measure on; {BY_DEFAULT}, of which some {MEASURED_OF_TOKENS} of a "
-            "Chronos-T5 are read.",
+            help=f"Series to measure on; {BY_DEFAULT}; with a Chronos-T5 some {LOSS_OF_TOKENS} "
+            "windows tell the loss.",
             min=1,
             max=10**6,
         ),

@@ -20,7 +20,7 @@ from tscompress.compression.recording import (
 )
 from tscompress.data.batch import ForecastBatch
 from tscompress.families.registry import adapter_of
-from tscompress.linalg import scattered_picks
+from tscompress.linalg import even_picks, scattered_picks
 from tscompress.plan.architecture import AttentionBlock
 from tscompress.plan.layer_plans import HiddenPlan
 
@@ -214,7 +214,10 @@ def chosen_rows(step: Step, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
     limits = row_shares(limit, step.inputs)
 
     def chosen(index: int, states: Tensor) -> Tensor:
-        return thinned(valid_rows(states, step.valid[index]), limits[index], index)
+        rows = valid_rows(states, step.valid[index])
+        if step.even_rows:
+            return rows[even_picks(len(rows), limits[index]).to(rows.device)]
+        return thinned(rows, limits[index], index)
 
     for group in runs_of(limits, step.positions_at_once):
         streams = step.inputs, step.reference or step.inputs

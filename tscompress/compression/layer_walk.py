@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.compression.recording import DroppedSublayer, Recording, TensorSum, blocks_of
+from tscompress.families.registry import adapter_of_layers
 from tscompress.families.stacks import Block, Sublayer, sublayers
 from tscompress.linalg import least_squares, scattered_picks
 from tscompress.plan.architecture import AttentionBlock, FeedForward
@@ -55,6 +56,8 @@ class Step:
     reconstruction
         With a width: the linear map, ``[d_model, d_model]``, from the changed model's normed stream
         to the original's; columns beyond the width are 0.
+    even_rows
+        Whether rows of a feed-forward are taken at even steps.
     moved
         ``inputs`` have the output of the changed sublayer already; set by the caller that changed
         them.
@@ -71,6 +74,7 @@ class Step:
     precision: torch.dtype = torch.float32
     width: int | None = None
     reconstruction: Tensor | None = None
+    even_rows: bool = False
     moved: bool = False
 
     def call(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -246,6 +250,7 @@ class _Walk:
             encoded=self.encoded[1 if self.on_compressed else 0],
             precision=self.precision,
             width=self.width,
+            even_rows=adapter_of_layers(self.loaded.family).even_rows,
         )
         # Where there are keys they are read at least where queries are.
         has_keys = isinstance(block, AttentionBlock) and "k" in block.projections

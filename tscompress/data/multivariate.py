@@ -107,6 +107,15 @@ class Groups:
     group_ids: NDArray[np.int64]
     known: NDArray[np.bool_]
 
+    def with_alone(self, series: FloatArray) -> Groups:
+        """Followed by ``series`` ``[N, L]``, each of them a task of its own."""
+        ids = self.group_ids[-1] + 1 + np.arange(len(series))
+        return Groups(
+            np.concatenate([self.series, series]),
+            np.concatenate([self.group_ids, ids]),
+            np.concatenate([self.known, np.zeros(len(series), dtype=bool)]),
+        )
+
     def batch(self, context: FloatArray, target: FloatArray) -> ForecastBatch:
         """The batch of contexts ``[B, T]`` and targets ``[B, H]`` cut from the series.
 

@@ -286,10 +286,14 @@ class LayeredFamily(Family):
         Whether forecasts are sample paths of tokens, decoded sequentially; otherwise quantiles.
     fold_damping
         Of the fit of output projections, by default.
+    even_rows
+        Whether feed-forwards are fitted on positions at even steps, which are the first, the
+        middle and the last of each series, if it has few rows to give; otherwise on scattered ones.
     """
 
     draws_samples: ClassVar[bool] = False
     fold_damping: ClassVar[float] = 1e-2
+    even_rows: ClassVar[bool] = False
 
     @abstractmethod
     def inputs(self, pipeline: Any, batch: Any) -> dict[str, Any]:

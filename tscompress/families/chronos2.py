@@ -35,6 +35,14 @@ from tscompress.plan.layer_plans import stock_frequencies
 from tscompress.runtime.record import GRAPH_FILE
 
 _KINDS: tuple[BlockKind, ...] = ("time", "group")
+#: It attends over as many patches ahead as it is asked for: recovery asks for one, two and four
+#: (horizon, share of batches; eval/notes/recovery.md).
+_HORIZONS = ((16, 0.4), (32, 0.3), (64, 0.3))
+_SHAPES = tuple(
+    shape._replace(horizon=horizon, weight=round(share * shape.weight, 4))
+    for shape in PATCH_DEFAULTS.batch_shapes
+    for horizon, share in _HORIZONS
+)
 
 
 class Chronos2(PatchFamily):
@@ -47,7 +55,7 @@ class Chronos2(PatchFamily):
     group_size = 4
     fold_damping = 0.1  # it keeps scores better (eval/notes/folding.md)
     # The loss on targets brings use of covariates back (eval/notes/recovery.md).
-    defaults = replace(PATCH_DEFAULTS, target_weight=1.0, recovery_scheme=2)
+    defaults = replace(PATCH_DEFAULTS, batch_shapes=_SHAPES, target_weight=1.0, recovery_scheme=3)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return is_converted(config) or config.get("chronos_pipeline_class") == "Chronos2Pipeline"

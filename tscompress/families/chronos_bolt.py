@@ -25,6 +25,7 @@ class ChronosBolt(PatchFamily):
     name = "chronos-bolt"
     page_name = "Chronos-Bolt"
     stock_class = ChronosBoltModelForForecasting
+    even_rows = True  # of its skill more is kept so (eval/notes/folding.md)
     pipeline_class = ChronosBoltPipeline
     needed_settings = ("decoder_start_token_id",)
 

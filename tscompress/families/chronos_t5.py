@@ -20,7 +20,7 @@ from tscompress.families.base import (
     PredictCall,
     Windows,
 )
-from tscompress.families.calibration_sizes import MEASURED_OF_TOKENS, OF_TOKENS
+from tscompress.families.calibration_sizes import LOSS_OF_TOKENS, OF_TOKENS
 from tscompress.families.defaults import BatchShape, FamilyDefaults
 from tscompress.families.graphs import GraphSource
 from tscompress.families.opening import is_converted
@@ -45,7 +45,7 @@ class ChronosT5(ForecastFamily):
     # eval/notes has the measurements.
     defaults = FamilyDefaults(
         calibration_windows=OF_TOKENS,
-        sensitivity_windows=MEASURED_OF_TOKENS,
+        loss_windows=LOSS_OF_TOKENS,
         calibration_length_power=0.0,
         # Every step is a token, and synthetic series have long contexts: windows of this length
         # suffice, with half the positions of longer ones.

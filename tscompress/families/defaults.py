@@ -24,8 +24,9 @@ class FamilyDefaults:
     ----------
     calibration_windows
         Series, or windows of long ones. With fewer, fits of wide decoder layers follow the noise.
-    sensitivity_windows
-        Of these, about how many sensitivities are measured on, where there are more; None: all.
+    loss_windows
+        Of those held out, about how many the loss of each cut is measured on, where there are more;
+        None: all.
     calibration_length_power
         The number of synthetic series of length L is proportional to L to the minus this.
     collection_steps
@@ -63,4 +64,4 @@ class FamilyDefaults:
     learning_rate_when_small: float | None = None
     learning_rate_by_distance: float | None = None
     recovery_scheme: int = 1
-    sensitivity_windows: int | None = None
+    loss_windows: int | None = None

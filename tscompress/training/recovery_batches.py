@@ -136,17 +136,25 @@ class Batches:
             parts.append(corpus.sample(rng, missing, length))
         windows = with_history(np.concatenate(parts), bucket.horizon)  # [B, T + H]
         if self.group_size > 1:
-            return self._grouped(rng, windows, bucket.horizon)
+            known = 0 if given is None else len(given)
+            return self._grouped(rng, windows[known:], windows[:known], bucket.horizon)
         context, target = split_windows(
             rng, windows, bucket.context_length, self.config.missing_probability
         )
         return ForecastBatch(torch.from_numpy(context), torch.from_numpy(target))
 
     def _grouped(
-        self, rng: np.random.Generator, windows: FloatArray, horizon: int
+        self, rng: np.random.Generator, windows: FloatArray, given: FloatArray, horizon: int
     ) -> ForecastBatch:
-        """Windows ``[B, T + H]`` as related series, whose first steps are the past of a cause."""
+        """Windows ``[B, T + H]`` as related series, whose first steps are the past of a cause.
+
+        Given ones stay as they are, each a task of its own; without others they are related.
+        """
+        if not len(windows):
+            windows, given = given, windows
         groups = related_windows(rng, windows, horizon, self.group_size, white_share=_WHITE_SHARE)
+        # Last: no group may lie across two parts of the batch.
+        groups = groups.with_alone(given[:, given.shape[1] - groups.series.shape[1] :])
         context, target = split_windows(
             rng,
             groups.series,
