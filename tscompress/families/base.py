@@ -287,8 +287,8 @@ class LayeredFamily(Family):
     fold_damping
         Of the fit of output projections, by default.
     even_rows
-        Whether feed-forwards are fitted on positions at even steps, which are the first, the
-        middle and the last of each series, if it has few rows to give; otherwise on scattered ones.
+        Whether feed-forwards are fitted on rows at even steps: of a series that gives two, its
+        first, middle or last position. Otherwise on scattered ones.
     """
 
     draws_samples: ClassVar[bool] = False
