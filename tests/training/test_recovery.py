@@ -1224,6 +1224,18 @@ def test_groups_of_chronos_2(step: int) -> None:
     assert not torch.isfinite(batch.target[told]).any()
 
 
+@pytest.mark.parametrize(("family", "ahead"), [("chronos-2", {16, 32, 64}), ("chronos-bolt", {64})])
+def test_horizons_of_recovery(family: str, ahead: set[int]) -> None:
+    """A Chronos-2 is asked for one, two and four patches of 16 steps; each length as often."""
+    buckets = adapter_of(family).defaults.batch_shapes
+    shares = dict.fromkeys([bucket.context_length for bucket in buckets], 0.0)
+    for bucket in buckets:
+        shares[bucket.context_length] += bucket.weight
+    assert shares == pytest.approx({64: 0.25, 128: 0.3, 256: 0.2, 512: 0.15, 2048: 0.1})
+    drawn = {(bucket.context_length, bucket.horizon) for bucket in buckets}
+    assert drawn == {(length, horizon) for length in shares for horizon in ahead}
+
+
 def test_given_series_of_chronos_2_are_not_mixed_up() -> None:
     ramp = np.arange(1e6, 1e6 + 300, dtype=np.float32)
     bucket = Bucket(context_length=32, horizon=16, batch_size=30)

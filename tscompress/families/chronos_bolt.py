@@ -25,9 +25,9 @@ class ChronosBolt(PatchFamily):
     name = "chronos-bolt"
     page_name = "Chronos-Bolt"
     stock_class = ChronosBoltModelForForecasting
-    even_rows = True  # of its skill more is kept so (eval/notes/folding.md)
     pipeline_class = ChronosBoltPipeline
     needed_settings = ("decoder_start_token_id",)
+    even_rows = True  # sizes by layer keep more so (eval/notes/folding.md)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return bool(config.get("chronos_pipeline_class") == "ChronosBoltPipeline")

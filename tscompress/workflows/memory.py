@@ -89,6 +89,6 @@ def _stream_bytes(checkpoint: Checkpoint, recipe: Recipe) -> int:
     streams = _STREAMS * 4 * positions * int(config.get("d_model", 0))
     if not (tokens and isinstance(recipe.schedule, PlannedSchedule)):
         return streams
-    # What cuts are compared with: a probability of each token at each held-out step. Sensitivities
-    # are measured on fewer series, the last candidates on all.
+    # What cuts are compared with: a probability of each token at each held-out step. The loss of a
+    # single cut is measured on fewer of them, that of the last candidates on all.
     return streams + 4 * (series // HOLD_OUT) * ahead * int(config.get("vocab_size", 0))
