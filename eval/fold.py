@@ -128,7 +128,7 @@ def rows(bed: Testbed, trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
 def switch_trials(bed: Testbed) -> list[Trial]:
     """The default, and every switch turned the other way.
 
-    The git tag ``ablations-2026-11`` has the rows of switches that were removed since.
+    Commit 27dc031 has the rows of switches that were removed since.
     """
     head_size, ff_ratio = HARD[bed.model]
     heads, hidden = plan_of(bed, Size(head_size)), plan_of(bed, Size(64, ff_ratio))

@@ -18,7 +18,7 @@ The peers (``peer_methods.py`` has them):
 - Fracast-0, 85,001 parameters that others trained (``pip install tscompress[peers]``, too).
 
 Ours are folded models, and one of them in int8 and in bfloat16 too. Whatever looks at data sees the
-toolkit's default calibration series; for Chronos-T5 also followed by paths that it draws itself.
+toolkit's default calibration series.
 
 Each row has the ratios of WQL, SQL and MASE on the offline suite to the dense model's, with 95 %
 intervals (paired bootstrap over series; Chronos-T5 with common random numbers), its skill against

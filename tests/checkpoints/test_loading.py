@@ -467,7 +467,17 @@ def test_every_answer_of_the_hub_has_its_line(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr("tscompress.io.network.FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     refused(error, match, "someone/model", revision="v9")
+
+
+def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    refused(OfflineError, "HF_HUB_OFFLINE is set; unset it, or give a dir", "someone/model")
 
 
 def test_a_hub_id_becomes_its_snapshot_and_commit(

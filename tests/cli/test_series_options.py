@@ -71,6 +71,17 @@ def test_an_option_without_a_file_is_refused(command: str, tmp_path: Path) -> No
     assert "--id-column" in str(outcome.exception)
 
 
+def test_a_file_without_a_horizon_needs_one() -> None:
+    given = ["evaluate", "reference/bolt", "--suite", "sales.csv", "--id-column", "shop"]
+    outcome = CliRunner().invoke(app, given)
+    assert isinstance(outcome.exception, RecipeError)
+    assert "by --horizon" in str(outcome.exception)
+    given[3] = "offline"
+    outcome = CliRunner().invoke(app, given)
+    assert isinstance(outcome.exception, UsageError)
+    assert "'offline' is no file of series; --id-column" in str(outcome.exception)
+
+
 def test_an_option_out_of_range_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("y\n1\n2\n")
     outcome = CliRunner().invoke(app, ["series", str(tmp_path / "x.csv"), "--separator", "::"])

@@ -494,7 +494,7 @@ def test_removed_options_load_with_their_default_alone(name: str, tmp_path: Path
     assert load_recipe(path).fold == FoldConfig()
     content["fold"] = {name: other}
     path.write_text(yaml.safe_dump(content))
-    message = f"fold: {name} was removed.*the git tag ablations-2026-11"
+    message = f"fold: {name} was removed.*commit 27dc031"
     with pytest.raises(RecipeError, match=message) as refused:
         load_recipe(path)
     assert "\n" not in str(refused.value)

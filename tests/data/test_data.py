@@ -116,7 +116,7 @@ def test_json_lines(tmp_path: Path, suffix: str) -> None:
     assert lists(others) == [[4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize("bad", ["1e300", "inf", "n/a?", "1_000"])
+@pytest.mark.parametrize("bad", ["1e300", "-1.1e18", "inf", "n/a?", "1_000"])
 def test_values_that_are_no_numbers_are_refused(tmp_path: Path, bad: str) -> None:
     with pytest.raises(DataError, match=r"1 values of column 'y' .* in row 2"):
         read_series(write(tmp_path, "x.csv", f"y\n1\n{bad}\n3\n"))

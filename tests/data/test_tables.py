@@ -365,7 +365,7 @@ def test_evaluate_a_file(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--suite", "x.csv"], "'x.csv'"),
-        (["--suite", "x.csv", "--windows", "2"], "--windows"),
+        (["--suite", "x.csv", "--windows", "2"], "by --horizon"),
         (["--horizon", "3"], "'offline'"),
     ],
 )

@@ -110,7 +110,7 @@ def test_table_counts_cached_datasets(bolt: Bench) -> None:
 
     assert "earlier run" not in shown(bolt.run())
     bolt.datasets = [toy(), toy("other")]
-    assert "1 of 2 from an earlier run" in shown(bolt.run())
+    assert "1 of 2 datasets from an earlier run" in shown(bolt.run())
 
 
 def test_a_model_is_known_by_its_content(

@@ -617,6 +617,13 @@ def replace_by_run(directory: Path) -> None:
     shutil.move(directory.with_name("inner"), directory / "inner")
 
 
+def hold_another(directory: Path) -> None:
+    """A checkpoint of others, with one of ours below it."""
+    shutil.copytree(directory, directory.with_name("inner"))
+    shutil.move(directory.with_name("inner"), directory / "inner")
+    (directory / "provenance.json").unlink()
+
+
 def link_recovery_log(directory: Path) -> None:
     (directory / "recovery.jsonl").symlink_to("/etc/hostname")
 
@@ -640,6 +647,7 @@ def link_recovery_log(directory: Path) -> None:
         (lambda d: (d / "README.md").symlink_to("/dev/zero"), 2, "README.md' is a link"),
         (lambda d: shutil.rmtree(d), 2, "there is no directory"),
         (replace_by_run, 2, "chronos-bolt-fold' is no checkpoint; give "),
+        (hold_another, 2, "chronos-bolt-fold' was not written by tscompress"),
         (edit_recipe, 1, "differs from what tscompress wrote"),
         (name_another_original, 1, "names 'amazon/chronos-t5' as the original, provenance.json"),
     ],

@@ -88,7 +88,7 @@ def test_each_pass_has_its_own_horizon() -> None:
 def test_the_model_is_as_before_afterwards() -> None:
     model = model_of("stock")
     with last_layer_of_patches_ahead(model):
-        assert hook_count(model) == 4
+        assert hook_count(model) == 3
     assert hook_count(model) == 0
     with last_layer_of_patches_ahead(nn.Linear(2, 2)) as nothing:
         assert nothing is None

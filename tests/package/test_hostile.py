@@ -491,6 +491,22 @@ def test_numbers_out_of_bounds(name: str, value: float) -> None:
     assert f"config.json has {name} " in str(error)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("relative_attention_num_buckets", {"relative_attention_num_buckets": 3}),
+        ("relative_attention_max_distance", {"relative_attention_max_distance": 16}),
+        ("n_tokens", {"chronos_config": {"n_tokens": 4, "n_special_tokens": 2}}),
+        ("high_limit", {"chronos_config": {"tokenizer_kwargs": {"low_limit": 0, "high_limit": 0}}}),
+    ],
+)
+def test_numbers_that_do_not_go_together(name: str, settings: dict[str, Any]) -> None:
+    config = {"num_layers": 1, "vocab_size": 99, **settings}
+    error = attempt(lambda: check_config(config, "it", tensors=9))
+    assert isinstance(error, CorruptCheckpointError)
+    assert f"config.json has {name} " in str(error)
+
+
 GENERATION = {
     "_from_model_config": True, "decoder_start_token_id": 0, "eos_token_id": [1],
     "pad_token_id": 0, "transformers_version": "4.49.0", "use_cache": True, "max_length": 20,

@@ -65,7 +65,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             lambda: load_recipe("recipe.yaml"),
             RecipeError,
             2,
-            "'recipe.yaml': unknown key 'bench.repeat'; allowed here: see the docs.",
+            "'recipe.yaml': unknown key 'bench.repeat'; allowed here: batch_size, "
+            "context_length, horizon, device, threads, repeats, warmup, num_samples, "
+            "cross_learning, seed.",
         ),
         (
             lambda: tscompress.load("./nowhere"),

@@ -498,7 +498,7 @@ def test_a_recipe_for_bolt_is_refused_before_the_work(
         ("count: 2", "count: 63", "65 covariates are more than 64"),
         ("count: 2", "count: 0", "count"),
         ("shape: smooth", "shape: sharp", "shape"),
-        ("known: false", "ahead: false", "unknown key 'tasks.0.process.driven.covariates.1.ahead'"),
+        ("known: false", "ahead: false", "unknown key 'tasks.0.process.covariates.1.ahead'"),
     ],
 )
 def test_a_bad_task_with_covariates_is_one_line(

@@ -159,7 +159,7 @@ def test_own_tasks_come_from_a_file(tmp_path: Path) -> None:
         ("name: stock", "name: half-hours", "'half-hours' is taken"),
         ("name: stock", "name: period-7", "'period-7' is taken"),
         ("name: stock", "name: '<b>'", "tasks.1.name: "),
-        ("tasks:", "jobs:", "unknown key 'jobs'|tasks: Field required"),
+        ("tasks:", "jobs:", "unknown key 'jobs'|tasks: missing; add it"),
         (WEEK, "[]", "not a mapping"),
         (WEEK, "tasks: []", "tasks: "),
         (WEEK, "{", "cannot be read as YAML"),

@@ -15,6 +15,7 @@ from tscompress.errors import RecipeError, UsageError
 from tscompress.families.groups import kind_of, reads_covariates
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.quiet import quiet_horizons
+from tscompress.io.text import counted
 
 
 class Workload(BaseModel):
@@ -110,7 +111,8 @@ def check_fits(pipeline: BaseChronosPipeline, label: str, workload: Workload) ->
     if workload.context_length > pipeline.model_context_length:
         raise UsageError(
             f"context_length is {workload.context_length} but {label} reads only the last "
-            f"{pipeline.model_context_length} steps; ask for that or less."
+            f"{counted(pipeline.model_context_length, 'step')}; ask for that or less, as by "
+            "--context-length."
         )
 
 

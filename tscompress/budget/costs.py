@@ -20,6 +20,7 @@ from tscompress.families.base import Pass
 from tscompress.families.registry import adapter_of
 from tscompress.families.stacks import layer_name, stack_layers
 from tscompress.families.t5_stack import has_own_head
+from tscompress.io.text import counted
 from tscompress.plan.architecture import Architecture, AttentionBlock
 from tscompress.plan.layer_plans import HeadPlan, HiddenPlan
 from tscompress.plan.plan import Plan
@@ -342,7 +343,7 @@ def _check_single_pass(settings: Mapping[str, Any], workload: Workload) -> None:
     if workload.context_length > settings["context_length"]:
         raise UsageError(
             f"context_length is {workload.context_length} but the model reads only the last "
-            f"{settings['context_length']} steps; ask for that or less."
+            f"{counted(settings['context_length'], 'step')}; ask for that or less."
         )
     longest = settings.get("prediction_length") or (
         settings.get("max_output_patches", 1) * settings["output_patch_size"]

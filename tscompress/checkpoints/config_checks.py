@@ -145,6 +145,7 @@ def check_config(
     for name in _LAYERS:
         if config.get(name) is not None or name == "num_layers":
             _check_whole(config, name, tensors, source)
+    _check_buckets(config, source)
     for name, bounds in _NUMBERS.items():
         _check_number(config, name, bounds, source)
     vocab_size = config.get("vocab_size", _MAX_WIDTH)
@@ -187,6 +188,16 @@ def check_generation(settings: Any, source: str, vocab_size: int) -> None:
     _check_neutral(rest, source, file)
 
 
+def _check_buckets(config: Mapping[str, Any], source: str) -> None:
+    """Distances of T5 have a bucket each up to half of them, and share the others beyond."""
+    names = ("relative_attention_num_buckets", "relative_attention_max_distance")
+    buckets, furthest = config.get(names[0], 32), config.get(names[1], 128)
+    if buckets < 4:
+        raise _bad(names[0], buckets, "an integer from 4", source)
+    if furthest <= buckets // 2:
+        raise _bad(names[1], furthest, f"above {buckets // 2}, half of the buckets", source)
+
+
 def _check_neutral(settings: Mapping[str, Any], source: str, file: str) -> None:
     for name, value in settings.items():
         if value not in (None, False) and value != _NEUTRAL.get(name):
@@ -226,11 +237,18 @@ def _check_forecast(forecast: Mapping[str, Any], vocab_size: int, source: str) -
             f"{source!r}: config.json has tokenizer_class {shown(tokenizer)}; "
             "supported: MeanScaleUniformBins."
         )
+    special = forecast.get("n_special_tokens", 0)
+    if "n_tokens" in forecast and forecast["n_tokens"] < special + 3:
+        allowed = f"at least {special + 3}: three bins and the special tokens"
+        raise _bad("n_tokens", forecast["n_tokens"], allowed, source)
     limits = forecast.get("tokenizer_kwargs", {})
     if not isinstance(limits, Mapping):
         raise _bad("tokenizer_kwargs", limits, "an object", source)
-    for name in ("low_limit", "high_limit"):
+    ends = ("low_limit", "high_limit")
+    for name in ends:
         _check_number(limits, name, (-1e6, 1e6), source)
+    if all(name in limits for name in ends) and not limits[ends[0]] < limits[ends[1]]:
+        raise _bad("high_limit", limits[ends[1]], f"above low_limit, {limits[ends[0]]}", source)
     levels = forecast.get("quantiles")
     if levels is not None and not _are_levels(levels):
         raise _bad(

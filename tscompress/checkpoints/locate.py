@@ -16,7 +16,7 @@ from tscompress.errors import (
 )
 from tscompress.io.files import user_path
 from tscompress.io.hashing import git_hash_of, sha256_of
-from tscompress.io.hub_errors import reading_errors_in_words
+from tscompress.io.hub_errors import no_hub, reading_errors_in_words
 from tscompress.io.network import (
     bounded_requests,
     is_network,
@@ -104,8 +104,8 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
                 if not (is_network(error) or isinstance(error, FileNotFoundError)):
                     raise
                 raise OfflineError(
-                    f"{source!r}: {damaged[0]} in the local cache was damaged and removed, and the "
-                    "Hub cannot be reached for a new copy; connect, or give a directory."
+                    f"{source!r}: {damaged[0]} in the local cache was damaged and removed, and for "
+                    f"a new copy {no_hub()}, or give a directory."
                 ) from None
             if damaged := _remove_damaged_files(directory, source):
                 raise CorruptCheckpointError(

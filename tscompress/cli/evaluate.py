@@ -221,12 +221,14 @@ def _evaluation_config(
     ``sampling`` are the fields whose options mean something else in ``compare``, or are not there.
     """
     from tscompress.data.evaluation_sets import LongFormat
+    from tscompress.data.suites import find_suite
     from tscompress.workflows.recipe import EvaluationConfig, validate
 
     given = context.params
     long_format = None
     if given["horizon"] is None:
-        reason = "without --horizon there is no file of series"
+        find_suite(given["suite"])  # a file of series says that it needs a horizon
+        reason = f"suite {given['suite']!r} is no file of series"
         refuse(context, reason, _LONG_FORMAT_OPTIONS)
     else:
         names = ("horizon", *_WINDOW_OPTIONS)

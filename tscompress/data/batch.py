@@ -52,6 +52,10 @@ class ForecastBatch:
         """The batch of some of the rows, by a slice, a mask or indices."""
         return self._each(lambda tensor: tensor[chosen])
 
+    def last_steps(self, steps: int) -> ForecastBatch:
+        """The batch with the last ``steps`` of each context."""
+        return replace(self, context=self.context[:, -steps:])
+
     @classmethod
     def concatenated(cls, batches: Sequence[ForecastBatch]) -> ForecastBatch:
         """The rows of batches of one shape that have the same fields; groups stay apart."""

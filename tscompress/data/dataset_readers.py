@@ -29,6 +29,7 @@ from tscompress.data.reading.read import SeriesFile, read_file
 from tscompress.data.reading.summary import summarize
 from tscompress.data.reading.time_grid import RegularSeries
 from tscompress.errors import DataError, OfflineError
+from tscompress.io.hub_errors import no_hub
 
 
 def load_dataset(
@@ -187,7 +188,7 @@ def _hub_table(config: DatasetConfig) -> Any:
         raise DataError(
             f"{config.name!r} is read from the Hub with the package datasets: {INSTALL_HINT}."
         ) from error
-    advice = f"put its Parquet files into <root>/{config.name}/ and pass root"
+    advice = f"put its Parquet files into <root>/{config.name}/ and give --root ROOT (root=)"
     try:
         split = datasets.load_dataset(config.hf_repo, config.name, split="train")
     except (datasets.exceptions.DatasetsError, RuntimeError, ValueError) as error:
@@ -198,8 +199,8 @@ def _hub_table(config: DatasetConfig) -> Any:
         ) from error
     except OSError as error:  # what the Hub's client raises without a network
         raise OfflineError(
-            f"{config.hf_repo!r} could not be read from the Hub ({type(error).__name__}); "
-            f"check the network, or {advice}."
+            f"{config.hf_repo!r} could not be read from the Hub ({type(error).__name__}): "
+            f"{no_hub()}, or {advice}."
         ) from error
     return split.with_format("arrow")[:]
 

@@ -73,11 +73,11 @@ def find_suite(
     Parameters
     ----------
     name_or_path
-        ``offline``, ``offline-frequencies``, ``covariates``; the path of a YAML file in the layout
-        of the official Chronos benchmark configs, or its bare name (``zero-shot``) when
-        ``eval/<name>.yaml`` lies beside the source checkout or in the current directory; or the
-        path of a file of series, see :func:`tscompress.read_series`. A :class:`Suite` is returned
-        as it is. Or a table of series in memory.
+        ``offline``, ``offline-frequencies``, ``covariates``, ``in-domain``, ``zero-shot``; the path
+        of a YAML file in the layout of the official Chronos benchmark configs, or the bare name of
+        one in ``eval/`` of the current directory; or the path of a file of series, see
+        :func:`tscompress.read_series`. Or a :class:`Suite`, which is returned as it is, or a table
+        of series in memory.
     long_format
         How such a file or table is written and what to forecast, and only with one.
 
@@ -211,8 +211,9 @@ def _find_suite_file(name_or_path: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     looked = ", ".join(map(str, candidates))
+    suites = [*_WHEEL_SUITES, *sorted(file.stem for file in _SUITE_FILES.glob("*.yaml"))]
     raise RecipeError(
-        f"no suite {str(name_or_path)!r}; use {' or '.join(map(repr, _WHEEL_SUITES))}, or the path "
+        f"no suite {str(name_or_path)!r}; use {', '.join(map(repr, suites))}, or the path "
         f"of a YAML file or of a file of series (looked for {looked})."
     )
 

@@ -293,12 +293,23 @@ def _check_same_series(result: EvaluationResult, baseline: EvaluationResult) -> 
         )
 
 
+#: Without which a score is not finite, whatever the forecast.
+_NEEDS = {
+    "WQL": "Leave out datasets whose values to forecast are all 0.",
+    "MASE": (
+        "Leave out datasets in which no series has two different values before the steps to "
+        "forecast, or lower horizon or windows."
+    ),
+}
+
+
 def _ratio(row: DatasetScore, reference: DatasetScore, metric: str) -> float:
     ours, theirs = getattr(row, metric), getattr(reference, metric)
     if not (math.isfinite(ours) and math.isfinite(theirs) and ours > 0 and theirs > 0):
+        needs = "" if math.isfinite(theirs) else f" {_NEEDS[metric]}"
         raise DataError(
             f"{metric} of {row.dataset!r} is {ours:g} for {row.model!r} and {theirs:g} for "
-            f"{reference.model!r}; a ratio needs two finite positive scores."
+            f"{reference.model!r}; a ratio needs two finite positive scores.{needs}"
         )
     return float(ours / theirs)
 

@@ -15,7 +15,7 @@ from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import MEDIAN
 from tscompress.evaluation.results import METRICS, EvaluationResult, relative
-from tscompress.io.text import percent, ratio_text
+from tscompress.io.text import counted, percent, ratio_text
 from tscompress.io.untrusted import single_line
 
 
@@ -35,13 +35,14 @@ def evaluation_table(
     """
     references = [reference for reference in (against, baseline) if reference is not None]
     notes = [f"({i}) = {r.model}" for i, r in enumerate(references, start=1)]
+    earlier = None
     if cached := sum(row.cached is True for row in result.rows):
-        notes.append(f"{cached} of {len(result.rows)} from an earlier run")
+        earlier = f"{cached} of {counted(len(result.rows), 'dataset')} from an earlier run"
     settings = [] if result.settings is None else result.settings.words()
     calibrated = _calibration_line(result)
     table = Table(
         title=", ".join([f"{result.model} on {result.suite}", *settings]),
-        caption="\n".join(filter(None, (", ".join(notes), calibrated))) or None,
+        caption="\n".join(filter(None, (", ".join(notes), earlier, calibrated))) or None,
         show_footer=bool(references),
         box=box.SIMPLE_HEAD,
     )
@@ -66,8 +67,8 @@ def evaluation_table(
         scores = [f"{row.MASE:.3f}", f"{row.WQL:.4f}"]
         scores += [percent(getattr(row, measure), 1) for measure in measures]
         count = row.series_count
-        counted = str(count) if row.windows is None else f"{count // row.windows} × {row.windows}"
-        table.add_row(row.dataset, counted, *scores, *ratios)
+        series = str(count) if row.windows is None else f"{count // row.windows} × {row.windows}"
+        table.add_row(row.dataset, series, *scores, *ratios)
     return table
 
 

@@ -407,6 +407,13 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
     ) -> tuple[float, int]:
         """Summed loss of the model's ``output`` on a batch, and the number of steps."""
 
+    def steps_per_position(self, model: nn.Module) -> int | None:
+        """Steps of a context that a position reads; missing ones before a series are masked.
+
+        None: forecasts depend on how many of those there are.
+        """
+        return 1
+
     def cut_loss(
         self, pipeline: BaseChronosPipeline, output: Any, batch: Windows, original: Tensor | None
     ) -> tuple[float, int]:

@@ -76,6 +76,11 @@ class PatchFamily(ForecastFamily):
         scaled, _ = model.instance_norm(batch.target, loc_scale)
         return scaled, torch.isfinite(batch.target)
 
+    def steps_per_position(self, model: nn.Module) -> int | None:
+        settings: Any = model.chronos_config
+        size = int(settings.input_patch_size)
+        return size if settings.input_patch_stride == size else None  # where a patch begins
+
     def forecast_loss(
         self, pipeline: BaseChronosPipeline, output: Any, batch: Windows
     ) -> tuple[float, int]:
@@ -164,18 +169,20 @@ def per_observed_step(loss: Tensor, observed: Tensor, quantiles: Tensor) -> Tens
 
 
 def patch_size(model: Any) -> int:
-    """Steps in a patch of the input, of a model whose patches do not overlap.
+    """Steps in a patch of the input, of a model whose patches follow one another.
 
     Raises
     ------
     UnsupportedModelError
-        They do.
+        They overlap, or leave steps out.
     """
     settings = model.chronos_config
     if settings.input_patch_stride != settings.input_patch_size:
+        overlap = settings.input_patch_stride < settings.input_patch_size
         raise UnsupportedModelError(
             f"a model with input_patch_stride {settings.input_patch_stride} and patches of "
-            f"{settings.input_patch_size} steps cannot be exported: they overlap."
+            f"{settings.input_patch_size} steps cannot be exported: they "
+            f"{'overlap' if overlap else 'leave steps out'}. Use it with chronos."
         )
     return int(settings.input_patch_size)
 

@@ -182,7 +182,7 @@ def _check_is_written(directory: Path) -> None:
     if (directory / PROVENANCE_FILE).is_file() and any((directory / n).is_file() for n in records):
         return
     below = sorted(path.parent for path in directory.glob(f"*/{PROVENANCE_FILE}"))
-    if below:
+    if below and not (directory / "config.json").is_file():
         rest = f" (or another of {len(below)} in it)" if len(below) > 1 else ""
         raise UsageError(f"{shown} is no checkpoint; give {str(below[0])!r}{rest}.")
     raise UsageError(

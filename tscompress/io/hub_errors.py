@@ -66,6 +66,15 @@ def reading_errors_in_words(source: str, revision: str | None) -> Iterator[None]
         raise _reading_error(error, source) from None
 
 
+def no_hub() -> str:
+    """Why the Hub does not answer, and what to do."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set; unset it"
+    return "the Hub cannot be reached; connect"
+
+
 def _reading_error(error: BaseException, source: str) -> TscompressError:
     """Of a model, where the Hub did not name the reason."""
     from huggingface_hub.errors import FileMetadataError
@@ -84,8 +93,8 @@ def _reading_error(error: BaseException, source: str) -> TscompressError:
         return ModelLoadError(f"{source!r} could not be had: {one_line(error)}")
     if is_network(error) or isinstance(error, FileNotFoundError):
         return OfflineError(
-            f"{source!r} is no directory here and not in the local cache, and the Hub cannot be "
-            "reached; connect, or give a directory."
+            f"{source!r} is no directory here and not in the local cache, and {no_hub()}, or give "
+            "a directory."
         )
     return ModelLoadError(f"{source!r} did not arrive whole: {one_line(error)} Try again.")
 

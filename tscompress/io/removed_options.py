@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: The last commit that has the options named here, and its tag.
-ABLATIONS = "ablations-2026-11, commit 27dc031,"
+#: The last commit that has the options named here.
+ABLATIONS = "commit 27dc031"
 
 
 def without_removed(values: Any, removed: Mapping[str, tuple[Any, ...]]) -> Any:
@@ -27,7 +27,6 @@ def without_removed(values: Any, removed: Mapping[str, tuple[Any, ...]]) -> Any:
     for name, allowed in removed.items():
         if name in values and values[name] not in allowed:
             raise ValueError(
-                f"{name} was removed, for it never paid; leave it out (the git tag {ABLATIONS} "
-                "has it)"
+                f"{name} was removed, for it never paid; leave it out ({ABLATIONS} has it)"
             )
     return {name: value for name, value in values.items() if name not in removed}

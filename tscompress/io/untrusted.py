@@ -11,12 +11,14 @@ import itertools
 import json
 import reprlib
 import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from safetensors import SafetensorError, safe_open
 
 #: Plans of the largest models have less than 1 MB, their safetensors headers less than 200 kB.
@@ -79,11 +81,52 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def first_problem(error: ValidationError) -> tuple[str, str, dict[str, Any]]:
-    """Dotted key, message and details of the first thing that pydantic found, as single lines."""
+def first_problem(error: ValidationError, content: Any = None) -> tuple[str, str, dict[str, Any]]:
+    """Dotted key, message and details of the first thing that pydantic found, as single lines.
+
+    Names that pydantic puts between the keys of ``content``, those of the members of a union, are
+    left out.
+    """
     first: Any = error.errors(include_url=False)[0]
-    where = ".".join(single_line(part, 60) for part in first["loc"])
+    *path, last = first["loc"] or ("",)
+    parts = []
+    for part in path:
+        if isinstance(content, Mapping):
+            if not isinstance(content.get(part), Mapping | list | tuple):
+                continue  # it leads nowhere
+            content = content[part]
+        elif isinstance(content, list | tuple) and isinstance(part, int):
+            content = content[part]
+        parts.append(part)
+    where = ".".join(single_line(part, 60) for part in (*parts, last))
     return where, single_line(first["msg"].removeprefix("Value error, ")), first
+
+
+def allowed_keys(model: type[BaseModel], keys: Sequence[Any]) -> list[str]:
+    """Keys allowed beside the last of ``keys``, pydantic's way to a value; none if unclear."""
+    found = {model}
+    for part in keys[:-1]:
+        if isinstance(part, int):  # of a list, whose elements have been looked at
+            continue
+        fields = [one.model_fields[part] for one in found if part in one.model_fields]
+        # A part that is no field is the tag of a union's member.
+        found = (
+            {one for field in fields for one in _models_in(field.annotation)}
+            if fields
+            else {one for one in found if any(part in get_args(f.annotation) for f in _fields(one))}
+        )
+    return list(next(iter(found)).model_fields) if len(found) == 1 else []
+
+
+def _fields(model: type[BaseModel]) -> Iterable[FieldInfo]:
+    return model.model_fields.values()
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def regular_file(path: Path, limit: int | None = None) -> int:

@@ -387,7 +387,7 @@ class ProbeComparison(BaseModel):
         lost = len(self._changed("lost"))
         return (
             f"{self.compressed} keeps {share_text(self.kept)} of the skill of {self.original} at "
-            f"the {able} of {len(self.tasks)} tasks that it can do; "
+            f"{able} of {counted(len(self.tasks), 'task')}, those that it can do; "
             + (f"{lost} of them got worse." if lost else "none of them got worse.")
         )
 

@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tscompress.errors import RecipeError, UsageError
 from tscompress.evaluation.metrics import Quantiles
 from tscompress.io.files import user_path
-from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
+from tscompress.io.untrusted import (
+    UnreadableFileError,
+    allowed_keys,
+    first_problem,
+    read_yaml,
+    shown,
+)
 from tscompress.probing.covariates import Covariate, Driven
 from tscompress.probing.processes import (
     Array,
@@ -294,9 +300,14 @@ def load_tasks(path: str | Path) -> tuple[ProbeTask, ...]:
     try:
         return TaskFile.model_validate(content).tasks
     except ValidationError as error:
-        where, reason, first = first_problem(error)
+        where, reason, first = first_problem(error, content)
         if first["type"] == "extra_forbidden":
-            raise RecipeError(f"{source}: unknown key {where!r}.") from None
+            allowed = ", ".join(allowed_keys(TaskFile, first["loc"])) or "see the docs"
+            raise RecipeError(
+                f"{source}: unknown key {where!r}; allowed here: {allowed}."
+            ) from None
+        if first["type"] == "missing":
+            raise RecipeError(f"{source}: {where}: missing; add it.") from None
         given = "" if isinstance(first["input"], dict | list) else f" (got {shown(first['input'])})"
         raise RecipeError(f"{source}: {where}: {reason}{given}.") from None
 

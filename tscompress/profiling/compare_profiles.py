@@ -23,7 +23,7 @@ from rich.table import Table
 from tscompress.errors import DataError, UsageError
 from tscompress.io.arguments import check_list
 from tscompress.io.files import new_directory, write_text_atomically
-from tscompress.io.text import listed, numbered
+from tscompress.io.text import counted, listed, numbered
 from tscompress.linalg import even_picks
 from tscompress.profiling.compared_figures import COMPARED_FIGURES, save_compared_figures
 from tscompress.profiling.rank_profile import PROFILE_FILE, RankProfile, Spectrum, WeightProfile
@@ -204,7 +204,8 @@ def compare_profiles(
     """
     check_list("profiles", profiles, (RankProfile, str, Path), "profiles or paths of their files")
     if not 2 <= len(profiles) <= MOST_PROFILES:
-        raise UsageError(f"{len(profiles)} profiles were given; give 2 to {MOST_PROFILES}.")
+        given = counted(len(profiles), "profile")
+        raise UsageError(f"got {given}; give 2 to {MOST_PROFILES}.")
     read = [one if isinstance(one, RankProfile) else read_profile(one) for one in profiles]
     places = [
         repr(one.model) if isinstance(one, RankProfile) else repr(str(one)) for one in profiles

@@ -416,10 +416,9 @@ def _folding_findings(profile: RankProfile) -> list[str]:
             else f"At {epsilon} heads are of full rank: folding to smaller ones (--rank) would cut "
             "into what they use."
         )
-    streams = [entry for entry in profile.inputs if entry.part != "encoder_output"]
-    if streams:
-        full = max(entry.spectrum.full_rank for entry in streams)
-        most = max(entry.spectrum.ranks[at] for entry in streams)
+    if profile.inputs:
+        full = max(entry.spectrum.full_rank for entry in profile.inputs)
+        most = max(entry.spectrum.ranks[at] for entry in profile.inputs)
         could = f"it could be sliced to about these (--width {most})"
         none = "that is all: a smaller --width would cut into it"
         lines.append(

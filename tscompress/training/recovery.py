@@ -35,6 +35,7 @@ from tscompress.training.distillation import check_comparable, distillation_of
 from tscompress.training.held_out import HeldOut
 from tscompress.training.loop import StopRequest, attention_for_training, only_what_is_read
 from tscompress.training.optimizers import make_optimizer
+from tscompress.training.padding import without_padding
 from tscompress.training.rank_watch import RankWatch
 from tscompress.training.recomputation import recomputed_layers
 from tscompress.training.recovery_batches import Batches
@@ -162,7 +163,7 @@ class _Run:
 
     def train(self, batches: Batches, resume: bool) -> RecoveryResult:
         """Run all steps; the student then has its best weights."""
-        held_out = batches.held_out()
+        held_out = [part for batch in batches.held_out() for part in self._unpadded(batch)]
         if resume:
             self._resume()
             batches.skip(self.step)
@@ -250,7 +251,16 @@ class _Run:
         size = len(batch) // (self.processes * self.config.accumulate)
         first = self.accelerator.process_index * self.config.accumulate
         starts = [size * (first + index) for index in range(self.config.accumulate)]
-        return [batch.rows(slice(s, s + size)).to(self.accelerator.device) for s in starts]
+        shares = [batch.rows(slice(s, s + size)) for s in starts]
+        parts = [part for share in shares for part in self._unpadded(share)]
+        return [part.to(self.accelerator.device) for part in parts]
+
+    def _unpadded(self, batch: ForecastBatch) -> list[ForecastBatch]:
+        """The batch without padding on a CPU; a GPU would wait for the calls of its parts."""
+        if self.accelerator.device.type != "cpu":
+            return [batch]
+        steps = adapter_of(self.student.family).steps_per_position(self.student.model)
+        return without_padding(batch, steps)
 
     def _check_shares(self) -> None:
         parts = self.processes * self.config.accumulate

@@ -27,12 +27,13 @@ from tscompress.data.leakage import guarded
 from tscompress.data.reading.summary import SeriesSummary
 from tscompress.data.series import DEFAULT_FORMAT, read_series
 from tscompress.data.synthetic import FloatArray
-from tscompress.errors import OutputExistsError, PlanError, UsageError
+from tscompress.errors import DataError, OutputExistsError, PlanError, UsageError
 from tscompress.evaluation.batching import Processes
 from tscompress.families.registry import wrap_pipeline
 from tscompress.io.files import check_output
 from tscompress.io.freed_memory import return_memory
 from tscompress.io.making_way import claimed, undo_killed
+from tscompress.io.text import counted
 from tscompress.plan.plan import Plan
 from tscompress.plan.schedules import (
     FitSchedule,
@@ -131,7 +132,13 @@ def compress_checkpoint(
             check_recovery_directory(work, inputs)
     given = None if series is None else read_series(series, recipe.series)
     if calibrates(recipe, plan):
-        on_series(summary_of(calibration_series(recipe, given)))
+        summary = summary_of(calibration_series(recipe, given))
+        on_series(summary)
+        if summary is not None and not summary.series:
+            raise DataError(
+                f"{counted(summary.too_short, 'series')} to calibrate on, none with three observed "
+                "values; give longer ones."
+            )
     found = loading.find(recipe.model, revision=recipe.revision)
     on_memory(compression_memory_bytes(found, recipe))
     loaded = loading.load(found, device=device, dtype=torch.float32)

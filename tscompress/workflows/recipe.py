@@ -31,7 +31,13 @@ from tscompress.errors import RecipeError
 from tscompress.evaluation.batching import DEFAULT_BATCH_SIZE, GivenBatchSize
 from tscompress.exporting.graph import Precision
 from tscompress.io.files import user_path
-from tscompress.io.untrusted import UnreadableFileError, first_problem, read_yaml, shown
+from tscompress.io.untrusted import (
+    UnreadableFileError,
+    allowed_keys,
+    first_problem,
+    read_yaml,
+    shown,
+)
 from tscompress.plan.plan import DROPS
 from tscompress.plan.schedules import AnySchedule, Method, PlannedSchedule, RankSchedule
 from tscompress.plan.width import Width
@@ -300,8 +306,9 @@ def load_recipe(
         content["model"] = model
     if output is not None:
         content["output"] = str(output)
-    if "model" not in content:
-        raise RecipeError(f"{str(path)!r}: model: missing; add it, or give --model.")
+    for key in ("model", "output"):
+        if key not in content:
+            raise RecipeError(f"{str(path)!r}: {key}: missing; add it, or give --{key}.")
     recipe = validate(Recipe, content, source=repr(str(path)))
     if model is not None and output is None:
         below = Path(recipe.output) / Path(model_name(model)).name
@@ -351,14 +358,16 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
         _refuse_odd_numbers(content, found, source)
         return found
     except ValidationError as error:
-        where, reason, first = first_problem(error)
+        where, reason, first = first_problem(error, content)
         if not where:  # a check of several keys: its message names them
             raise RecipeError(f"{source}: {reason}.") from None
         if first["type"] == "extra_forbidden":
-            allowed = ", ".join(model.model_fields) if len(first["loc"]) == 1 else "see the docs"
+            allowed = ", ".join(allowed_keys(model, first["loc"])) or "see the docs"
             raise RecipeError(
                 f"{source}: unknown key {where!r}; allowed here: {allowed}."
             ) from None
+        if first["type"] == "missing":
+            raise RecipeError(f"{source}: {where}: missing; add it.") from None
         raise RecipeError(f"{source}: {where}: {reason} (got {shown(first['input'])}).") from None
 
 

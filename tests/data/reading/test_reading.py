@@ -168,7 +168,7 @@ def test_the_summary_says_what_was_read(tmp_path: Path) -> None:
     summary = summarize(read_file(tmp_path / "x.csv"), hold_out=7)
     assert summary.line() == (
         "4 series, 40 daily steps each, 2023-01-01 to 2023-02-09, 1.2% missing, "
-        "1 too short and left out, the last 7 steps of each held out"
+        "1 with too few values and left out, the last 7 steps of each held out"
     )
     one = summarize(read_file(tmp_path / "x.csv"), hold_out=1)
     assert one.line().endswith("the last step of each held out")

@@ -88,7 +88,7 @@ def test_series_without_times_or_values_are_shown(tmp_path: Path) -> None:
     outcome = shown(path)
     assert outcome.exit_code == 0, outcome.output
     assert "without times" in outcome.output
-    assert "1 too short" in outcome.output
+    assert "1 with too few values" in outcome.output
     each = json.loads(shown(path, "--json").stdout)["each"]
     assert [(one["name"], one["steps"], one["first"]) for one in each] == [
         ("a", 4, None), ("b", 0, None),

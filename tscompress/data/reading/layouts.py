@@ -24,7 +24,7 @@ from tscompress.data.reading.covariates import (
 from tscompress.data.reading.format import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS, SeriesFormat
 from tscompress.data.reading.observed import Kind, Layout, Observed, check_distinct, numbered
 from tscompress.data.reading.times import QUARTER, Times, parse_times
-from tscompress.data.reading.values import find_decimal, target_values
+from tscompress.data.reading.values import LARGEST, find_decimal, target_values
 from tscompress.io.untrusted import shown
 
 #: Names that pandas gives to a column without one: mostly its row numbers.
@@ -444,9 +444,12 @@ def _numbers(values: Any, place: str) -> npt.NDArray[np.float64]:
         numbers = np.array(values, dtype=np.float64)
     except (ValueError, TypeError, ArithmeticError):
         numbers = np.full(1, np.inf)
-    usable = np.abs(numbers) < np.finfo(np.float32).max
+    usable = np.abs(numbers) <= LARGEST
     if numbers.ndim != 1 or not (usable | np.isnan(numbers)).all():
-        raise ValueError(f"{place} holds a value that is no finite number: {shown(list(values))}")
+        raise ValueError(
+            f"{place} holds a value that is no finite number within ±{LARGEST:g}: "
+            f"{shown(list(values))}"
+        )
     return numbers
 
 

@@ -80,7 +80,7 @@ class SeriesSummary(BaseModel):
             share = percent(self.missing, 1) if self.missing >= 0.0005 else "less than 0.1%"
             parts.append(f"{share} missing")
         if self.too_short:
-            parts.append(f"{self.too_short:,} too short and left out")
+            parts.append(f"{self.too_short:,} with too few values and left out")
         if self.hold_out:
             steps = "step" if self.hold_out == 1 else f"{self.hold_out} steps"
             parts.append(f"the last {steps} of each held out")

@@ -16,6 +16,8 @@ from tscompress.io.untrusted import shown, single_line
 Decimal = Literal[".", ","]
 Table = npt.NDArray[np.float64]
 
+#: Models square values in single precision.
+LARGEST = 1e18
 CELLS_AT_ONCE = 2**20  # that are read as numbers
 
 #: Cells that hold no value.
@@ -36,8 +38,8 @@ def floats(values: Any) -> npt.NDArray[np.float32]:
     """Numbers as float32; text and values too large for it are NaN."""
     if not (isinstance(values, np.ndarray) and values.dtype.kind == "f"):
         values = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float64)
-    # Values beyond float32 are no more usable than missing ones.
-    numbers = np.where(np.abs(values) < np.finfo(np.float32).max, values, np.nan)
+    # Larger values are no more usable than missing ones.
+    numbers = np.where(np.abs(values) <= LARGEST, values, np.nan)
     single: npt.NDArray[np.float32] = numbers.astype(np.float32)
     return single
 
@@ -53,15 +55,17 @@ def target_values(cells: pd.DataFrame, decimal: Decimal) -> Table:
     table = np.empty(cells.shape)
     for columns, block in _blocks(cells):
         numbers, blank = _numbers(block, decimal)
-        usable = np.abs(numbers) < np.finfo(np.float32).max  # models compute in single precision
+        usable = np.abs(numbers) <= LARGEST
         bad = ~usable & ~blank
         if bad.any():
             column = int(bad.any(axis=0).argmax())
             rows = np.flatnonzero(bad[:, column])
             cell = block.iloc[rows[0], column]
+            found = numbers[rows[0], column]
+            reason = f"beyond ±{LARGEST:g}" if np.isfinite(found) else "no finite numbers"
             raise ValueError(
-                f"{rows.size} values of column {str(block.columns[column])!r} are no finite "
-                f"numbers, the first, in row {rows[0] + 1}, is {single_line(cell)!r}"
+                f"{rows.size} values of column {str(block.columns[column])!r} are {reason}, the "
+                f"first, in row {rows[0] + 1}, is {single_line(cell)!r}"
             )
         table[:, columns] = numbers
     return table
