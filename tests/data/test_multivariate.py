@@ -292,7 +292,9 @@ def test_drivers_of_related_windows_may_be_white() -> None:
     windows = np.stack([np.sin(steps / (20 + k)) for k in range(80)]).astype(np.float32)
 
     def noisy(share: float) -> float:
-        groups = related_windows(np.random.default_rng(1), windows, 16, 4, white_share=share)
+        groups = related_windows(
+            np.random.default_rng(1), windows, 16, 4, GroupsConfig(share=0.8, white_share=share)
+        )
         rows = groups.series - groups.series.mean(axis=1, keepdims=True)
         following = (rows[:, 1:] * rows[:, :-1]).sum(axis=1) / (rows**2).sum(axis=1)
         return float((np.abs(following) < 0.3).mean())

@@ -135,6 +135,30 @@ def bolt(students: dict[str, Path], checkpoints: dict[str, Path]) -> Callable[[]
     return lambda: pair(students, checkpoints, "chronos-bolt")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_before_short_series_are_not_computed(
+    students: dict[str, Path], checkpoints: dict[str, Path], family: str
+) -> None:
+    student, teacher = pair(students, checkpoints, family)
+    student.model.eval()
+    seen = {"student": [], "teacher": []}  # type: ignore[var-annotated]
+    watched = {"student": student.model, "teacher": teacher.model}
+    for name, model in watched.items():
+        part = model.encoder.block[0]  # type: ignore[union-attr, index]
+        part.register_forward_pre_hook(
+            lambda _, args, kwargs, lengths=seen[name]: lengths.append(
+                (args[0] if args else kwargs["hidden_states"]).shape[1]
+            ),
+            with_kwargs=True,
+        )
+    series = [np.sin(np.arange(24.0) + k) for k in range(40)]
+    buckets = (Bucket(context_length=480, horizon=16, batch_size=8),)
+    recover_(student, teacher, short(steps=2, synthetic_share=0, buckets=buckets), series=series)
+    for lengths in seen.values():
+        assert lengths
+        assert max(lengths) < 40  # 12 steps of history, or their patches, and those ahead
+
+
 def weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
 
@@ -870,7 +894,7 @@ def test_removed_options_load_with_their_default_alone(name: str, tmp_path: Path
     path.write_text(yaml.safe_dump({"steps": 3, name: default}))
     assert load_recovery_config(path) == RecoveryConfig(steps=3)
     path.write_text(yaml.safe_dump({"steps": 3, name: other}))
-    message = f"{name} was removed.*the git tag ablations-2026-11"
+    message = f"{name} was removed.*commit 27dc031"
     with pytest.raises(RecipeError, match=message) as refused:
         load_recovery_config(path)
     assert "\n" not in str(refused.value)
@@ -1276,8 +1300,25 @@ def test_known_covariates_reach_teacher_and_student(checkpoints: dict[str, Path]
     for loss in (losses.teacher, losses.truth):
         assert (loss[known] == 0).all()
         assert (loss[~known] > 0).all()
-    torch.testing.assert_close(target_weights(batch), (~known).float())
     distillation.close()
+
+
+def test_series_beside_covariates_known_ahead_count_more() -> None:
+    nothing = torch.full((6, 4), math.nan)
+    future = nothing.clone()
+    future[1] = 0.0
+    groups = torch.tensor([0, 0, 1, 1, 0, 2])
+    batch = ForecastBatch(nothing, nothing, group_ids=groups, future=future)
+    assert target_weights(batch).tolist() == [3, 0, 1, 1, 3, 1]
+    assert target_weights(replace(batch, group_ids=None)).tolist() == [1, 0, 1, 1, 1, 1]
+    assert target_weights(replace(batch, future=None)).tolist() == [1] * 6
+
+
+def test_a_quarter_of_a_recovery_is_beside_covariates_known_ahead() -> None:
+    config = RecoveryConfig(steps=1, real_series=()).resolved(load("reference/chronos2"))
+    batches = Batches("chronos-2", config)
+    beside = [(target_weights(batches.at(step)) > 1).float().mean() for step in range(20)]
+    assert 0.2 < float(torch.stack(beside).mean()) < 0.3
 
 
 def test_memory_is_counted(bolt: Callable[[], Any], checkpoints: dict[str, Path]) -> None:

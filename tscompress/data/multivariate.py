@@ -28,7 +28,7 @@ _EFFECTS: tuple[Callable[[_Values], _Values], ...] = (
     lambda x: np.tanh(2 * x),
     lambda x: np.maximum(x, 0),
 )
-#: Of the tasks of a batch that calibration or recovery has in groups.
+#: Of the tasks of a batch that calibration has in groups.
 GROUPED_SHARE = 0.8
 
 
@@ -178,15 +178,16 @@ def related_windows(
     windows: FloatArray,
     horizon: int,
     group_size: int,
-    *,
-    white_share: float = 0.0,
+    config: GroupsConfig | None = None,
 ) -> Groups:
     """Windows ``[B, T + H]`` as related series ``[B, T' + H]``, T' at least three quarters of T.
 
     Groups have up to ``group_size`` series, and none crosses a multiple of it. The steps that are
-    lost are the past of what leads another series. ``white_share`` of the drivers are white noise.
+    lost are the past of what leads another series. ``config`` has the mixture of relations.
     """
-    config = GroupsConfig(share=GROUPED_SHARE, largest=group_size, white_share=white_share)
+    config = (config or GroupsConfig(share=GROUPED_SHARE)).model_copy(
+        update={"largest": group_size}
+    )
     return _related_by(rng, windows, horizon, config, group_size)
 
 

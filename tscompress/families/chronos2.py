@@ -55,7 +55,7 @@ class Chronos2(PatchFamily):
     group_size = 4
     fold_damping = 0.1  # it keeps scores better (eval/notes/folding.md)
     # The loss on targets brings use of covariates back (eval/notes/recovery.md).
-    defaults = replace(PATCH_DEFAULTS, batch_shapes=_SHAPES, target_weight=1.0, recovery_scheme=3)
+    defaults = replace(PATCH_DEFAULTS, batch_shapes=_SHAPES, target_weight=1.0, recovery_scheme=4)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         return is_converted(config) or config.get("chronos_pipeline_class") == "Chronos2Pipeline"

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from tscompress.data.batch import ForecastBatch
 
+#: Of a series beside covariates known ahead: use of them is what a cut costs most, and few series
+#: of a batch ask for it (eval/notes/recovery.md).
+DRIVEN_WEIGHT = 3.0
+
 
 @dataclass(frozen=True)
 class Losses:
@@ -41,14 +45,18 @@ def quantile_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def target_weights(batch: ForecastBatch) -> Tensor:
-    """Weights ``[B]``: 0 for covariates known ahead, 1 for others.
+    """Weights ``[B]``: 0 for covariates known ahead, :data:`DRIVEN_WEIGHT` beside one, else 1.
 
-    Chronos-2 forecasts covariates too, but was not trained to. Weights of a row do not depend on
-    the others, so parts of a batch add up to it.
+    Chronos-2 forecasts covariates too, but was not trained to. Weights of a row depend on its group
+    alone, so parts of a batch add up to it.
     """
     if batch.future is None:
         return torch.ones(len(batch), device=batch.context.device)
-    return (~torch.isfinite(batch.future).any(1)).float()
+    known = torch.isfinite(batch.future).any(1)
+    if batch.group_ids is None:
+        return (~known).float()
+    beside = torch.isin(batch.group_ids, batch.group_ids[known])
+    return torch.where(beside, DRIVEN_WEIGHT, 1.0) * ~known
 
 
 def pinball_loss(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:
