@@ -578,7 +578,8 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """What runs in other processes left behind; ``shared`` has a directory for each optimizer."""
+    """What runs in other processes left behind; ``shared`` has a directory for each optimizer,
+    and one for a Chronos-2."""
 
     killed: Path
     killed_config: RecoveryConfig
@@ -593,7 +594,7 @@ def processes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Processes:
     """Runs that were killed with SIGKILL after the fifth step or while they saved the fourth, and
-    two in two processes each."""
+    three in two processes each."""
     root = tmp_path_factory.mktemp("processes")
     rng = np.random.default_rng(0)
     lines = [json.dumps({"target": rng.normal(size=60).cumsum().tolist()}) for _ in range(40)]
@@ -606,19 +607,20 @@ def processes(
         shuffle_series=16,
     )
     ports = {}
-    with socket.socket() as first, socket.socket() as second:
-        for optimizer, free in (("adamw", first), ("muon", second)):
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        for name, free in (("adamw", first), ("muon", second), ("chronos-2", third)):
             free.bind(("127.0.0.1", 0))
-            ports[optimizer] = str(free.getsockname()[1])
-    models = {
-        "student": str(students["chronos-bolt"]),
-        "teacher": str(checkpoints["chronos-bolt"]),
-    }
+            ports[name] = str(free.getsockname()[1])
+
+    def models(family: str) -> dict[str, str]:
+        return {"student": str(students[family]), "teacher": str(checkpoints[family])}
+
     jobs: list[dict[str, Any]] = [
         {"config": config.model_dump(), "directory": name, "kill_at": step, "environment": {}}
+        | models("chronos-bolt")
         for name, step in (("killed", 5), ("saving", -4))
     ]
-    for (optimizer, port), rank in itertools.product(ports.items(), ("0", "1")):
+    for (name, port), rank in itertools.product(ports.items(), ("0", "1")):
         environment = {
             "RANK": rank,
             "LOCAL_RANK": rank,
@@ -627,15 +629,18 @@ def processes(
             "MASTER_PORT": port,
             "ACCELERATE_USE_CPU": "true",
         }
+        grouped = name == "chronos-2"
+        shared = half_alone() if grouped else smooth(accumulate=2, optimizer=name)
         jobs.append({
-            "config": smooth(accumulate=2, optimizer=optimizer).model_dump(),
-            "directory": f"shared/{optimizer}",
+            "config": shared.model_dump(),
+            "directory": f"shared/{name}",
             "kill_at": 99,
             "environment": environment,
+            **models("chronos-2" if grouped else "chronos-bolt"),
         })  # fmt: skip
-    jobs = [{**job, **models, "directory": str(root / job["directory"])} for job in jobs]
+    jobs = [{**job, "directory": str(root / job["directory"])} for job in jobs]
     _, out, err = Program((json.dumps(jobs),), root, SCRIPT).run()
-    assert json.loads(out) == [-signal.SIGKILL] * 2 + [0] * 4, err
+    assert json.loads(out) == [-signal.SIGKILL] * 2 + [0] * 6, err
     return Processes(root / "killed", config, root / "saving", root / "shared")
 
 
@@ -690,6 +695,22 @@ def test_two_processes_have_the_losses_of_one(
             assert line["loss"] == pytest.approx(expected.loss, rel=1e-4)
     for name, tensor in load_file(directory / "weights.safetensors").items():
         torch.testing.assert_close(tensor, weights(alone)[name], rtol=1e-3, atol=1e-4)
+
+
+def half_alone() -> RecoveryConfig:
+    """Of a Chronos-2, whose second process has series that are alone, and so no group attention."""
+    buckets = (Bucket(context_length=32, horizon=16, batch_size=16),)
+    return smooth(buckets=buckets, real_series=("prison",))
+
+
+def test_two_processes_share_groups_and_series_alone(
+    processes: Processes, students: dict[str, Path], checkpoints: dict[str, Path]
+) -> None:
+    log = (processes.shared / "chronos-2" / "log.jsonl").read_text().splitlines()
+    student, teacher = pair(students, checkpoints, "chronos-2")
+    history = recover_(student, teacher, half_alone()).history
+    for line, expected in zip(map(json.loads, log), history, strict=True):
+        assert line["held_out"] == pytest.approx(expected.held_out, rel=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_
@@ -124,7 +125,8 @@ class _Run:
         self.student, self.teacher = student, teacher
         digests = model_digests(student, teacher) if directory is not None else {}
         self._teacher_dtype = next(teacher.model.parameters()).dtype
-        self.accelerator = _accelerator(student.model, config)
+        grouped = group_size(student.family, student.model) > 1
+        self.accelerator = _accelerator(student.model, config, grouped=grouped)
         scheme = adapter_of(student.family).defaults.recovery_scheme
         is_main = self.accelerator.is_main_process
         self.files = RecoveryFiles(directory, config, digests, scheme, is_main)
@@ -398,14 +400,18 @@ class _Clock:
         return time.monotonic() - self._start
 
 
-def _accelerator(model: nn.Module, config: RecoveryConfig) -> Accelerator:
+def _accelerator(model: nn.Module, config: RecoveryConfig, *, grouped: bool) -> Accelerator:
     device = next(model.parameters()).device
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if device.type == "cuda" and alone:
         torch.cuda.set_device(device)  # accelerate takes the current one
     # Or a second run in a process keeps the precision of the first, and its device.
     AcceleratorState._reset_state(reset_partial_state=alone)
-    return Accelerator(mixed_precision=config.precision, cpu=device.type == "cpu")
+    # A process whose series are alone computes no queries and keys of group attention.
+    shares = DistributedDataParallelKwargs(find_unused_parameters=grouped)
+    return Accelerator(
+        mixed_precision=config.precision, cpu=device.type == "cpu", kwargs_handlers=[shares]
+    )
 
 
 def _parameters(*models: LoadedModel) -> list[nn.Parameter]:
