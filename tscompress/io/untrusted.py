@@ -88,18 +88,29 @@ def first_problem(error: ValidationError, content: Any = None) -> tuple[str, str
     left out.
     """
     first: Any = error.errors(include_url=False)[0]
-    *path, last = first["loc"] or ("",)
+    if not first["loc"]:
+        return "", _reason(first), first
+    *path, last = first["loc"]
     parts = []
-    for part in path:
+    for part, following in zip(path, [*path, last][1:], strict=True):
         if isinstance(content, Mapping):
-            if not isinstance(content.get(part), Mapping | list | tuple):
-                continue  # it leads nowhere
-            content = content[part]
+            below = content.get(part)
+            if isinstance(below, Mapping | list | tuple):
+                content = below
+            elif part in content and following not in content:
+                last = part  # what follows are the kinds that its value could have been of
+                break
+            else:
+                continue
         elif isinstance(content, list | tuple) and isinstance(part, int):
             content = content[part]
         parts.append(part)
     where = ".".join(single_line(part, 60) for part in (*parts, last))
-    return where, single_line(first["msg"].removeprefix("Value error, ")), first
+    return where, _reason(first), first
+
+
+def _reason(first: dict[str, Any]) -> str:
+    return single_line(first["msg"].removeprefix("Value error, "))
 
 
 def allowed_keys(model: type[BaseModel], keys: Sequence[Any]) -> list[str]:
