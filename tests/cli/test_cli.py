@@ -1160,6 +1160,15 @@ def test_evaluation_series_are_refused(command: Command, bolt: Path, tmp_path: P
     assert_refused(outcome, 1, "2 of 2 series belong to the evaluation suite")
 
 
+def test_series_without_values_are_refused_before_the_model(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "x.csv").write_text("id,y\na,1\na,2\nb,3\n")
+    outcome = command("compress", tmp_path / "nowhere", "--rank", 4, "--output", tmp_path / "out",
+                      "--series", tmp_path / "x.csv")  # fmt: skip
+    assert_refused(outcome, 1, "2 series to calibrate on, none with three observed values")
+
+
 def test_own_series_calibrate(command: Command, bolt: Path, tmp_path: Path) -> None:
     table = np.random.default_rng(0).normal(size=(60, 4)).cumsum(axis=0)
     np.savetxt(tmp_path / "series.csv", table, delimiter=",", header="a,b,c,d", comments="")

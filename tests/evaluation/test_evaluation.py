@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -774,6 +775,18 @@ def test_relative_needs_the_same_series(other: EvaluationResult) -> None:
 def test_relative_needs_positive_scores(bad: float) -> None:
     with pytest.raises(DataError, match="WQL of 'a'"):
         relative(result("ours", {"a": (1.0, 1.0)}), result("other", {"a": (1.0, bad)}))
+
+
+@pytest.mark.parametrize(
+    ("scores", "says"),
+    [
+        ((math.nan, 1.0), "MASE .* Leave out datasets in which no series has two different"),
+        ((1.0, math.inf), "WQL .* Leave out datasets whose values to forecast are all 0"),
+    ],
+)
+def test_a_score_that_is_undefined_has_its_cause(scores: tuple[float, float], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        relative(result("ours", {"a": scores}), result("other", {"a": scores}))
 
 
 def test_aggregate_has_the_published_columns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,21 @@ def test_outputs_and_gradients_are_those_of_stock(
     ours = outputs(groups, implementation, within=True, sizes=sizes)
     for expected, found in zip(stock, ours, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_series_alone_have_no_queries_and_keys() -> None:
+    module: Any = tiny_chronos2().eval().encoder.block[0].layer[1]
+    rows: list[int] = []
+    for role in "qk":
+        part = getattr(module.self_attention, role)
+        part.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    for groups, expected in (([0, 1, 2, 3], []), ([0, 0, 1, 2], [2, 2])):
+        ids = torch.tensor(groups)
+        mask = torch.where(ids[:, None] == ids, 0.0, torch.finfo().min).expand(5, 1, 4, 4)
+        rows.clear()
+        with attention_within_groups(nn.ModuleList([module])):
+            module(torch.randn(4, 5, 24), attention_mask=mask)
+        assert rows == expected
 
 
 def test_groups_matter() -> None:

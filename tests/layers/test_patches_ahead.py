@@ -62,9 +62,12 @@ def test_forecasts_and_gradients_are_those_of_stock(kind: str, recomputed: bool)
     last = model.encoder.block[-1].layer[2]
     watched = last.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     within: AbstractContextManager[None] = recomputed_layers(model) if recomputed else nullcontext()
+    query: Any = model.encoder.block[-1].layer[0].self_attention.q
+    asked = query.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     with last_layer_of_patches_ahead(model), within:
         found, gradients = learnt(model, call)
     watched.remove()
+    asked.remove()
     assert set(seen) == {HORIZON_PATCHES}
     torch.testing.assert_close(found, expected)
     assert gradients.keys() == expected_gradients.keys()

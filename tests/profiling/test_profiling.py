@@ -36,7 +36,7 @@ from tscompress.profiling.measure import (
     profile_inputs,
     profile_weights,
 )
-from tscompress.profiling.rank_profile import RankProfile
+from tscompress.profiling.rank_profile import InputProfile, RankProfile
 from tscompress.profiling.tables import profile_table
 
 LANGUAGE_MODELS = ("t5", "bert")
@@ -210,6 +210,18 @@ def test_findings_say_what_folding_could_do(bolt: LoadedModel, bolt_profile: Ran
     assert "--fit 0.1" in low
     assert f"of the {D_MODEL} dimensions" in low
     assert "--width" in low
+
+
+def test_the_advised_width_covers_what_cross_attention_reads(bolt_profile: RankProfile) -> None:
+    def of_rank(entry: InputProfile) -> InputProfile:
+        rank = 7 if entry.part == "encoder_output" else 3
+        ranks = (rank,) * len(bolt_profile.epsilons)
+        spectrum = entry.spectrum.model_copy(update={"ranks": ranks})
+        return entry.model_copy(update={"spectrum": spectrum})
+
+    inputs = tuple(of_rank(entry) for entry in bolt_profile.inputs)
+    found = bolt_profile.model_copy(update={"inputs": inputs}).findings()
+    assert "(--width 7)" in " ".join(found)
 
 
 def test_ranks_that_may_be_rounding_are_named(checkpoints: dict[str, Path]) -> None:

@@ -711,6 +711,9 @@ def test_two_processes_share_groups_and_series_alone(
     history = recover_(student, teacher, half_alone()).history
     for line, expected in zip(map(json.loads, log), history, strict=True):
         assert line["held_out"] == pytest.approx(expected.held_out, rel=1e-4)
+        assert line["loss"] == (expected.loss and pytest.approx(expected.loss, rel=1e-4))
+    for name, tensor in load_file(processes.shared / "chronos-2" / "weights.safetensors").items():
+        torch.testing.assert_close(tensor, weights(student)[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -113,7 +113,15 @@ def _reason(first: dict[str, Any]) -> str:
     return single_line(first["msg"].removeprefix("Value error, "))
 
 
-def allowed_keys(model: type[BaseModel], keys: Sequence[Any]) -> list[str]:
+def key_problem(where: str, first: dict[str, Any], model: type[BaseModel]) -> str | None:
+    """What is wrong with a key rather than its value, of what :func:`first_problem` found."""
+    if first["type"] == "extra_forbidden":
+        allowed = ", ".join(_allowed_keys(model, first["loc"])) or "see the docs"
+        return f"unknown key {where!r}; allowed here: {allowed}"
+    return f"{where}: missing; add it" if first["type"] == "missing" else None
+
+
+def _allowed_keys(model: type[BaseModel], keys: Sequence[Any]) -> list[str]:
     """Keys allowed beside the last of ``keys``, pydantic's way to a value; none if unclear."""
     found = {model}
     for part in keys[:-1]:

@@ -16,8 +16,8 @@ from tscompress.evaluation.metrics import Quantiles
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import (
     UnreadableFileError,
-    allowed_keys,
     first_problem,
+    key_problem,
     read_yaml,
     shown,
 )
@@ -301,13 +301,8 @@ def load_tasks(path: str | Path) -> tuple[ProbeTask, ...]:
         return TaskFile.model_validate(content).tasks
     except ValidationError as error:
         where, reason, first = first_problem(error, content)
-        if first["type"] == "extra_forbidden":
-            allowed = ", ".join(allowed_keys(TaskFile, first["loc"])) or "see the docs"
-            raise RecipeError(
-                f"{source}: unknown key {where!r}; allowed here: {allowed}."
-            ) from None
-        if first["type"] == "missing":
-            raise RecipeError(f"{source}: {where}: missing; add it.") from None
+        if problem := key_problem(where, first, TaskFile):
+            raise RecipeError(f"{source}: {problem}.") from None
         given = "" if isinstance(first["input"], dict | list) else f" (got {shown(first['input'])})"
         raise RecipeError(f"{source}: {where}: {reason}{given}.") from None
 

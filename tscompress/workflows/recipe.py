@@ -33,8 +33,8 @@ from tscompress.exporting.graph import Precision
 from tscompress.io.files import user_path
 from tscompress.io.untrusted import (
     UnreadableFileError,
-    allowed_keys,
     first_problem,
+    key_problem,
     read_yaml,
     shown,
 )
@@ -361,13 +361,8 @@ def validate(model: type[M], content: dict[str, Any], source: str) -> M:
         where, reason, first = first_problem(error, content)
         if not where:  # a check of several keys: its message names them
             raise RecipeError(f"{source}: {reason}.") from None
-        if first["type"] == "extra_forbidden":
-            allowed = ", ".join(allowed_keys(model, first["loc"])) or "see the docs"
-            raise RecipeError(
-                f"{source}: unknown key {where!r}; allowed here: {allowed}."
-            ) from None
-        if first["type"] == "missing":
-            raise RecipeError(f"{source}: {where}: missing; add it.") from None
+        if problem := key_problem(where, first, model):
+            raise RecipeError(f"{source}: {problem}.") from None
         raise RecipeError(f"{source}: {where}: {reason} (got {shown(first['input'])}).") from None
 
 
