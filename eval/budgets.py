@@ -1,15 +1,16 @@
 """Sizes by layer beside the same sizes in all layers, within the same budget, without training.
 
     python eval/budgets.py --output eval/results/budgets --models results/budgets \\
-        [--model reference/bolt] [--budget parameters=0.4 --budget macs=0.3] [--arm uniform]
+        [--model reference/bolt] [--budget parameters=0.4 --budget macs=0.3] [--arm uniform] \\
+        [--width 0.75]
 
 Four ways to meet each budget, chosen by the same search from measured sensitivities (`tscompress
 compress MODEL --budget parameters=0.4`) and folded on the same calibration series: `uniform`, the
 same sizes in all layers, of which the width of the residual stream is one; `uniform, whole width`,
 the same with the stream as it was (`--keep-width`); `by layer`, sizes of their own for each layer,
 queries and values, with the stream as it was (`--layout factored`); and `by layer, narrower`, such
-sizes for a model that was folded to five eighths of the stream first (`--layout factored --width
-0.625`). The uniform ones are stock checkpoints, the others need tscompress.
+sizes for a model that was folded to a part of the stream first (`--layout factored --width 0.625`;
+five eighths, or `--width`). The uniform ones are stock checkpoints, the others need tscompress.
 
 Every row is one of them, as it was saved, against its original: the ratios of WQL, SQL and MASE on
 the offline suite with 95 % intervals (paired bootstrap over series), the share of the original's
@@ -68,8 +69,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "by layer": {"layout": "factored"},
     NARROWER: {"layout": "factored"},
 }
-#: Of the residual stream, as a share of ``d_model``.
-_SHARE = 0.625
+#: Share of the residual stream that is kept first.
+NARROWER_WIDTH = 0.625
 BUDGETS = ("parameters=0.6", "parameters=0.4", "parameters=0.25", "macs=0.3")
 REAL = "real"
 #: On a machine with other work; the medians of fewer rounds move by a few percent.
@@ -94,6 +95,7 @@ class Trial:
 
     budget: Budget
     arm: str
+    narrower_width: float = NARROWER_WIDTH
 
     @property
     def key(self) -> Key:
@@ -119,7 +121,9 @@ def _changed(config: CalibrationConfig, **changes: Any) -> CalibrationConfig:
 def planned(bed: Testbed, trial: Trial, windows: Sequence[ForecastBatch]) -> Plan:
     """Sizes as `compress --budget` chooses them, for the `predict` call that is timed."""
     original = bed.original
-    width = dimensions_of(_SHARE, original.config["d_model"]) if trial.arm == NARROWER else None
+    width = None
+    if trial.arm == NARROWER:
+        width = dimensions_of(trial.narrower_width, original.config["d_model"])
     fold, workload = FoldConfig().resolved(original), WORKLOADS[original.family]
     return plan_within_budget(original, trial.schedule, windows, fold, workload, width=width)
 
@@ -232,6 +236,10 @@ def main() -> None:
         "--budget", action="append", type=parse_budget, help=f"default: {', '.join(BUDGETS)}"
     )
     parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
+    parser.add_argument(
+        "--width", type=float, default=NARROWER_WIDTH,
+        help=f"of '{NARROWER}': share of the stream, default {NARROWER_WIDTH}",
+    )  # fmt: skip
     parser.add_argument("--draw", type=int, default=0, help="of the calibration series: a seed")
     parser.add_argument(
         "--planned-on", choices=(MIXED, SYNTHETIC, REAL), default=MIXED,
@@ -250,7 +258,8 @@ def main() -> None:
         arguments.model, arguments.max_series, calibration=calibration, device=arguments.device
     )
     budgets = arguments.budget or [parse_budget(text) for text in BUDGETS]
-    trials = [Trial(budget, arm) for budget in budgets for arm in arguments.arm or ARMS]
+    arms = arguments.arm or ARMS
+    trials = [Trial(budget, arm, arguments.width) for budget in budgets for arm in arms]
     windows = planning_windows(bed, arguments.planned_on, arguments.planned_series)
     stem, console = f"{arguments.output}-{name}", Console()
     models = arguments.models / name

@@ -203,6 +203,13 @@ TABLES = (
         "--models DIR/budgets-models",
         25,
     ),
+    Table(
+        "budgets-narrower-chronos2",
+        "budgets.py --model reference/chronos2 --budget parameters=0.6 --budget parameters=0.4 "
+        "--budget parameters=0.25 --arm 'by layer, narrower' --width 0.75 "
+        "--output DIR/budgets-narrower --models DIR/budgets-narrower-models",
+        30,
+    ),
     Table("shapes", "shapes.py --threads 2 --output DIR/shapes", 10, threads=2, has_quick=True),
     Table(
         "shapes-chronos2",
