@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shared_fixtures import cache_of
 from torch import nn
 
 from tscompress.benchmark.bench import bench
+from tscompress.benchmark.named_models import loaded_pipelines
 from tscompress.benchmark.process_memory import forget_peak, peak_rss_bytes, process_memory
 from tscompress.benchmark.results import BenchResult, Run, ratio_interval
 from tscompress.benchmark.sizes import (
@@ -37,6 +39,7 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import ModelNotFoundError, RecipeError, TscompressError, UsageError
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.layers.low_rank import LowRankLinear
+from tscompress.layers.shared_cross_attention import shares_cross_attention
 from tscompress.training.pretrain_model import build_model
 from tscompress.training.pretrain_output import save_pretrained
 from tscompress.training.pretrain_recipe import Architecture, PretrainRecipe, Stage
@@ -477,6 +480,23 @@ def test_names(bolt: Any, tmp_path: Path) -> None:
     result, _ = fake_bench({"a": [1.0]})
     with pytest.raises(UsageError, match="no measurements of 'b'"):
         result.ratios("b")
+
+
+def test_a_model_named_by_itself_does_not_take_a_given_name(bolt: Any) -> None:
+    bolt.inner_model.config._name_or_path = "elsewhere/small"
+    other = ChronosBoltPipeline(build("chronos-bolt"))
+    pairs: Any = [(None, bolt), ("elsewhere/small", other)]
+    named, _ = loaded_pipelines(pairs, share=False)
+    assert named == {"elsewhere/small (2)": bolt, "elsewhere/small": other}
+
+
+def test_a_shared_model_does_not_take_a_given_name(t5: Any) -> None:
+    other = deepcopy(t5)
+    named, _ = loaded_pipelines([("a", t5), ("a, shared", other)], share=True)
+    assert list(named) == ["a", "a, shared", "a, shared (2)", "a, shared, shared"]
+    assert named["a, shared"] is other
+    assert named["a, shared (2)"].inner_model is t5.inner_model
+    assert shares_cross_attention(named["a, shared (2)"])
 
 
 # --------------------------------------------------------------------------------------------------

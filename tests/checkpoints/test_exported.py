@@ -71,6 +71,8 @@ def test_bench_has_the_bytes_of_the_graphs(
     graph = next(model for model in result.models if model.macs is None)
     (source,) = [model for model in by_name.values() if model is not graph]
     assert graph.parameters == source.parameters
+    assert graph.kv_cache_bytes is None
+    assert (source.kv_cache_bytes or 0) > 0
     assert graph.bytes_on_disk == sum(one.stat().st_size for one in directory.glob("*.onnx"))
 
 

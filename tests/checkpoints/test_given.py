@@ -18,7 +18,7 @@ from shared_fixtures import FAMILIES, Command
 from transformers.utils import logging as transformers_logging
 
 import tscompress
-from tscompress.checkpoints.given import loaded_of, weights_directory
+from tscompress.checkpoints.given import loaded_of, stored_in, weights_directory
 from tscompress.checkpoints.load import load
 from tscompress.compression.calibration import CalibrationConfig
 from tscompress.errors import UnsupportedModelError, UsageError
@@ -149,6 +149,34 @@ def test_weights_lie_in_a_directory_until_the_model_is_changed(
     assert original.bytes_on_disk is not None
     assert compressed.bytes_on_disk is None
     assert compressed.parameters < original.parameters
+
+
+@pytest.mark.parametrize("kind", ["original", "folded", "factored"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_hold_the_weights_of_a_model_until_it_is_changed(
+    family: str, kind: str, checkpoints: dict[str, Path],
+    compressed: dict[tuple[str, str], Path],
+) -> None:  # fmt: skip
+    directory = checkpoints[family] if kind == "original" else compressed[family, kind]
+    loaded = load(directory)
+    assert stored_in(loaded) == directory
+    pipeline = loaded.forecaster
+    pipeline.inner_model.config._name_or_path = str(directory)
+    assert stored_in(loaded_of(pipeline)) == directory
+    weights = {one.data_ptr(): one for one in loaded.model.state_dict().values()}  # tied ones once
+    for weight in weights.values():
+        before = weight.clone()
+        weight.view(-1)[-1] += 1
+        assert stored_in(loaded) is None
+        weight.copy_(before)
+    assert stored_in(loaded) == directory
+
+
+def test_files_do_not_hold_a_table_that_was_untied(checkpoints: dict[str, Path]) -> None:
+    loaded = load(checkpoints["chronos-t5"])
+    model: Any = loaded.forecaster.inner_model
+    model.lm_head.weight = torch.nn.Parameter(model.shared.weight.detach().clone() + 1)
+    assert stored_in(loaded) is None
 
 
 def test_names_of_results(checkpoints: dict[str, Path]) -> None:

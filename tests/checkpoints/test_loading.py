@@ -24,7 +24,10 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, T5Config, T5EncoderModel, T5Model
 
+import tscompress
 from tscompress.api import compress
+from tscompress.checkpoints.format import write_weights
+from tscompress.checkpoints.given import loaded_of
 from tscompress.checkpoints.integrity import read_config, stored_dtype, weight_files
 from tscompress.checkpoints.load import load
 from tscompress.errors import (
@@ -33,6 +36,7 @@ from tscompress.errors import (
     ModelLoadError,
     ModelNotFoundError,
     OfflineError,
+    OutputError,
     PlanError,
     UnsupportedModelError,
     UsageError,
@@ -184,6 +188,45 @@ def test_unknown_reference_is_refused() -> None:
 @pytest.mark.parametrize("source", ["./nowhere", "/no/where", "~/no/where", "a/b/c", "", "  "])
 def test_missing_directory(source: str) -> None:
     refused(ModelNotFoundError, "there is no directory", source)
+
+
+def test_a_name_that_is_too_long_is_missing() -> None:
+    for source in ("x" * 300, f"./{'x' * 300}"):
+        with pytest.raises(ModelNotFoundError, match=source):
+            load(source)
+        with pytest.raises(ModelNotFoundError, match=source):
+            loaded_of(source)
+    with pytest.raises(UsageError, match="x" * 300):
+        tscompress.push("x" * 300, "me/model", dry_run=True)
+
+
+@pytest.mark.parametrize("sizes", [("5GB", "20kB"), ("20kB", "5GB"), ("20kB", "40kB")], ids=str)
+def test_a_factored_model_saved_again_leaves_no_earlier_weights(
+    sizes: tuple[str, str], compressed: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    model: Any = load(compressed["chronos-bolt", "factored"]).model
+    alone, again = tmp_path / "alone", tmp_path / "again"
+    model.save_pretrained(again, max_shard_size=sizes[0])
+    (again / "notes.safetensors").write_bytes(b"mine")
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    for directory in (alone, again):
+        model.save_pretrained(directory, max_shard_size=sizes[1])
+    assert {one.name for one in again.iterdir()} == {
+        *(one.name for one in alone.iterdir()), "notes.safetensors",
+    }  # fmt: skip
+    (again / "notes.safetensors").unlink()
+    expected, found = (load(one).model.state_dict() for one in (alone, again))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+)
+def test_earlier_weights_that_cannot_be_removed(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()  # which unlink refuses
+    with pytest.raises(OutputError, match=name):
+        write_weights({"a": torch.zeros(2)}, tmp_path, "5GB")
 
 
 def test_file_instead_of_directory(checkpoint: Path) -> None:

@@ -281,6 +281,19 @@ def test_root_replaces_the_package_for_the_offline_suite(tmp_path: Path) -> None
         next(load_suite("offline", root=tmp_path))
 
 
+def test_a_season_that_a_package_defines_is_that_of_its_local_copy(tmp_path: Path) -> None:
+    name = "auckland_pedestrians_daily"
+    days = pd.date_range("2020-01-01", periods=200, freq="D").to_pydatetime().tolist()
+    write_parquet(tmp_path, name, {"timestamp": [days], "target": [np.arange(200.0).tolist()]})
+    (dataset,) = load_suite("offline-frequencies", datasets=[name], root=tmp_path)
+    assert dataset.seasonality == 7
+
+
+def test_a_local_copy_of_covariates_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'chicago_ozone_daily'.*--root"):
+        load_suite("covariates", datasets=["chicago_ozone_daily"], root=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ from tscompress.evaluation.batching import (
     parse_batch_size,
     series_that_fit,
 )
+from tscompress.evaluation.calibration import calibration
 from tscompress.evaluation.evaluate import evaluate_pipeline
 from tscompress.evaluation.forecasting import SeasonalNaive, forecast
 from tscompress.evaluation.metrics import (
     quantile_array,
     sample_quantiles,
-    score_forecasts,
     seasonal_errors,
     series_contributions,
 )
@@ -202,6 +202,10 @@ def test_seasonal_naive_carries_values_over_gaps() -> None:
 # --- metrics --------------------------------------------------------------------------------------
 
 
+def score_forecasts(forecasts: Iterable[Any], dataset: EvaluationDataset) -> dict[str, float]:
+    return metrics.score_quantiles(metrics.quantile_array(forecasts), dataset)
+
+
 def test_scores_by_hand() -> None:
     # Yearly: the seasonal error is the mean absolute step, here 1 and 2.
     dataset = dataset_of([[1, 2, 3, 4, 6], [10, 8, 10, 7, 9]], horizon=2, freq="Y")
@@ -239,6 +243,21 @@ def test_missing_labels_and_flat_contexts_are_left_out_of_mase() -> None:
 def test_scoring_keeps_the_terminal_silent(capfd: pytest.CaptureFixture[str]) -> None:
     evaluate_pipeline("seasonal-naive", name="naive", datasets=YEARLY, max_series=2)
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_coverage_error_is_that_of_the_mean_coverage(
+    t5: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter((0.7, 0.94))
+
+    def calibrated(*given: Any) -> Any:
+        return calibration(*given).model_copy(update={"coverage": next(measured)})
+
+    monkeypatch.setattr("tscompress.evaluation.evaluate.calibration", calibrated)
+    options: dict[str, Any] = {"datasets": YEARLY, "max_series": 2, "seeds": (0, 1)}
+    (row,) = evaluate_pipeline(t5, name="m", **options).rows
+    assert row.coverage == pytest.approx(0.82)
+    assert row.coverage_error == pytest.approx(0.02)
 
 
 # --- what each series contributes -----------------------------------------------------------------
@@ -780,13 +799,20 @@ def test_relative_needs_positive_scores(bad: float) -> None:
 @pytest.mark.parametrize(
     ("scores", "says"),
     [
-        ((math.nan, 1.0), "MASE .* Leave out datasets in which no series has two different"),
+        ((math.nan, 1.0), "MASE .* season before.*--seasonality"),
         ((1.0, math.inf), "WQL .* Leave out datasets whose values to forecast are all 0"),
+        ((1.0, 0.0), "WQL .* Leave out"),
     ],
 )
 def test_a_score_that_is_undefined_has_its_cause(scores: tuple[float, float], says: str) -> None:
     with pytest.raises(DataError, match=says):
         relative(result("ours", {"a": scores}), result("other", {"a": scores}))
+
+
+def test_a_perfect_seasonal_naive_has_its_remedy() -> None:
+    naive = result("seasonal-naive", {"a": (1.0, 0.0)})
+    with pytest.raises(DataError, match=r"WQL of 'a' .*--seasonality"):
+        relative(result("ours", {"a": (1.0, 0.2)}), naive)
 
 
 def test_aggregate_has_the_published_columns() -> None:

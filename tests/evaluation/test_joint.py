@@ -187,6 +187,25 @@ def test_a_batch_that_sees_itself_is_not_parted(
         predict_joint(chronos2, dataset_of(shops()), 32, cross_learning=True)
 
 
+@pytest.mark.parametrize("targets", TARGETS)
+def test_automatic_batches_hold_what_fits(
+    chronos2: BaseChronosPipeline, monkeypatch: pytest.MonkeyPatch, targets: str
+) -> None:
+    """Of four groups of targets, each beside three covariates."""
+    sizes: list[int] = []
+
+    def counted(pipeline: Any, tasks: Any, horizon: int, **options: Any) -> Any:
+        sizes.append(len(tasks))
+        shape = len(tasks), len(TARGETS[targets]), len(QUANTILE_LEVELS), horizon
+        return np.zeros(shape, dtype=np.float32)
+
+    rows = len(TARGETS[targets]) + 3
+    monkeypatch.setattr("tscompress.evaluation.batching.series_that_fit", lambda *_: 4 * rows)
+    monkeypatch.setattr("tscompress.evaluation.joint.predict_tasks", counted)
+    predict_joint(chronos2, dataset_of(shops(8), targets), "auto")
+    assert sizes == [4, 4]
+
+
 # --- scores ---------------------------------------------------------------------------------------
 
 
@@ -208,6 +227,16 @@ def test_results_say_how_they_were_made(checkpoints: dict[str, Path]) -> None:
     assert scores("seasonal-naive", frame, cross_learning=True).settings is None
     assert type(crossed).from_dict(crossed.to_dict()) == crossed
     assert "cross-learning" in str(evaluation_table(crossed).title)
+
+
+def test_targets_of_a_group_and_their_windows_are_one_cluster(checkpoints: dict[str, Path]) -> None:
+    model = checkpoints["chronos-2"]
+    (row,) = scores(model, shops(), "two", windows=2).rows
+    assert row.clusters.tolist() == np.repeat(range(3), 4).tolist()
+    (alone,) = scores(model, shops(), windows=2).rows
+    assert alone.series is not None
+    assert alone.series.groups is None
+    assert alone.clusters.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_different_settings_are_noted(checkpoints: dict[str, Path]) -> None:

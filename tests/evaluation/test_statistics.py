@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError, UsageError
@@ -34,6 +35,13 @@ from tscompress.evaluation.results import (
 from tscompress.evaluation.tables import comparison_tables
 
 Losses = dict[str, np.ndarray]
+
+
+def text_of(tables: list[Table]) -> str:
+    console = Console(file=StringIO(), width=110)
+    for table in tables:
+        console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def result(model: str, losses: Losses, **changes: Any) -> EvaluationResult:
@@ -197,13 +205,90 @@ def test_few_large_series_are_told() -> None:
     found = compare_results([result("a", {"d": values}), result("b", {"d": values})])
     (note,) = (note for note in found.notes if note.startswith("WQL"))
     assert "d on about 2 of its 102" in note  # of what
-    assert "--windows" in note  # what to do
+    assert "more series" in note  # what to do
     effective, scored = few_series(result("a", {"d": values}))["WQL"]["d"]
     assert (round(effective), scored) == (2, 102)
     assert few_series(result("a", {"d": np.ones(30)})) == {"MASE": {}, "WQL": {}}
-    series = result("a", {"d": np.ones(30)}).rows[0].series
-    assert series is not None
-    assert effective_series(series, "WQL") == pytest.approx(30)
+    assert effective_series(result("a", {"d": np.ones(30)}).rows[0], "WQL") == pytest.approx(30)
+
+
+def clustered(
+    given: EvaluationResult, windows: int | None = None, groups: tuple[int, ...] | None = None
+) -> EvaluationResult:
+    """The same contributions, of series of several windows or of groups."""
+    (row,) = given.rows
+    assert row.series is not None
+    series = row.series.model_copy(update={"groups": groups})
+    row = row.model_copy(update={"windows": windows, "series": series})
+    return given.model_copy(update={"rows": (row,)})
+
+
+def test_all_windows_of_a_series_are_drawn_together() -> None:
+    rng = np.random.default_rng(5)
+    before, after = pair(rng, 30)
+    windows = np.repeat(before, 8), np.repeat(after, 8)  # alike: they tell nothing more
+    one = compare_results([result("a", {"d": before}), result("b", {"d": after})])
+    many = [clustered(result(n, {"d": v}), 8) for n, v in zip("ab", windows, strict=True)]
+    groups = tuple(np.repeat(np.arange(30), 8).tolist())
+    grouped = [
+        clustered(result(n, {"d": v}), None, groups) for n, v in zip("ab", windows, strict=True)
+    ]
+    for compared in (compare_results(many), compare_results(grouped)):
+        for metric in ("MASE", "WQL"):
+            found, expected = getattr(compared.models[0], metric), getattr(one.models[0], metric)
+            assert found.low == pytest.approx(expected.low, rel=1e-12)
+            assert found.high == pytest.approx(expected.high, rel=1e-12)
+    alone = compare_results([clustered(one) for one in many])
+    width = [c.models[0].WQL.high - c.models[0].WQL.low for c in (one, alone)]  # type: ignore[operator]
+    assert width[1] < width[0] / 2
+    assert effective_series(many[0].rows[0], "WQL") == pytest.approx(
+        effective_series(result("a", {"d": before}).rows[0], "WQL")
+    )
+
+
+def test_windows_of_one_series_are_drawn_and_told() -> None:
+    before, after = pair(np.random.default_rng(5), 40)
+    results = [clustered(result(n, {"d": v}), 40) for n, v in (("a", before), ("b", after))]
+    found = compare_results(results)
+    (alone,) = compare_results([result("a", {"d": before}), result("b", {"d": after})]).models
+    assert (found.models[0].WQL.low, found.models[0].WQL.high) == (alone.WQL.low, alone.WQL.high)
+    (note,) = (note for note in found.notes if "single series" in note)
+    assert "windows" in note
+    assert note.endswith(": d")
+    group = compare_results(
+        [clustered(one, 20, (0,) * 40) for one in results]  # two targets, 20 windows of each
+    )
+    assert group.models[0].WQL.low is not None
+    assert group.models[0].WQL.low != alone.WQL.low
+    assert few_series(results[0]) == {"MASE": {}, "WQL": {}}
+    assert "1 series in 40 windows" in repr(results[0])
+    shown = text_of(comparison_tables(found))
+    assert "1 × 40" in shown
+
+
+def test_windows_are_drawn_where_one_series_has_an_error() -> None:
+    before, after = pair(np.random.default_rng(5), 20)
+    results = []
+    for name, values in (("a", before), ("b", after)):
+        given = clustered(result(name, {"d": values}), 10)  # the second series never varies
+        row = given.rows[0]
+        assert row.series is not None
+        steps = (*row.series.scaled_steps[:10], *(0,) * 10)
+        errors = (*row.series.scaled_error[:10], *(0.0,) * 10)
+        series = row.series.model_copy(update={"scaled_steps": steps, "scaled_error": errors})
+        row = row.model_copy(update={"series": series})
+        results.append(given.model_copy(update={"rows": (row,)}))
+    found = compare_results(results)
+    assert found.models[0].MASE.low is not None
+    assert any("windows alone" in note and note.endswith(": d") for note in found.notes)
+    alone = compare_results([without_series(one) for one in results])
+    assert not any("single series" in note for note in alone.notes)
+
+
+def test_windows_do_not_make_few_series_many() -> None:
+    given = clustered(result("a", {"d": np.ones(40)}), 8)
+    effective, scored = few_series(given)["WQL"]["d"]
+    assert (round(effective), scored) == (5, 5)
 
 
 def quarterly(values: np.ndarray, count: int) -> EvaluationDataset:
@@ -312,6 +397,22 @@ def test_mean_of_runs_scores_the_mean_and_is_surer_than_one() -> None:
         mean_of_runs([runs[0], result("e", {"d": before[:100]})])
     with pytest.raises(DataError, match="no series of 'd' were kept for 'b'"):
         mean_of_runs([runs[0], without_series(runs[1])])
+
+
+def test_mean_of_runs_has_their_mean_coverage() -> None:
+    before, _ = losses(sizes=(5,))
+    runs = []
+    for coverage, crossing in ((0.7, 0.1), (0.88, 0.3)):
+        run = result("a", before)
+        measures = {"coverage": coverage, "crossing_rate": crossing}
+        measures["coverage_error"] = abs(coverage - 0.8)
+        row = run.rows[0].model_copy(update=measures)
+        runs.append(run.model_copy(update={"rows": (row,)}))
+    (row,) = mean_of_runs(runs).rows
+    assert (row.coverage, row.crossing_rate) == (pytest.approx(0.79), pytest.approx(0.2))
+    assert row.coverage_error == pytest.approx(0.01)
+    (row,) = mean_of_runs([runs[0], result("a", before)]).rows
+    assert (row.coverage, row.coverage_error) == (None, None)
 
 
 def test_results_without_series_have_ratios_only() -> None:
@@ -432,10 +533,7 @@ def test_frames() -> None:
 def test_tables_show_intervals() -> None:
     before, after = losses()
     found = compare_results([result("[a]", before), result("b", after), result("c", before)])
-    console = Console(file=StringIO(), width=110)
-    for table in comparison_tables(found):
-        console.print(table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = text_of(comparison_tables(found))
     mean = found.models[0].WQL
     assert f"{mean.ratio:.4f} ({mean.low:.4f}–{mean.high:.4f})" in text
     assert "relative to [a]" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shared_fixtures import Command, Forbid, assert_refused, tiny_recipe
+from chronos import BaseChronosPipeline
+from shared_fixtures import Command, Forbid, assert_refused, made_smaller, tiny_recipe
 
 import tscompress
 from tscompress import runtime
@@ -24,7 +26,8 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.exporting.graph import onnx_graph
+from tscompress.exporting.graph import _without_advice, onnx_graph
+from tscompress.exporting.parity import largest_difference
 from tscompress.families.registry import adapter_of
 from tscompress.io.files import check_output
 from tscompress.layers.sized_attention import SizedT5Attention, same_sizes
@@ -298,3 +301,102 @@ def test_command_exports(
     outcome = command("export", "reference/bolt-nano", "--output", other)
     assert_refused(outcome, 1, "nothing was kept")
     assert not other.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", GRAPHS)
+def test_a_model_in_bfloat16_is_exported(
+    family: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    loaded = load(checkpoints[family], dtype="bfloat16")
+    assert tscompress.export(loaded, tmp_path / "out").difference < 1e-5
+
+
+def test_a_model_in_bfloat16_is_cast_and_left_as_it_is(
+    checkpoints: dict[str, Path], exported: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = (exported["chronos-bolt"] / GRAPH_FILE).read_bytes()
+    seen = set()
+
+    def dtype_of(module: torch.nn.Module) -> None:
+        seen.update(one.dtype for one in module.parameters())
+
+    def written(source: Any, precision: str) -> bytes:
+        dtype_of(source.module)
+        return graph
+
+    def compared(pipeline: Any, forecaster: Any) -> float:
+        dtype_of(pipeline.inner_model)
+        return 0.0
+
+    monkeypatch.setattr("tscompress.workflows.export.onnx_graph", written)
+    monkeypatch.setattr("tscompress.workflows.export.largest_difference", compared)
+    loaded = load(checkpoints["chronos-bolt"], dtype="bfloat16")
+    tscompress.export(loaded, tmp_path / "out")
+    assert seen == {torch.float32}
+    assert {one.dtype for one in loaded.model.parameters()} == {torch.bfloat16}
+    # The files have more digits than the weights that were exported.
+    assert record_of(tmp_path / "out")["source"]["sha256"] == {}
+
+
+def test_the_record_names_only_files_that_hold_the_weights(
+    checkpoints: dict[str, Path], exported: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = (exported["chronos-bolt"] / GRAPH_FILE).read_bytes()
+    monkeypatch.setattr("tscompress.workflows.export.onnx_graph", lambda *_: graph)
+    monkeypatch.setattr("tscompress.workflows.export.largest_difference", lambda *_: 0.0)
+
+    def source_of(model: Any) -> Any:
+        return record_of(tscompress.export(model, tmp_path / "out", force=True).directory)["source"]
+
+    stored = checkpoints["chronos-bolt"]
+    assert source_of(load(stored)) == source_of(stored)
+    assert set(source_of(stored)["sha256"]) >= {"config.json", "model.safetensors"}
+    small = made_smaller(stored, "folded")
+    assert source_of(small)["sha256"] == {}
+    assert "other weights" in (tmp_path / "out" / "README.md").read_text()
+    saved = tscompress.save(small, tmp_path / "small")
+    assert source_of(small) == source_of(saved)
+    assert "other weights" not in (tmp_path / "out" / "README.md").read_text()
+    with torch.no_grad():
+        next(small.model.parameters()).add_(1)
+    assert source_of(small)["sha256"] == {}
+
+
+def test_the_directory_of_a_pipeline_is_not_replaced(
+    compressed: dict[tuple[str, str], Path], tmp_path: Path, forbid: Forbid
+) -> None:
+    forbid("tscompress.workflows.export.onnx_graph")
+    directory = Path(shutil.copytree(compressed["chronos-bolt", "folded"], tmp_path / "model"))
+    pipeline = BaseChronosPipeline.from_pretrained(directory)
+    with pytest.raises(OutputExistsError, match="input"):
+        tscompress.export(pipeline, directory, force=True)
+    assert (directory / "model.safetensors").is_file()
+
+
+def test_a_model_without_a_median_is_compared(
+    checkpoints: dict[str, Path], exported: dict[str, Path], tmp_path: Path
+) -> None:
+    found = []
+    for source, name in ((checkpoints, "config.json"), (exported, RECORD_FILE)):
+        directory = Path(shutil.copytree(source["chronos-bolt"], tmp_path / name))
+        content = json.loads((directory / name).read_text())
+        levels = content.get("config", content)["chronos_config"]["quantiles"]
+        levels[levels.index(0.5)] = 0.45
+        (directory / name).write_text(json.dumps(content))
+        found.append(directory)
+    model, graph = found
+    assert largest_difference(load(model).forecaster, runtime.load(graph)) < 1e-5
+
+
+@pytest.mark.parametrize("before", [logging.NOTSET, logging.ERROR])
+def test_the_callers_switch_of_logging_stays(before: int) -> None:
+    logging.disable(before)
+    try:
+        with _without_advice():
+            assert logging.root.manager.disable >= max(before, logging.WARNING)
+        assert logging.root.manager.disable == before
+    finally:
+        logging.disable(logging.NOTSET)

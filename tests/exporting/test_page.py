@@ -173,6 +173,8 @@ def test_archive_is_taken_from_a_file(archive: bytes, tmp_path: Path, forbid: Fo
         find_engine(path)
     with pytest.raises(UsageError, match=r"none\.tgz"):
         find_engine(tmp_path / "none.tgz")
+    with pytest.raises(UsageError, match="~no-such-user/x"):
+        find_engine("~no-such-user/x")
 
 
 # --------------------------------------------------------------------------------------------------

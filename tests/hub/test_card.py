@@ -31,7 +31,7 @@ from tscompress.errors import (
     VerificationError,
 )
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.hub.card import card_by_hand, licence_of, make_card, write_card
+from tscompress.hub.card import card_by_hand, card_of, licence_of, make_card, write_card
 from tscompress.hub.card_scores import (
     CardScores,
     about_measurements,
@@ -40,7 +40,7 @@ from tscompress.hub.card_scores import (
     read_scores,
     scores_of_run,
 )
-from tscompress.hub.origin import read_checkpoint_record
+from tscompress.hub.origin import read_checkpoint_record, without_paths
 from tscompress.io.hashing import sha256_of
 from tscompress.io.own_outputs import is_marked
 from tscompress.plan.schedules import RankSchedule
@@ -239,6 +239,92 @@ def test_the_model_that_an_embedding_is_from_is_shown_by_name(
     assert read_checkpoint_record(made).local_paths == [theirs]
 
 
+def test_a_grown_model_names_what_it_was_grown_from(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    theirs = str(checkpoints["chronos-bolt"])
+    made = pretrain(tiny_recipe("chronos-bolt", start_from=theirs), tmp_path / "run")
+    assert made is not None
+    card = make_card(made)
+    assert "start_from: chronos-bolt\n" in card.text
+    assert "Grown from `chronos-bolt`" in card.text
+    assert "from scratch" not in card.text
+    assert "None was chosen" not in card.text  # of licences: that of the start applies
+    assert theirs not in card.text
+    record = read_checkpoint_record(made)
+    assert record.local_paths == [theirs]
+    assert record.pretraining is not None
+    recipe = record.pretraining.model_copy(update={"start_from": "reference/bolt"})
+    grown = replace(record, pretraining=recipe)
+    assert licence_of(grown) == {"license": "apache-2.0"}
+    assert "base_model" not in metadata(card_of(grown))
+
+
+def cached_model(checkpoint: Path, repo_id: str, cache: Path) -> None:
+    """As huggingface_hub leaves a downloaded model."""
+    folder = cache / f"models--{repo_id.replace('/', '--')}"
+    shutil.copytree(checkpoint, folder / "snapshots" / COMMIT)
+    (folder / "snapshots" / COMMIT / "README.md").write_text("---\nlicense: mit\n---\n")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+
+
+@pytest.mark.parametrize("place", ["hub", "directory"])
+def test_a_start_is_of_the_hub_only_if_it_came_from_there(
+    place: str, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    stored = checkpoints["chronos-bolt"]
+    if place == "directory":
+        shutil.copytree(stored, "runs/bolt")
+    else:
+        cached_model(stored, "runs/bolt", tmp_path / "hub")
+        snapshot = tmp_path / "hub/models--runs--bolt/snapshots" / COMMIT
+        monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    made = pretrain(tiny_recipe("chronos-bolt", start_from="runs/bolt"), tmp_path / "run")
+    assert made is not None
+    recorded = json.loads((made / "provenance.json").read_text())["pretraining"]
+    shutil.rmtree("runs", ignore_errors=True)
+    if place == "directory":  # now a stranger's model of that name is in the cache
+        cached_model(stored, "runs/bolt", tmp_path / "hub")
+    record = read_checkpoint_record(made)
+    card = card_of(record)
+    is_of_hub = place == "hub"
+    assert recorded["start_revision"] == (COMMIT if is_of_hub else None)
+    assert metadata(card).get("base_model") == ("runs/bolt" if is_of_hub else None)
+    assert licence_of(record, fetch=True) == ({"license": "mit"} if is_of_hub else {})
+    assert ("runs/bolt" in card.text) == is_of_hub
+    assert f"start_from: {'runs/bolt' if is_of_hub else 'bolt'}\n" in card.text
+    assert (COMMIT[:12] in card.text) == is_of_hub
+    assert record.local_paths == ([] if is_of_hub else ["runs/bolt"])
+
+
+def test_a_start_without_a_record_of_its_commit_is_local(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """As earlier versions wrote it."""
+    theirs = str(checkpoints["chronos-bolt"])
+    made = pretrain(tiny_recipe("chronos-bolt", start_from=theirs), tmp_path / "run")
+    assert made is not None
+    record = read_checkpoint_record(made)
+    assert record.pretraining is not None
+    recipe = record.pretraining.model_copy(update={"start_from": "someone/else"})
+    for trained in ({"start_from": "someone/else"}, {}, None):
+        grown = replace(
+            record, pretraining=recipe, provenance={**record.provenance, "pretraining": trained}
+        )
+        card = card_of(grown)
+        assert "base_model" not in metadata(card)
+        assert "Grown from `else`, a local model" in card.text
+        assert "someone" not in card.text
+
+
+def test_the_tasks_of_a_probe_are_shown_by_name() -> None:
+    recipe = {"probe": {"tasks_file": "/home/me/mine.yaml"}}
+    assert without_paths(recipe) == {"probe": {"tasks_file": "mine.yaml"}}
+
+
 def test_the_original_is_the_one_that_both_records_name(fold: Path) -> None:
     edit_recipe(fold, model="someone/else", revision=COMMIT)
     with pytest.raises(VerificationError, match=r"recipe\.yaml .*'someone/else'"):
@@ -300,6 +386,15 @@ def test_scores_are_metadata_and_a_table(saved: dict[str, Path], tmp_path: Path)
     assert index["results"][0]["dataset"]["args"] == {"series": 20}
     assert "WQL **1.1000** (1.1000 to 1.1000)" in card.text
     assert re.search(r"\| monash_m1_yearly \| 20 \| 0\.\d{4} \| 0\.\d{4} \| 1\.1000 \|", card.text)
+
+
+def test_windows_are_not_counted_as_series(saved: dict[str, Path]) -> None:
+    found = result("small", 1.1)
+    rows = tuple(row.model_copy(update={"windows": 5}) for row in found.rows)
+    card = make_card(saved["fold"], scores=CardScores.of(found.model_copy(update={"rows": rows})))
+    (index,) = metadata(card)["model-index"]
+    assert {one["dataset"]["args"]["series"] for one in index["results"]} == {4}
+    assert "| monash_m1_yearly | 4 × 5 |" in card.text
 
 
 def test_scores_of_the_model_alone(saved: dict[str, Path], tmp_path: Path) -> None:

@@ -393,8 +393,13 @@ def test_exported_files_go_up_beside_the_weights_they_were_made_of(
     record.write_text(json.dumps(content))
     assert "no file beside it" in command("push", bolt, repo_id, "--onnx", onnx).line
     record.write_text(written)
-    (onnx / "model.onnx").write_bytes((onnx / "model.onnx").read_bytes() + b"x")
-    assert "sha256" in command("push", bolt, repo_id, "--onnx", onnx).line
+    for name in ("README.md", "model.onnx"):
+        exported = (onnx / name).read_bytes()
+        (onnx / name).write_bytes(exported + b"x")
+        refused = command("push", bolt, repo_id, "--onnx", onnx).line
+        assert "sha256" in refused
+        assert name in refused
+        (onnx / name).write_bytes(exported)
     assert len(hub.log) == requests
 
 

@@ -290,6 +290,17 @@ def test_results_are_read_back_and_earlier_ones_still_load(tmp_path: Path) -> No
         load_probes(path)
 
 
+@pytest.mark.parametrize("known", ["slope_kept", "gain_kept"])
+def test_a_lost_response_is_told_by_the_shares_that_are_known(known: str) -> None:
+    found = result_of("small", 0.4).against(result_of("big", 0.8)).response
+    assert found is not None
+    other = {"slope_kept": "gain_kept", "gain_kept": "slope_kept"}[known]
+    (line,) = found.model_copy(update={other: None}).lines()
+    assert "was lost" in line
+    assert ("of its size" in line) == (known == "slope_kept")
+    assert ("gain in accuracy" in line) == (known == "gain_kept")
+
+
 def test_tables_hold_the_values_and_the_kept_shares() -> None:
     original, compressed = result_of("big", 0.8), result_of("small", 0.4)
     table, kept = probe_tables(compressed, original)

@@ -175,6 +175,11 @@ def test_a_bad_file_of_tasks_is_one_line(tmp_path: Path, old: str, new: str, say
         load_tasks(tmp_path / "none.yaml")
 
 
+def test_a_short_context_keeps_a_value() -> None:
+    task = TASKS["ar1"].model_copy(update={"missing": 0.9, "context_length": 4})
+    assert (np.isfinite(task.draw().context).sum(axis=1) == 1).all()
+
+
 @pytest.mark.parametrize("changes", [{"missing": 1.0}, {"num_series": 0}, {"noise": 1}])
 def test_options_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):

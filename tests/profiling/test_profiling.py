@@ -12,6 +12,7 @@ import pytest
 import torch
 from hooks import hook_count
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 from rich.console import Console
 from transformers import BertConfig, BertModel, T5Config, T5Model
 
@@ -36,7 +37,7 @@ from tscompress.profiling.measure import (
     profile_inputs,
     profile_weights,
 )
-from tscompress.profiling.rank_profile import InputProfile, RankProfile
+from tscompress.profiling.rank_profile import InputProfile, RankProfile, Spectrum
 from tscompress.profiling.tables import profile_table
 
 LANGUAGE_MODELS = ("t5", "bert")
@@ -448,6 +449,28 @@ def test_figure_of_one_epsilon(bolt_profile: RankProfile) -> None:
     assert "ε = 0.1" in per_head_figure(bolt_profile, 0.1).get_suptitle()
     with pytest.raises(UsageError, match=r"no ε = 0\.2; it has 0\.3, 0\.1"):
         per_head_figure(bolt_profile, 0.2)
+
+
+def test_heads_of_sizes_by_layer_have_their_own_full_rank(bolt_profile: RankProfile) -> None:
+    sizes = list(range(8, 0, -1))
+
+    def narrowed(spectrum: Spectrum, depth: int) -> Spectrum:
+        return spectrum.model_copy(update={"full_rank": sizes[depth]})
+
+    weights = tuple(
+        weight.model_copy(
+            update={"heads": tuple(narrowed(head, weight.depth) for head in weight.heads)}
+        )
+        for weight in bolt_profile.weights
+    )
+    figure = per_head_figure(bolt_profile.model_copy(update={"weights": weights}))
+    kinds = dict.fromkeys(weight.kind for weight in weights if weight.heads)
+    for axes, kind in zip(figure.axes, kinds, strict=True):
+        (steps,) = axes.patches
+        assert isinstance(steps, StepPatch)
+        depths = sorted({w.depth for w in weights if w.heads and w.kind == kind})
+        assert steps.get_data().values.tolist() == [sizes[depth] for depth in depths]
+        assert len(depths) > 1
 
 
 def test_comparison_figure_skips_unmeasured_values() -> None:

@@ -28,7 +28,7 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, 
 from tscompress.data.suites import find_suite, load_suite
 from tscompress.errors import DataError, OutputError, OutputExistsError, UsageError
 from tscompress.evaluation.comparison import Ratio
-from tscompress.evaluation.results import Settings
+from tscompress.evaluation.results import EvaluationResult, Settings
 from tscompress.evaluation.typical_series import ForecastExample, typical_examples
 from tscompress.hub.card_scores import read_scores
 from tscompress.plan.schedules import RankSchedule
@@ -519,6 +519,37 @@ def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -
     )
     with pytest.raises(UsageError, match="other series"):
         rewrite_report(directory, output, compare=[other], force=True)
+    save_run(
+        replace(faster, original=relabelled(result.original), compressed=relabelled(
+            result.compressed), baseline=None), recipe,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="other series"):
+        rewrite_report(directory, output, compare=[other], force=True)
+
+
+def test_windows_are_named_beside_the_number_of_series(walked: Run) -> None:
+    result, recipe = walked
+    first = make_report(result, recipe).quality[0]
+    windows = int(first.series)
+
+    def cut(scores: EvaluationResult | None) -> EvaluationResult:
+        assert scores is not None
+        rows = [row.model_copy(update={"windows": windows}) for row in scores.rows]
+        return scores.model_copy(update={"rows": tuple(rows)})
+
+    other = replace(result, original=cut(result.original), compressed=cut(result.compressed))
+    report = make_report(other, recipe)
+    assert report.quality[0].series == f"1 × {windows}"
+    assert f"1 series × {windows} windows" in render_page(report)
+
+
+def relabelled(scores: EvaluationResult | None) -> EvaluationResult:
+    """The same numbers of series, of other values."""
+    assert scores is not None
+    content = scores.to_dict()
+    for row in content["rows"]:
+        row["series"]["absolute_label"] = [2 * one for one in row["series"]["absolute_label"]]
+    return EvaluationResult.from_dict(content)
 
 
 def test_settings_of_an_evaluation_are_on_the_page(

@@ -170,14 +170,18 @@ def test_forecasts_are_judged_by_their_intervals(
     assert ("--windows" in " ".join(found.advice)) == (level == "unsure")
 
 
-@pytest.mark.parametrize("few", [scores(8), scores(200, large=2)])
+@pytest.mark.parametrize(
+    "few",
+    [scores(8), scores(200, large=2), scores(80, windows=10), scores(40, windows=40)],
+)
 def test_few_series_never_make_a_good_verdict(few: EvaluationResult) -> None:
     found = verdict(original=few)
     assert found.level == "unsure"
     assert "few" in found.clauses[0]
     assert "no measurable" not in found.clauses[0]
-    assert any("--windows" in line for line in found.advice)
-    assert any(few_series(few).values())
+    assert any("more series" in line for line in found.advice)
+    assert not any("--windows" in line for line in found.advice)
+    assert any(few_series(few).values()) == (few.rows[0].cluster_count > 1)
 
 
 def test_windows_are_not_counted_as_series() -> None:

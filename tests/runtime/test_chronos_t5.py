@@ -258,6 +258,7 @@ def test_paths_need_no_torch(exported: dict[str, Path], forecaster: Any) -> None
         {"temperature": 0}, {"temperature": np.nan}, {"top_k": -1}, {"top_k": 1.5}, {"top_p": 1.5},
         {"num_samples": 0}, {"batch_size": 0}, {"seed": -1}, {"seed": 1.5},
         {"uniforms": np.ones((1, 20, 4))}, {"uniforms": np.zeros((1, 2, 3))},
+        {"uniforms": "x"},
         {"seed": 1, "uniforms": np.zeros((1, 20, 4))},
     ],
     ids=str,

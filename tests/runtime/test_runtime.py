@@ -183,6 +183,7 @@ def test_quantiles_of_equal_weights_lie_between_the_values() -> None:
         ([[1.0, -np.inf]], DataError, "-inf"),
         ([["a", "b"]], DataError, "numeric"),
         ([[[[1.0]]]], DataError, "dimensions"),
+        ([1.0, 2.0, 3.0], DataError, "single number"),
         ("abc", UsageError, "str"),
         (5, UsageError, "int"),
     ],
@@ -211,6 +212,8 @@ def test_series_that_cannot_be_forecast(
             "x ahead",
         ),
         ({"target": [1.0], "past_covariates": {"day": ["monday"]}}, "day"),
+        ({"target": [1.0, 2.0], "past_covariates": np.ones(2)}, "past_covariates.*ndarray"),
+        ({"target": [1.0, 2.0], "past_covariates": {1: [1.0] * 2, "x": [1.0] * 2}}, "int and str"),
     ],
 )
 def test_covariates_that_do_not_fit(task: Any, said: str, exported: dict[str, Path]) -> None:
@@ -224,13 +227,19 @@ def test_options_out_of_range(family: str, exported: dict[str, Path]) -> None:
     for steps in (0, -1, 1.5, True, "4", 10**7):
         with pytest.raises(UsageError, match="prediction_length"):
             forecaster.predict_quantiles([[1.0, 2.0]], steps)  # type: ignore[arg-type]
-    for levels in ([], [1.5], [-0.1]):
+    given: tuple[Any, ...] = ([], [1.5], [-0.1], 0.5, ["a"], [None])
+    for levels in given:
         with pytest.raises(UsageError, match="quantile_levels"):
             forecaster.predict_quantiles([[1.0, 2.0]], 4, levels)
     with pytest.raises(UsageError, match="threads"):
         runtime.load(exported[family], threads=0)
     with pytest.raises(UsageError, match="int"):
         runtime.load(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="empty"):
+        runtime.load("")
+    for name in ("~no-such-user/x", "x" * 300):
+        with pytest.raises(ModelNotFoundError, match=name):
+            runtime.load(name)
 
 
 @pytest.mark.filterwarnings("default:prediction_length is")
@@ -324,6 +333,13 @@ def write_nonsense(directory: Path) -> None:
             lambda d: write_record(d, lambda r: r["config"]["chronos_config"].update(quantiles=[])),
             CorruptCheckpointError,
             "quantiles",
+        ),
+        (
+            lambda d: write_record(
+                d, lambda r: r["config"]["chronos_config"].pop("prediction_length")
+            ),
+            CorruptCheckpointError,
+            "prediction_length",
         ),
     ],
 )

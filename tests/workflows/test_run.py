@@ -211,6 +211,23 @@ def test_labels_are_recognised_and_their_history_is_not(horizon: int, missing: f
     assert not any(known.recognise(walk[:-horizon]) for walk in walks)
 
 
+@pytest.mark.parametrize("windows", [1, 2])
+def test_labels_that_repeat_their_history_are_not_recognised(windows: int) -> None:
+    rng = np.random.default_rng(0)
+    weeks, horizon = np.tile(rng.normal(size=(4, 7)), (1, 18)), 7
+    walk = rng.normal(size=weeks.shape[1]).cumsum()
+    cuts = [
+        values[: len(values) - horizon * behind]
+        for values in (*weeks, walk)
+        for behind in reversed(range(windows))
+    ]
+    dataset = replace(some_dataset(), series=tuple(cuts), horizon=horizon, windows=windows)
+    known = label_fingerprints(dataset)
+    assert not any(known.recognise(week[: -horizon * windows]) for week in weeks)
+    assert not known.recognise(walk[: -horizon * windows])
+    assert known.recognise(walk[: 1 - horizon * windows])  # one step is enough
+
+
 def test_series_given_besides_a_recipe_are_held_against_suites_that_have_names(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -634,3 +651,28 @@ def test_covariate_tasks_of_a_model_that_will_read_none_are_refused_first(
         run(recipe)
     assert "univariate" in str(refused.value)
     assert not (tmp_path / "out" / "chronos-2-fold").exists()
+
+
+def test_covariate_tasks_that_a_univariate_model_skips_are_not_in_its_report(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = small_recipe(
+        checkpoints["chronos-2"],
+        tmp_path / "out",
+        schedule=None,
+        fold=FoldConfig(univariate=True),
+        probe=ProbeConfig(num_series=2),
+        profile=None,
+        evaluation=None,
+        bench=None,
+    )
+    result = run(recipe)
+    page = write_report(result, recipe)
+    assert result.probes is not None
+    original, compressed = result.probes
+    assert compressed.skipped
+    assert len(original.tasks) > len(compressed.tasks)
+    for text in (page.read_text(), page.with_suffix(".html").read_text()):
+        assert compressed.tasks[0].task.group in text
+        assert compressed.skipped[0] not in text
+    assert load_run(tmp_path / "out")[0].probes == result.probes

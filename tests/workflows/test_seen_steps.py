@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from chronos import BaseChronosPipeline
 
 import tscompress
 from tscompress.checkpoints.load import LoadedModel, load
 from tscompress.compression.calibration import CalibrationConfig
-from tscompress.data.evaluation_sets import LongFormat
+from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
+from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.series import read_series
 from tscompress.errors import LeakError, ModelNotFoundError
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows.compress import compress_checkpoint, compress_loaded_
+from tscompress.workflows.evaluate_fev import evaluate_fev
 from tscompress.workflows.evaluate_models import evaluate_models
 from tscompress.workflows.fitted_to import recorded_sources
 from tscompress.workflows.recipe import EvaluationConfig, Recipe, load_recipe, validate
@@ -148,6 +153,86 @@ def test_a_source_that_lies_elsewhere_is_known(
     assert not notes
     evaluate_models(config(other), lambda: load(output), on_note=notes.append)
     assert "relative.csv" in notes[0]
+
+
+@pytest.fixture(scope="module")
+def suite_of_sales(sales: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same series in the layout of the Hub, and a suite of them beside ``offline``'s."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "copied").mkdir()
+    groups = pd.read_csv(sales, parse_dates=["day"]).groupby("shop")
+    rows = [{"timestamp": g["day"].tolist(), "target": g["sales"].tolist()} for _, g in groups]
+    pd.DataFrame(rows).to_parquet(root / "copied" / "train.parquet")
+    entry = {"name": "copied", "hf_repo": "some/repo", "offset": -SCORED,
+             "prediction_length": SCORED // 2, "num_rolls": 2}  # fmt: skip
+    (root / "mine.yaml").write_text(yaml.safe_dump([entry]))
+    return root
+
+
+def test_steps_of_a_suite_that_were_calibrated_on_are_not_scored(
+    compressed: Callable[[int], Path], suite_of_sales: Path
+) -> None:
+    options = {"suite": suite_of_sales / "mine.yaml", "root": suite_of_sales}
+    with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+        tscompress.evaluate(compressed(0), **options)
+    assert tscompress.evaluate(compressed(SCORED), **options).rows[0].windows == 2
+
+
+def test_steps_of_a_fev_task_that_were_calibrated_on_are_not_scored(
+    compressed: Callable[[int], Path], sales: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("fev")
+    data = tmp_path / "sales.parquet"
+    names = {"shop": "id", "day": "timestamp", "sales": "target"}
+    table = pd.read_csv(sales, parse_dates=["day"]).rename(columns=names)
+    table.to_parquet(data, index=False)
+    task = {"dataset_path": str(data), "horizon": SCORED // 2, "num_windows": 2}
+    path = tmp_path / "tasks.yaml"
+    path.write_text(yaml.safe_dump({"tasks": [task]}))
+
+    def evaluated(model: Path) -> list[dict[str, Any]]:
+        scored = [lambda: load(model)]
+        return evaluate_fev(str(path), scored, batch_size=4, seed=0, num_samples=None)
+
+    with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+        evaluated(compressed(0))
+    assert len(evaluated(compressed(SCORED))) == 2
+
+
+def test_a_source_whose_series_repeat_may_be_scored_where_it_was_held_out(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    weeks = np.tile(np.random.default_rng(0).normal(50, 9, (7, 2)).round(2), (13, 1))
+    days = pd.date_range("2024-01-01", periods=len(weeks))
+    source, output = tmp_path / "weeks.csv", tmp_path / "small"
+    pd.DataFrame({"day": days, "a": weeks[:, 0], "b": weeks[:, 1]}).to_csv(source, index=False)
+    content = recipe_content(checkpoints["chronos-bolt"], output, str(source))
+    form = {"time_column": "day", "target_column": "*"}
+    content |= {"series": {**form, "hold_out": SCORED}}
+    compress_checkpoint(validate(Recipe, content, source="test"))
+    # By another season than the week, in which nothing changes.
+    options = {"horizon": SCORED, "seasonality": 2, **form}
+    assert len(tscompress.evaluate(output, source, **options).rows) == 1
+    with pytest.raises(LeakError):
+        tscompress.evaluate(output, source, **{**options, "horizon": SCORED + 1})
+
+
+def test_labels_that_another_series_goes_on_from_are_recognised(tmp_path: Path) -> None:
+    long = np.random.default_rng(0).normal(50, 9, 90).round(2)
+    month = pd.Period("2000-01", freq="M")
+    dataset = EvaluationDataset("cuts", SCORED, (long[:60], long), (month, month))
+    known = label_fingerprints(dataset)
+    assert known.recognise(long[:60])
+    assert known.recognise(long)
+    assert not known.recognise(long[:-SCORED][-30:])
+
+
+def test_a_suite_of_wheels_asks_no_recipe(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    model = tmp_path / "small"
+    shutil.copytree(checkpoints["chronos-bolt"], model)
+    (model / "recipe.yaml").write_text("no_such_key: 1\n", encoding="utf-8")
+    (row,) = tscompress.evaluate(model, "offline", datasets=["monash_m1_yearly"], max_series=1).rows
+    assert row.series_count == 1
 
 
 def recipe_content(model: Path, output: Path, source: str) -> dict[str, object]:

@@ -129,11 +129,7 @@ def bench(
                     batch_size=workload.batch_size,
                     parameters=parameter_count(pipeline.inner_model),
                     parameter_bytes=parameter_bytes(pipeline.inner_model),
-                    kv_cache_bytes=kv_cache_bytes(
-                        pipeline.inner_model,
-                        workload,
-                        shared_cross_attention=shares_cross_attention(pipeline),
-                    ),
+                    kv_cache_bytes=_cache_bytes(pipeline, workload),
                     bytes_on_disk=disk.get(name),
                     macs=count_macs(pipeline, workload)
                     if measure_macs and not isinstance(pipeline.inner_model, ExportedModel)
@@ -148,6 +144,15 @@ def bench(
             device_name=_device_name(workload),
             torch_version=torch.__version__,
         )
+
+
+def _cache_bytes(pipeline: BaseChronosPipeline, workload: Workload) -> int | None:
+    """Of an exported model None: its layers are in the graph."""
+    model = pipeline.inner_model
+    if isinstance(model, ExportedModel):
+        return None
+    shared = shares_cross_attention(pipeline)
+    return kv_cache_bytes(model, workload, shared_cross_attention=shared)
 
 
 def _device_of(

@@ -68,18 +68,21 @@ def loaded_pipelines(
     pipelines: dict[str, BaseChronosPipeline] = {}
     directories: dict[str, Path | None] = {}
     pairs = list(pairs)
+    given = [name for name, _ in pairs if name is not None]
     for position, (name, model) in enumerate(pairs):
         if name is not None and isinstance(model, BaseChronosPipeline):
             pipelines[name] = model  # timing needs no more of it than the call
             continue
         loaded = _loaded(model, name, options, is_last=position == len(pairs) - 1)
-        label = loaded.name if name is not None else numbered(loaded.name, pipelines)
+        taken = [*pipelines, *given]
+        label = loaded.name if name is not None else numbered(loaded.name, taken)
         pipelines[label] = loaded.forecaster
         directories[label] = weights_directory(loaded)
     if share:
         for label, pipeline in list(pipelines.items()):
-            pipelines[f"{label}, shared"] = share_cross_attention(pipeline)
-            directories[f"{label}, shared"] = directories.get(label)
+            name = numbered(f"{label}, shared", pipelines)
+            pipelines[name] = share_cross_attention(pipeline)
+            directories[name] = directories.get(label)
     return pipelines, directories
 
 

@@ -37,7 +37,7 @@ class ModelBench:
     batch_size: int
     parameters: int
     parameter_bytes: int
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None
     bytes_on_disk: int | None = None
     macs: int | None = None
     memory: MemoryUse | None = None

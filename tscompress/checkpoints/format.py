@@ -45,6 +45,7 @@ from tscompress.plan.plan import Plan
 FORMAT_VERSION = 1
 #: Upper bound of one weight file; larger checkpoints have several files and an index.
 MAX_SHARD_SIZE = "5GB"
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 def is_factored_config(config: Mapping[str, Any]) -> bool:
@@ -170,7 +171,8 @@ def write_weights(
 ) -> None:
     """Write ``model.safetensors``, or several files and the index that transformers reads.
 
-    Tensors on another device are copied to the CPU one file at a time.
+    Of weights that were written there before, what is not written again is removed. Tensors on
+    another device are copied to the CPU one file at a time.
 
     Parameters
     ----------
@@ -183,7 +185,8 @@ def write_weights(
     UsageError
         ``max_shard_size`` is not a size.
     OutputError
-        The disk is full, or the directory cannot be written to.
+        The disk is full, or the directory cannot be written to; or earlier weights there cannot be
+        removed.
     """
     split = split_state_dict_into_shards_factory(
         dict(tensors),
@@ -199,6 +202,25 @@ def write_weights(
         write_text_atomically(
             directory / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True) + "\n"
         )
+    _remove_earlier(directory, {*split.filename_to_tensors}, index=not split.is_sharded)
+
+
+def _remove_earlier(directory: Path, written: set[str], *, index: bool) -> None:
+    """Remove weight files besides those ``written`` and, if asked, the index.
+
+    Raises
+    ------
+    OutputError
+        One cannot be removed.
+    """
+    path = directory
+    try:
+        for path in list(directory.iterdir()):
+            earlier = _WEIGHTS.fullmatch(path.name) and path.name not in written
+            if earlier or (index and path.name == INDEX_FILE):
+                path.unlink()
+    except OSError as error:
+        raise cannot_write(path, error.strerror or single_line(error)) from None
 
 
 def shard_bytes(size: int | str) -> int:

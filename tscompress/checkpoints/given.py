@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 
 import torch
 from chronos import BaseChronosPipeline
+from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from tscompress.checkpoints.exported import (
     exported_directory,
@@ -31,12 +33,13 @@ from tscompress.checkpoints.exported import (
     refuse_exported,
     refuse_options,
 )
-from tscompress.checkpoints.integrity import stored_tensors
+from tscompress.checkpoints.integrity import stored_tensors, weight_files
 from tscompress.checkpoints.load import LoadedModel, cast_parameters_, load
 from tscompress.checkpoints.locate import model_name
-from tscompress.errors import UsageError
+from tscompress.errors import CorruptCheckpointError, UsageError
 from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_type, described
+from tscompress.io.files import user_path
 
 #: What :func:`loaded_of` takes, and any predictor around a pipeline.
 AnyModel: TypeAlias = str | Path | LoadedModel | BaseChronosPipeline
@@ -125,6 +128,42 @@ def weights_directory(loaded: LoadedModel) -> Path | None:
     here = {name: tuple(tensor.shape) for name, tensor in loaded.model.state_dict().items()}
     same = all(here.get(name) == tuple(tensor.shape) for name, tensor in stored.items())
     return loaded.directory if same else None
+
+
+def places_of(loaded: LoadedModel) -> list[Path]:
+    """Directories that a model was loaded from or saved to, of those that are there."""
+    named = getattr(getattr(loaded.model, "config", None), "_name_or_path", "")
+    given = [user_path(one) for one in (loaded.directory, loaded.source, named) if one]
+    return [one for one in dict.fromkeys(given) if os.path.isdir(one)]  # noqa: PTH112  (long names)
+
+
+def stored_in(loaded: LoadedModel) -> Path | None:
+    """The directory of :func:`places_of` whose weight files hold a model's weights, to the bit.
+
+    None where there is none: the model was changed since, or its files are not known.
+    """
+    return next((one for one in places_of(loaded) if _holds_weights(one, loaded.model)), None)
+
+
+def _holds_weights(directory: Path, model: nn.Module) -> bool:
+    here = model.state_dict()
+    stored: set[int] = set()
+    try:
+        for path in weight_files(directory):
+            with safe_open(path, framework="pt") as reader:
+                for name in reader.keys():  # noqa: SIM118
+                    ours = here.get(name)
+                    if ours is None or not _same_values(ours, reader.get_tensor(name)):
+                        return False
+                    stored.add(ours.data_ptr())
+    except (CorruptCheckpointError, SafetensorError, OSError):
+        return False
+    return {one.data_ptr() for one in here.values() if one.numel()} <= stored  # tied ones are once
+
+
+def _same_values(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors ``[...]`` are equal; float32 holds the values of both."""
+    return torch.equal(ours.detach().cpu().float(), theirs.float())
 
 
 def refuse_pipeline(function: str, model: object, argument: str) -> None:

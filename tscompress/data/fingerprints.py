@@ -22,6 +22,7 @@ _BEGINNING_DIFFERENCES = 8
 _MIN_VALUES_FOR_WINDOWS = 16
 _MIN_MATCHING_WINDOWS = 2
 _WINDOWS_AT_ONCE = 1 << 16
+_RECENT = 4096  # steps of a history in which an exact season is looked for
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,29 @@ def label_fingerprints(dataset: EvaluationDataset) -> Fingerprints:
     """What series are recognised by that hold steps a dataset asks to forecast.
 
     The history before those steps may be trained on: one window of it alone is known, and it takes
-    two to recognise a series. The other windows end in a step to be forecast that was observed.
+    two to recognise a series. The other windows end in a step to be forecast that was observed. One
+    that is in the recent history of the same series, as of an exact season, tells nothing.
     """
-    tails = []
-    for values in dataset.series:
+    tails, ends, histories = [], [], []
+    for index, values in enumerate(dataset.series):
         asked = len(_observed(values[-dataset.horizon :]))
         tails.append(_observed(values)[-asked - _WINDOW_DIFFERENCES - 1 :])
-    return Fingerprints(window_fingerprints(tails), np.zeros(0, dtype=np.uint64))
+        ends.append(tails[-1][-asked - _WINDOW_DIFFERENCES :])
+        first = index - index % dataset.windows
+        histories.append(dataset.contexts[first][-_RECENT:])
+    hashes = window_fingerprints(tails)
+    if len(np.intersect1d(window_fingerprints(ends), window_fingerprints(histories))):
+        of_each = [_new_windows(*parts) for parts in zip(tails, ends, histories, strict=True)]
+        hashes = np.unique(np.concatenate(of_each))
+    return Fingerprints(hashes, np.zeros(0, dtype=np.uint64))
+
+
+def _new_windows(tail: SeriesArray, end: SeriesArray, history: SeriesArray) -> HashArray:
+    """Hashes of the windows of a tail that its history does not have; none if no end is new."""
+    of_end = window_fingerprints([end])
+    repeated = np.intersect1d(of_end, window_fingerprints([history]))
+    found: HashArray = np.setdiff1d(window_fingerprints([tail]), repeated)
+    return found if len(repeated) < len(of_end) else found[:0]
 
 
 def window_fingerprints(arrays: Iterable[npt.ArrayLike]) -> HashArray:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from tscompress.data.bundled import COLLECTIONS, COVARIATE_COLLECTIONS, Collection
 from tscompress.data.competitions import COMPETITION_PACKAGE, COMPETITIONS, OFFLINE_SUITE
-from tscompress.data.dataset_readers import load_dataset
+from tscompress.data.dataset_readers import check_root, load_dataset
 from tscompress.data.evaluation_sets import (
     DatasetConfig,
     EvaluationDataset,
@@ -242,7 +242,8 @@ def load_suite(
     Raises
     ------
     RecipeError
-        Unknown suite or dataset name, or ``max_series`` below 1.
+        Unknown suite or dataset name, ``max_series`` below 1, or a ``root`` for a dataset with
+        covariates.
     DataError
         A dataset is missing, malformed, or needs a package that is not installed.
     OfflineError
@@ -252,4 +253,6 @@ def load_suite(
         raise RecipeError(f"max_series is {max_series}; it must be at least 1, or None for all.")
     selected = find_suite(name_or_path).select(datasets)
     directory = None if root is None else user_path(root)
+    for config in selected.datasets if directory is not None else ():
+        check_root(config)
     return (load_dataset(config, max_series, directory) for config in selected.datasets)

@@ -336,7 +336,7 @@ def _periods(rng: np.random.Generator, count: int) -> FloatArray:
 
 
 def _spectral_noise(rng: np.random.Generator, density: FloatArray, length: int) -> FloatArray:
-    """Stationary Gaussian paths with the given power spectrum, unit variance, ``[count, L]``.
+    """Stationary Gaussian paths with the given power spectrum, variance about 2, ``[count, L]``.
 
     ``density`` is ``[count, L + 1]``: the spectrum on the frequencies of a circle of ``2 L`` steps,
     of which only the first half is kept, so that the ends of a path are not alike.
@@ -423,7 +423,7 @@ def _trend(rng: np.random.Generator, count: int, length: int) -> FloatArray:
 
 
 def _autoregressive(rng: np.random.Generator, count: int, length: int) -> FloatArray:
-    """Unit-variance AR(2) noise from white to strongly persistent, ``[count, L]``."""
+    """AR(2) noise of variance about 2, white to strongly persistent, ``[count, L]``."""
     persistence = np.where(
         rng.random((count, 1)) < 0.5, 0.0, rng.beta(2, 1.5, (count, 1)) * 0.98
     ).astype(np.float32)
@@ -436,7 +436,7 @@ def _autoregressive(rng: np.random.Generator, count: int, length: int) -> FloatA
 
 
 def _volatility(rng: np.random.Generator, count: int, length: int) -> FloatArray:
-    """Positive factors of mean about 1: constant, or clusters of high and low noise."""
+    """Positive factors of median 1: constant, or clusters of high and low noise."""
     frequency = np.arange(length + 1, dtype=np.float32)[None, :] / (2 * length)
     scale = _log_uniform(rng, 0.05, 0.5, (count, 1)) * length
     density = np.exp(-0.5 * (2 * np.pi * scale * frequency) ** 2).astype(np.float32)

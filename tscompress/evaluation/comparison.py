@@ -3,9 +3,11 @@
 Models are compared by the geometric mean over datasets of the ratio of their scores. Another
 benchmark of the same kind would have other series, so series are resampled: within each dataset,
 with replacement, the same ones for all models (Efron and Tibshirani 1993, "An Introduction to the
-Bootstrap", chapter 8). Randomness of sample paths is part of each series' contribution. Intervals
-do not account for large series outside the sample: a note names datasets where few series dominate
-the score.
+Bootstrap", chapter 8). Windows of a series, and series that are forecast together, depend on one
+another and are drawn as one (Davison and Hinkley 1997, "Bootstrap Methods and their Application",
+section 3.8); of a single series the windows are drawn, and a note says so. Randomness of sample
+paths is part of each series' contribution. Intervals do not account for large series outside the
+sample: a note names datasets where few series dominate the score.
 """
 
 from __future__ import annotations
@@ -15,12 +17,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.intervals import Values, percentile_interval, resampled_log_ratios
-from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
+from tscompress.evaluation.results import (
+    METRICS,
+    DatasetScore,
+    EvaluationResult,
+    SeriesContributions,
+    relative,
+)
 from tscompress.io.text import numbered, percent, ratio_text
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -52,6 +61,8 @@ class DatasetComparison(BaseModel):
 
     dataset: str
     series_count: int
+    windows: int | None = None
+    """Of each series; ``series_count`` counts windows. None: one."""
     MASE: Ratio
     WQL: Ratio
 
@@ -234,7 +245,7 @@ def _draws(
 ) -> dict[str, Values]:
     """Resampled log ratios ``[resamples, K]`` of each dataset, in the order of the reference.
 
-    Models without contributions have NaN, and so has a dataset with one series.
+    Models without contributions have NaN, and so has a dataset with one window of one series.
     """
     reference, *others = results
     found: dict[str, Values] = {}
@@ -244,18 +255,31 @@ def _draws(
             continue
         columns = [next(r.series for r in o.rows if r.dataset == row.dataset) for o in others]
         known = [index for index, column in enumerate(columns) if column is not None]
-        over, under = row.series.parts(metric)
-        # Series without a seasonal error are not part of MASE and are not resampled.
-        counted = under > 0 if metric == "MASE" else np.full(len(over), True)
-        if not known or counted.sum() < 2:
+        over, counted = row.series.parts(metric)[0], _counted(row.series, metric)
+        clusters = row.drawn(counted)
+        if not known or len(np.unique(clusters)) < 2:
             continue
         stacked = np.stack([c.parts(metric)[0] for c in columns if c is not None], axis=1)
         # A generator for each dataset: its interval does not depend on the others.
         rng = np.random.default_rng([seed, zlib.crc32(row.dataset.encode())])
         found[row.dataset][:, known] = resampled_log_ratios(
-            over[counted], stacked[counted], resamples, rng
+            _summed(over[counted], clusters), _summed(stacked[counted], clusters), resamples, rng
         )
     return found
+
+
+def _counted(columns: SeriesContributions, metric: str) -> npt.NDArray[np.bool_]:
+    """Windows ``[N]`` of a metric; those without a seasonal error are not part of MASE."""
+    under = columns.parts(metric)[1]
+    return under > 0 if metric == "MASE" else np.full(len(under), True)
+
+
+def _summed(values: Values, clusters: npt.NDArray[np.int64]) -> Values:
+    """Sums ``[C]`` or ``[C, K]`` over the rows ``[N]`` or ``[N, K]`` of each cluster."""
+    _, places = np.unique(clusters, return_inverse=True)
+    sums = np.zeros((places.max() + 1, *values.shape[1:]))
+    np.add.at(sums, places, values)
+    return sums
 
 
 def _model_comparison(
@@ -274,6 +298,7 @@ def _model_comparison(
         DatasetComparison(
             dataset=row.dataset,
             series_count=row.series_count,
+            windows=row.windows,
             **{
                 metric: ratio(point["datasets"][row.dataset][metric], draws[metric][row.dataset])
                 for metric in METRICS
@@ -329,9 +354,13 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
         notes.append(
             f"no contributions of series for {', '.join(without)}; evaluate again for intervals"
         )
-    single = [row.dataset for row in results[0].rows if row.series_count == 1]
-    if single:
-        notes.append(f"no interval from a single series: {', '.join(single)}")
+    single = [row for row in results[0].rows if row.series is not None and _is_single(row)]
+    for found, of_windows in (("no interval", False), ("an interval over windows alone", True)):
+        if listed := [row.dataset for row in single if (row.windows is not None) == of_windows]:
+            notes.append(
+                f"{found} from a single series, or a single group that is forecast together: "
+                f"{', '.join(listed)}"
+            )
     for metric, few in few_series(results[0]).items():
         if few:
             rests = "; ".join(
@@ -339,7 +368,7 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
             )
             notes.append(
                 f"{metric} rests on few series, so its intervals are too narrow: {rests}. Score "
-                f"more series, or more windows of each (--windows){_BESIDE[metric]}"
+                f"more series{_BESIDE[metric]}"
             )
     forecast = [
         (name, result.settings.words())
@@ -358,6 +387,14 @@ def _notes(results: Sequence[EvaluationResult], names: Sequence[str]) -> list[st
     return notes
 
 
+def _is_single(row: DatasetScore) -> bool:
+    """Whether a metric of a row with contributions is of a single series or group."""
+    assert row.series is not None
+    return any(
+        len(np.unique(row.clusters[_counted(row.series, metric)])) == 1 for metric in METRICS
+    )
+
+
 def _carried(effective: float, count: int) -> str:
     """``about 6 of its 20 series``."""
     return (
@@ -371,29 +408,42 @@ def few_series(result: EvaluationResult) -> dict[str, dict[str, tuple[float, int
     Returns
     -------
     dict
-        Of each such dataset the effective number of series and the number scored.
+        Of each such dataset the effective number of series and the number scored; a group that
+        is forecast together counts as one.
     """
     return {
         metric: {
-            row.dataset: (effective, row.series_count)
+            row.dataset: (effective, row.cluster_count)
             for row in result.rows
             if row.series is not None
-            and row.series_count > 1
-            and (effective := effective_series(row.series, metric)) < _FEW_SERIES
+            and row.cluster_count > 1
+            and (effective := effective_series(row, metric)) < _FEW_SERIES
         }
         for metric in METRICS
     }
 
 
-def effective_series(columns: SeriesContributions, metric: str) -> float:
-    """Effective number of series, (Σ c)² / Σ c² for contributions c (Kish 1965)."""
-    values, _ = columns.parts(metric)
+def effective_series(row: DatasetScore, metric: str) -> float:
+    """Effective number of series, (Σ c)² / Σ c² for contributions c (Kish 1965).
+
+    A series contributes with all its windows, and a group that is forecast together as one series.
+
+    Raises
+    ------
+    DataError
+        The row has no contributions.
+    """
+    if row.series is None:
+        raise DataError(
+            f"no series of {row.dataset!r} were kept for {row.model!r}; evaluate again."
+        )
+    values = _summed(row.series.parts(metric)[0], row.clusters)
     return float(values.sum() ** 2 / max(float(np.square(values).sum()), np.finfo(float).tiny))
 
 
 def series_frame(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     """Contributions of every series, one row for each model, dataset and series."""
-    columns = list(SeriesContributions.model_fields)
+    columns = [name for name in SeriesContributions.model_fields if name != "groups"]
     parts = [
         pd.DataFrame(row.series.model_dump()).assign(
             model=name,

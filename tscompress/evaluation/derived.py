@@ -8,16 +8,24 @@ import numpy as np
 
 from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.errors import DataError
+from tscompress.evaluation.calibration import BAND
 from tscompress.evaluation.comparison import check_contributions
 from tscompress.evaluation.metrics import mean_contributions, seasonal_errors
-from tscompress.evaluation.results import METRICS, EvaluationResult, SeriesContributions, relative
+from tscompress.evaluation.results import (
+    METRICS,
+    DatasetScore,
+    EvaluationResult,
+    SeriesContributions,
+    relative,
+)
 
 
 def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
     """Mean scores of several models as one result, such as those of several seeds of a recovery.
 
-    WQL and MASE of each dataset are means over the runs; intervals are only over series. (A ratio
-    is a geometric mean of means over the runs, not the mean of the runs' ratios.)
+    WQL, MASE, coverage and crossing rate of each dataset are means over the runs; intervals are
+    only over series. (A ratio is a geometric mean of means over the runs, not the mean of the runs'
+    ratios.)
 
     Parameters
     ----------
@@ -39,10 +47,31 @@ def mean_of_runs(results: Sequence[EvaluationResult]) -> EvaluationResult:
     for row in first.rows:
         columns = mean_contributions([_series_of(result, row.dataset) for result in results])
         scores = {metric: columns.score(metric) for metric in METRICS}
-        rows.append(row.model_copy(update={"series": columns, "cached": None, **scores}))
+        rows.append(
+            row.model_copy(
+                update={
+                    "series": columns,
+                    "cached": None,
+                    **scores,
+                    **_mean_measures([_row_of(result, row.dataset) for result in results]),
+                }
+            )
+        )
     alike = all(result.sampling == first.sampling for result in results)
     sampling = first.sampling if alike else None
     return first.model_copy(update={"rows": tuple(rows), "sampling": sampling})
+
+
+def _mean_measures(rows: Sequence[DatasetScore]) -> dict[str, float | None]:
+    """Means of coverage and crossing rate, None where one has none, and the error of the mean."""
+    measures = {
+        name: None if None in values else float(np.mean(values))
+        for name in ("coverage", "crossing_rate")
+        if (values := [getattr(row, name) for row in rows])
+    }
+    coverage = measures["coverage"]
+    error = None if coverage is None else abs(coverage - BAND)
+    return {**measures, "coverage_error": error}
 
 
 def scaled_quantile_losses(
@@ -83,9 +112,13 @@ def scaled_quantile_losses(
                 "absolute_label": tuple(steps.astype(np.float64).tolist()),
             }
         )
-        row = next(row for row in result.rows if row.dataset == dataset.name)
+        row = _row_of(result, dataset.name)
         rows.append(row.model_copy(update={"series": scaled, "WQL": scaled.score("WQL")}))
     return result.model_copy(update={"rows": tuple(rows)})
+
+
+def _row_of(result: EvaluationResult, dataset: str) -> DatasetScore:
+    return next(row for row in result.rows if row.dataset == dataset)
 
 
 def _series_of(result: EvaluationResult, dataset: str) -> SeriesContributions:

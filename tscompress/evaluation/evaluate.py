@@ -216,6 +216,9 @@ class _Protocol(NamedTuple):
             contributions = series_contributions(quantiles, dataset, name=self.name)
             measures = {**score_quantiles(quantiles, dataset), **_measures(quantiles, dataset)}
             runs.append((measures, contributions))
+        means = {name: float(np.mean([run[name] for run, _ in runs])) for name in runs[0][0]}
+        if "coverage" in means:
+            means["coverage_error"] = abs(means["coverage"] - BAND)
         sampling = None
         if paths is not None:
             sampling = Sampling(seeds=self.seeds, num_samples=paths, batch_size=self.drawn_together)
@@ -224,10 +227,7 @@ class _Protocol(NamedTuple):
             model=self.name,
             # The denominators of both are the same for all seeds: means of scores are the scores
             # of mean contributions.
-            **{
-                measure: float(np.mean([scores[measure] for scores, _ in runs]))
-                for measure in runs[0][0]
-            },
+            **means,
             series_count=len(dataset.series),
             windows=dataset.windows if dataset.windows > 1 else None,
             seconds=seconds,
@@ -263,7 +263,6 @@ def _measures(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[str, flo
     found = calibration(quantiles, dataset.labels)
     return {
         "coverage": found.coverage,
-        "coverage_error": abs(found.coverage - BAND),
         "crossing_rate": found.crossing_rate,
     }
 

@@ -222,6 +222,39 @@ def predict_task(
     return windows, seconds
 
 
+def scored_windows(task: Any) -> list[tuple[EvaluationDataset, int]]:
+    """Series of each window of a task, every target by itself, with the steps to forecast.
+
+    Returns
+    -------
+    list of (EvaluationDataset, int)
+        With each window the steps from the first that is scored to the end of a series; where the
+        task counts from the start, or gives a time, those of all its windows.
+
+    Raises
+    ------
+    DataError
+        The dataset cannot be read.
+    """
+    found = []
+    try:
+        for window in task.iter_windows(num_proc=1):
+            past, _ = window.get_input_data()
+            rows = list(zip(past, window.get_ground_truth(), strict=True))
+            series = [
+                np.concatenate([np.asarray(part[target], dtype=np.float64) for part in parts])
+                for target in task.target_columns
+                for parts in rows
+            ]
+            cutoff = window.cutoff
+            from_end = isinstance(cutoff, int) and cutoff < 0
+            needed = -cutoff if from_end else task.horizon * task.num_windows
+            found.append((_dataset(series, task), needed))
+    except (RuntimeError, ValueError, AssertionError, OSError) as error:
+        raise DataError(f"task {task.task_name!r} of fev: {single_line(error)}.") from error
+    return found
+
+
 def _forecasts_together(model: BaseChronosPipeline, settings: Settings) -> bool:
     return reads_covariates(model) and not settings.as_univariate
 
@@ -276,15 +309,19 @@ def _row(one: Any, levels: Sequence[float], of_mean: bool) -> dict[str, list[flo
 
 def _seasonal_naive(contexts: list[Any], task: Any) -> list[Any]:
     unknown = np.full(task.horizon, np.nan)
-    dataset = EvaluationDataset(
+    series = [np.concatenate([values, unknown]) for values in contexts]
+    return SeasonalNaive().forecast(_dataset(series, task))
+
+
+def _dataset(series: Sequence[Any], task: Any) -> EvaluationDataset:
+    return EvaluationDataset(
         name=task.task_name,
         horizon=task.horizon,
-        series=tuple(np.concatenate([values, unknown]) for values in contexts),
+        series=tuple(series),
         # fev defines the season length, so the frequency is ignored.
-        starts=(pd.Period("1970-01-01", freq="D"),) * len(contexts),
+        starts=(pd.Period("1970-01-01", freq="D"),) * len(series),
         season_length=task.seasonality,
     )
-    return SeasonalNaive().forecast(dataset)
 
 
 def summaries_csv(summaries: Sequence[Summary]) -> str:

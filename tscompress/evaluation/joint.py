@@ -132,8 +132,9 @@ def predict_joint(
                 pipeline, lengths, dataset.horizon, batch_size, None, rows
             )
         )
-        size = max(1, series // count)
-        parts = Parts(max(1, at_once // count))
+        share = 1 if batch_size == AUTO else count  # what fits is counted in rows of whole groups
+        size = max(1, series // share)
+        parts = Parts(max(1, at_once // share))
         order = _in_order if cross_learning else batches_by_length
         for indices in order(lengths, size):
             position += 1

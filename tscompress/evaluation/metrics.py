@@ -43,11 +43,6 @@ def band(quantiles: Quantiles) -> Band:
     return low, median, high
 
 
-def score_forecasts(forecasts: Iterable[Forecast], dataset: EvaluationDataset) -> dict[str, float]:
-    """MASE and WQL of forecasts of gluonts; see :func:`score_quantiles`."""
-    return score_quantiles(quantile_array(forecasts), dataset)
-
-
 def score_quantiles(quantiles: Quantiles, dataset: EvaluationDataset) -> dict[str, float]:
     """MASE and WQL of quantiles ``[N, 9, horizon]``, over all series and steps of a dataset.
 
@@ -154,6 +149,7 @@ def series_contributions(
         absolute_label=_sums(np.abs(labels)),
         scaled_error=_sums(scaled),
         scaled_steps=tuple(np.ma.count(scaled, axis=1).tolist()),
+        groups=tuple(group // dataset.windows for group in dataset.groups) or None,
     )
 
 

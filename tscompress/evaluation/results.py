@@ -59,10 +59,13 @@ class SeriesContributions(BaseModel):
     """Sum over the steps of the median's absolute error in units of the seasonal error."""
     scaled_steps: tuple[int, ...]
     """Steps in ``scaled_error``: 0 where the seasonal error is zero; the same for every model."""
+    groups: tuple[int, ...] | None = None
+    """Equal for series that are forecast together, and their windows. None: each by itself."""
 
     @model_validator(mode="after")
     def _same_lengths(self) -> SeriesContributions:
-        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        columns = {name: getattr(self, name) for name in type(self).model_fields}
+        lengths = {name: len(column) for name, column in columns.items() if column is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns differ in length: {lengths}")
         return self
@@ -146,6 +149,28 @@ class DatasetScore(BaseModel):
     cached: Literal[True] | None = None
     """Whether it is from an earlier run, which ``seconds`` are of."""
 
+    @property
+    def clusters(self) -> npt.NDArray[np.int64]:
+        """Number ``[N]`` of the series, or group of series, that each of the N windows is of."""
+        if self.series is not None and self.series.groups is not None:
+            return np.array(self.series.groups)
+        return np.arange(self.series_count) // (self.windows or 1)
+
+    @property
+    def cluster_count(self) -> int:
+        """Series or groups that are independent of one another."""
+        return len(np.unique(self.clusters))
+
+    def drawn(self, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """Number ``[n]`` of what an interval draws, of the n windows ``counted`` ``[N]``.
+
+        :attr:`clusters`; of a single one its windows.
+        """
+        clusters = self.clusters[counted]
+        if self.windows is None or len(np.unique(clusters)) > 1:
+            return clusters
+        return (np.arange(self.series_count) % self.windows)[counted]
+
     @model_validator(mode="after")
     def _every_series(self) -> DatasetScore:
         if self.series is not None and len(self.series.quantile_loss) != self.series_count:
@@ -183,8 +208,10 @@ class EvaluationResult(Result):
             and all(math.isfinite(value) and value > 0 for value in values)
         ]
         count = len(self.rows)
-        series = sum(row.series_count for row in self.rows)
+        windows = sum(row.series_count for row in self.rows)
+        series = sum(row.series_count // (row.windows or 1) for row in self.rows)
         size = f"{count} dataset{'s' * (count != 1)}, {series:,} series"
+        size += f" in {windows:,} windows" if windows > series else ""
         mean = [f"geometric mean of {', '.join(scores)}"] if scores and count > 1 else scores
         return f"EvaluationResult({', '.join([repr(self.model), repr(self.suite), size, *mean])})"
 
@@ -255,6 +282,11 @@ def load_results(path: str | Path) -> tuple[EvaluationResult, ...]:
     return EvaluationResult.read_file(file)
 
 
+def series_text(count: int, windows: int | None) -> str:
+    """``20``, or ``20 × 3``: series, and how many windows each has; ``count`` counts windows."""
+    return f"{count:,}" if windows is None else f"{count // windows:,} × {windows}"
+
+
 def relative(result: EvaluationResult, baseline: EvaluationResult) -> dict[str, Any]:
     """Scores divided by those of a baseline; below 1 is better.
 
@@ -297,8 +329,9 @@ def _check_same_series(result: EvaluationResult, baseline: EvaluationResult) -> 
 _NEEDS = {
     "WQL": "Leave out datasets whose values to forecast are all 0.",
     "MASE": (
-        "Leave out datasets in which no series has two different values before the steps to "
-        "forecast, or lower horizon or windows."
+        "No series differs from the season before, in the steps before those to forecast. Leave "
+        "the dataset out, or lower horizon or windows; of a file of series, give another "
+        "seasonality (--seasonality)."
     ),
 }
 
@@ -306,12 +339,26 @@ _NEEDS = {
 def _ratio(row: DatasetScore, reference: DatasetScore, metric: str) -> float:
     ours, theirs = getattr(row, metric), getattr(reference, metric)
     if not (math.isfinite(ours) and math.isfinite(theirs) and ours > 0 and theirs > 0):
-        needs = "" if math.isfinite(theirs) else f" {_NEEDS[metric]}"
         raise DataError(
             f"{metric} of {row.dataset!r} is {ours:g} for {row.model!r} and {theirs:g} for "
-            f"{reference.model!r}; a ratio needs two finite positive scores.{needs}"
+            f"{reference.model!r}; a ratio needs two finite positive scores."
+            f"{_remedy(metric, ours, theirs, reference.model)}"
         )
     return float(ours / theirs)
+
+
+def _remedy(metric: str, ours: float, theirs: float, reference: str) -> str:
+    """What to do about two scores without a ratio; empty where it is not known."""
+    if not math.isfinite(theirs):
+        return f" {_NEEDS[metric]}"
+    if theirs == 0 and reference == SEASONAL_NAIVE:
+        return (
+            " Every step to forecast equals that of the season before: leave the dataset out, or "
+            "of a file of series give another seasonality (--seasonality)."
+        )
+    return (
+        " Leave out datasets that a model forecasts without error." if 0 in (ours, theirs) else ""
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> float:

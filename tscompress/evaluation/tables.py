@@ -14,7 +14,7 @@ from tscompress.evaluation.calibration import Calibration
 from tscompress.evaluation.comparison import Comparison, ModelComparison, Ratio
 from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.metrics import MEDIAN
-from tscompress.evaluation.results import METRICS, EvaluationResult, relative
+from tscompress.evaluation.results import METRICS, EvaluationResult, relative, series_text
 from tscompress.io.text import counted, percent, ratio_text
 from tscompress.io.untrusted import single_line
 
@@ -66,8 +66,7 @@ def evaluation_table(
         ]
         scores = [f"{row.MASE:.3f}", f"{row.WQL:.4f}"]
         scores += [percent(getattr(row, measure), 1) for measure in measures]
-        count = row.series_count
-        series = str(count) if row.windows is None else f"{count // row.windows} × {row.windows}"
+        series = series_text(row.series_count, row.windows)
         table.add_row(row.dataset, series, *scores, *ratios)
     return table
 
@@ -101,7 +100,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         table = _ratio_table(title, "dataset", comparison, model)
         for part in model.datasets:
             cells = (_cell(getattr(part, metric)) for metric in METRICS)
-            table.add_row(part.dataset, str(part.series_count), *cells)
+            table.add_row(part.dataset, series_text(part.series_count, part.windows), *cells)
         tables.append(table)
     return tables
 

@@ -1,1 +1,1 @@
-"""Models as ONNX graphs: written from torch, in three precisions, and checked against it."""
+"""Models as ONNX graphs: written from torch, in four precisions, and checked against it."""

@@ -60,7 +60,8 @@ def write_directory(
     config
         ``config.json`` of the source.
     source
-        ``model``, ``revision`` and ``sha256`` of the model that was exported.
+        ``model``, ``revision`` and ``sha256`` of the model that was exported; ``sha256`` is empty
+        where no files hold its weights, and ``changed`` is true where files of it hold others.
     inputs
         File name to the names of the inputs of the graph.
     facts
@@ -103,7 +104,7 @@ def write_card(directory: Path, difference: float) -> None:
         name=record["name"],
         graphs="an ONNX graph" if len(files) == 1 else "ONNX graphs",
         family=family.name,
-        source=record["source"]["model"] or "a model in memory",
+        source=_shown_source(record["source"]),
         precision=record["precision"],
         megabytes=sum((directory / file).stat().st_size for file in files) / 1e6,
         opset=record["opset"],
@@ -118,6 +119,11 @@ def write_card(directory: Path, difference: float) -> None:
     record["difference"] = difference
     record["sha256"][CARD_FILE] = sha256_of(directory / CARD_FILE)
     _write(directory, record)
+
+
+def _shown_source(source: Mapping[str, Any]) -> str:
+    name = source["model"] or "a model in memory"
+    return f"{name}, with other weights than its files" if source.get("changed") else str(name)
 
 
 def _shown_inputs(names: Sequence[str]) -> str:

@@ -254,8 +254,9 @@ def _quantized(model: Any, excluded: list[str]) -> Any:
 @contextmanager
 def _without_advice() -> Iterator[None]:
     """Without the root logger's advice to prepare the graph, which an exported one needs not."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

@@ -64,11 +64,15 @@ class PatchFamily(ForecastFamily):
     def compared(
         self, pipeline: Any, forecaster: Any, contexts: Sequence[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        levels, horizon = forecaster.quantiles, forecaster.prediction_length
+        horizon = forecaster.prediction_length
         series = [torch.from_numpy(one) for one in contexts]
-        theirs = self.quantiles(pipeline, series, horizon, levels).numpy()  # [B, H, Q]
-        found, _ = forecaster.predict_quantiles(contexts, horizon, levels)
-        return np.concatenate([one.reshape(-1, *one.shape[-2:]) for one in found]), theirs
+        # A model need not forecast the median, which predict_quantiles gives as well.
+        both = forecaster.predict(contexts, horizon), pipeline.predict(series, horizon)
+        ours, theirs = (
+            np.concatenate([np.asarray(one).reshape(-1, *one.shape[-2:]) for one in rows])
+            for rows in both
+        )
+        return ours, theirs  # [B, Q, H]
 
     def targets(self, pipeline: BaseChronosPipeline, batch: Windows) -> tuple[Tensor, Tensor]:
         model: Any = pipeline.inner_model

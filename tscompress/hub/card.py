@@ -142,10 +142,11 @@ def card_of(
         check_scores_are_of(checkpoint, name, scores)
     if costs is not None:
         check_bench_is_of(checkpoint, costs)
-    base = checkpoint.base
+    base, start = checkpoint.base, checkpoint.start
+    above = base or start
     how = "pretraining" if base is None or checkpoint.plan is None else checkpoint.plan.method
     data = ModelCardData(
-        base_model=None if base is None else base.hub_id,
+        base_model=None if above is None else above.hub_id,
         library_name="tscompress" if checkpoint.factored else "chronos-forecasting",
         pipeline_tag=TASK,
         tags=["time-series", "forecasting", checkpoint.family,
@@ -156,6 +157,8 @@ def card_of(
     )  # fmt: skip
     shown = {
         "checkpoint": checkpoint,
+        "base": base,
+        "start": start,
         "name": name,
         "scores": scores,
         "bench": costs,
@@ -262,7 +265,9 @@ def _eval_results(scores: CardScores) -> list[EvalResult]:
 def _shown_recipe(checkpoint: CheckpointRecord) -> str | None:
     """The recipe as YAML, with only the names of local files and directories."""
     if checkpoint.pretraining is not None:
-        return _yaml(without_paths(checkpoint.pretraining.model_dump(mode="json")))
+        start = checkpoint.start
+        shown = {} if start is None else {"start_from": start.shown}
+        return _yaml(without_paths(checkpoint.pretraining.model_dump(mode="json")) | shown)
     if checkpoint.recipe is None or checkpoint.base is None:
         return None
     content = without_paths(checkpoint.recipe.model_dump(mode="json"))
@@ -323,12 +328,13 @@ def _template() -> jinja2.Template:
 
 
 def licence_of(checkpoint: CheckpointRecord, *, fetch: bool = False) -> dict[str, str]:
-    """The licence in the original's own card: keys of card metadata; empty if unknown.
+    """The licence in the card of the original, or of the start of a pretrained model.
 
-    The card of a directory counts only if the weights there are still those that were compressed.
-    The card of a Hub id comes from the cache, or with ``fetch`` from the Hub.
+    Keys of card metadata; empty if unknown. The card of a directory counts only if the weights
+    there are still those that were compressed. The card of a Hub id comes from the cache, or with
+    ``fetch`` from the Hub.
     """
-    base = checkpoint.base
+    base = checkpoint.base or checkpoint.start
     path: Path | None = None
     if base is None:
         return {}

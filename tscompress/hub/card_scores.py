@@ -18,6 +18,7 @@ from tscompress.evaluation.results import (
     EvaluationResult,
     load_results,
     relative,
+    series_text,
 )
 from tscompress.hub.origin import CheckpointRecord, read_record
 from tscompress.io.files import user_path
@@ -26,12 +27,28 @@ from tscompress.io.untrusted import first_problem
 
 @dataclass(frozen=True)
 class CardScore:
-    """Scores on one dataset; ``original`` the uncompressed model's, with the same keys."""
+    """Scores on one dataset.
+
+    Attributes
+    ----------
+    original
+        The uncompressed model's, with the same keys.
+    series, windows
+        Number of series, and of windows of each; None: unknown, and one.
+    """
 
     dataset: str
     scores: Mapping[str, float]
     original: Mapping[str, float] | None = None
     series: int | None = None
+    windows: int | None = None
+
+    @property
+    def series_shown(self) -> str:
+        """The series, and how many windows each has; a dash if unknown."""
+        if self.series is None:
+            return "–"
+        return series_text(self.series * (self.windows or 1), self.windows)
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,8 @@ class CardScores:
                 {metric: getattr(theirs[row.dataset], metric) for metric in METRICS}
                 if row.dataset in theirs
                 else None,
-                row.series_count,
+                row.series_count // (row.windows or 1),
+                row.windows,
             )
             for row in result.rows
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def read_records(directory: Path) -> dict[str, bytes]:
     """
     found = {}
     for path in (directory / name for name in RECORDS):
-        if not path.exists() and not path.is_symlink():
+        if not os.path.lexists(path):
             continue
         check_is_file(path)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,13 @@ def onnx_files(directory: str | Path, of: Contents) -> OnnxFiles:
     graphs = {f"{ONNX_FOLDER}/{name}": WeightFile.of(place / name) for name in record.graphs}
     load_exported(place, threads=1)  # compares the hashes of the graphs, and opens them
     small = {f"{ONNX_FOLDER}/{RECORD_FILE}": content}
-    small[f"{ONNX_FOLDER}/{CARD_FILE}"] = (place / CARD_FILE).read_bytes()
+    card = (place / CARD_FILE).read_bytes()
+    if found["sha256"].get(CARD_FILE, "") != hashlib.sha256(card).hexdigest():
+        raise CorruptCheckpointError(
+            f"{str(place / CARD_FILE)!r} does not have the sha256 of its record, by which a later "
+            "push knows it as written by tscompress; restore it, or export the model again."
+        )
+    small[f"{ONNX_FOLDER}/{CARD_FILE}"] = card
     difference = found.get("difference")
     facts = OnnxFacts(
         precision=record.precision,

@@ -33,19 +33,20 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 #: Keys of recipes and of provenance.json whose values may be local paths.
 _PATH_KEYS = (
     "model", "output", "source", "series", "suite", "root", "teacher", "embedding_from",
+    "start_from", "tasks_file",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Original:
-    """The original of a compressed checkpoint.
+    """The original of a compressed checkpoint, or the start of a pretrained one.
 
     Attributes
     ----------
     source
-        The argument of ``compress``: a Hub id, ``reference/...`` or a directory.
+        The argument of ``compress``, or ``start_from``: a Hub id, ``reference/...`` or a directory.
     hub_id, revision
-        The Hub id and the commit; both None if it did not come from the Hub.
+        The Hub id and the commit; both None if no record says that it came from the Hub.
     """
 
     source: str
@@ -72,7 +73,7 @@ class CheckpointRecord:
     plan
         None for a model pretrained with the same sizes everywhere.
     pretraining
-        The recipe of a model trained from scratch; it has no ``base``.
+        The recipe of a pretrained model; it has no ``base``, but perhaps a ``start``.
     """
 
     directory: Path
@@ -104,8 +105,9 @@ class CheckpointRecord:
         """Local paths in recipe and provenance."""
         recipes = [recipe.model_dump() for recipe in (self.recipe, self.pretraining) if recipe]
         found = set(_local_paths([self.provenance, *recipes]))
-        if self.base is not None and self.base.shown != self.base.source:
-            found.add(self.base.source)
+        above = self.base or self.start
+        if above is not None and above.shown != above.source:
+            found.add(above.source)
         return sorted(found)
 
     @property
@@ -117,10 +119,25 @@ class CheckpointRecord:
         found = (source["model"], source["revision"])
         if self.recipe is not None:
             found = (self.recipe.model, self.recipe.revision)
-        name, revision = str(found[0]), found[1]
-        if not _COMMIT.fullmatch(str(revision)) or not is_repo_id(name):
-            return Original(name, None, None)
-        return Original(name, name, str(revision))
+        return _original(str(found[0]), found[1])
+
+    @property
+    def start(self) -> Original | None:
+        """The model that a pretrained one was grown from; None: it began from scratch."""
+        name = None if self.pretraining is None else self.pretraining.start_from
+        if name is None:
+            return None
+        trained = self.provenance.get("pretraining")
+        if not isinstance(trained, Mapping) or trained.get("start_from") != name:
+            return _original(name, None)
+        return _original(name, trained.get("start_revision"))
+
+
+def _original(source: str, revision: object) -> Original:
+    """Of the Hub only with a commit: a name alone may be that of a directory that is gone."""
+    if not _COMMIT.fullmatch(str(revision)) or not is_repo_id(source):
+        return Original(source, None, None)
+    return Original(source, source, str(revision))
 
 
 def read_checkpoint_record(directory: str | Path) -> CheckpointRecord:
@@ -169,9 +186,10 @@ def _check_is_written(directory: Path) -> None:
     UsageError
     """
     shown = repr(str(directory))
-    if directory.is_file():
+    # Path raises for names that are too long.
+    if os.path.isfile(directory):  # noqa: PTH113
         raise UsageError(f"{shown} is a file; give the directory that it is in.")
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # noqa: PTH112
         if is_reference(str(directory)):
             raise UsageError(
                 f"{shown} comes with tscompress; give a directory that compress, recover or run "

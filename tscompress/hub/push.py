@@ -201,11 +201,12 @@ def push(
 
 def _without_licence(checkpoint: CheckpointRecord) -> str:
     """A note on the card."""
-    if checkpoint.base is None:
+    above = checkpoint.base or checkpoint.start
+    if above is None:
         return (
             f"the licence of a model trained from scratch is yours to choose; add it to {CARD_FILE}"
         )
-    return f"the licence of {checkpoint.base.source!r} is unknown; the card has none"
+    return f"the licence of {above.source!r} is unknown; the card has none"
 
 
 def _texts(records: Mapping[str, bytes]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from tscompress.io.network import (
     is_timeout,
     network_errors,
     one_line,
+    shown_endpoint,
     status_of,
 )
 
@@ -169,7 +170,6 @@ def _refusal(error: BaseException, push: Push) -> str | None:
 
 def _interruption(error: BaseException, push: Push) -> str | None:
     """What came between; None if it was no matter of the network."""
-    from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if any(isinstance(e, OfflineModeIsEnabled) for e in chain(error)):
@@ -177,7 +177,7 @@ def _interruption(error: BaseException, push: Push) -> str | None:
     if push.create_pr and (is_timeout(error) or is_cut(error)):
         return (
             "the connection was lost before the answer came; look at "
-            f"{constants.ENDPOINT}/{push.repo_id}/discussions whether the pull request is "
+            f"{shown_endpoint()}/{push.repo_id}/discussions whether the pull request is "
             "there before running it again."
         )
     if is_timeout(error):

@@ -49,10 +49,18 @@ def check_endpoint() -> None:
     except ValueError:  # brackets that do not match, a port that is no number
         whole = False
     if not whole:
+        shown = "HF_ENDPOINT" if "@" in given else f"HF_ENDPOINT is {given!r}, which"  # a password
         raise UsageError(
-            f"HF_ENDPOINT is {given!r}, which is no address; set it to one such as "
-            "https://huggingface.co, or unset it."
+            f"{shown} is no address; set it to one such as https://huggingface.co, or unset it."
         )
+
+
+def shown_endpoint() -> str:
+    """The address of the Hub, without the user and the password that it may hold."""
+    from huggingface_hub import constants
+
+    parts = urlsplit(constants.ENDPOINT)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @contextmanager

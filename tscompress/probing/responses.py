@@ -323,12 +323,14 @@ class ResponseComparison(BaseModel):
     def lines(self) -> list[str]:
         """A sentence on what was lost, or that the original has no response."""
         lost = [one for one in self.tasks if one.change == "lost"]
-        if lost and self.slope_kept is not None and self.gain_kept is not None:
+        if lost:
             lost.sort(key=lambda one: one.slope[1] - one.slope[0])
             more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+            shares = {"size": self.slope_kept, "gain in accuracy": self.gain_kept}
+            known = [f"{_much(kept)} of its {of}" for of, kept in shares.items() if kept]
+            kept = f", {' and '.join(known)} is kept" if known else ""
             return [
-                f"response to covariates was lost, {_much(self.slope_kept)} of its size and "
-                f"{_much(self.gain_kept)} of its gain in accuracy is kept: "
+                f"response to covariates was lost{kept}: "
                 f"{', '.join(one.text for one in lost[:_NAMED])}{more}."
             ]
         if self.tasks and self.slope_kept is None:

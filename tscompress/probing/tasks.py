@@ -117,7 +117,8 @@ class ProbeTask(BaseModel):
         if self.missing:
             # The same number in each series, so that none has no values.
             ranks = rng.random(context.shape).argsort(axis=1).argsort(axis=1)
-            context[ranks < round(self.missing * self.context_length)] = np.nan
+            count = min(round(self.missing * self.context_length), self.context_length - 1)
+            context[ranks < count] = np.nan
         return Drawn(context, label, drawn.best, constant, drawn.covariates, drawn.known)
 
 

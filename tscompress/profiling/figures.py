@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib import colormaps
@@ -216,7 +217,7 @@ def per_head_figure(profile: RankProfile, epsilon: float | None = None) -> Figur
         depths = _depths(weights, kind)
         curve = [fit.d_0 * (1 + depth) ** fit.alpha for depth in depths]
         axes.plot(depths, curve, color="black", linewidth=1, linestyle=":", label="power-law fit")
-        axes.axhline(weights[0].heads[0].full_rank, color=GREY, linewidth=1, label="full rank")
+        _draw_full_rank(axes, [weight for weight in weights if weight.kind == kind])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     panels[0].set_ylabel("ε-rank of a head", fontsize=LABEL_SIZE)
     panels[0].set_ylim(bottom=0)
@@ -235,6 +236,18 @@ def _draw_heads(axes: Axes, weights: Sequence[WeightProfile], index: int) -> Non
             depths, list(map(min, ranks)), list(map(max, ranks)), color=color, alpha=0.15, lw=0
         )
         axes.plot(depths, means, color=color, marker=marker, ms=3.5, lw=1.3, label=role)
+
+
+def _draw_full_rank(axes: Axes, weights: Sequence[WeightProfile]) -> None:
+    """Steps of a head's full rank by depth; several lines where it differs between roles."""
+    sizes: dict[str, dict[int, int]] = {}
+    for weight in weights:
+        sizes.setdefault(weight.role, {})[weight.depth] = weight.heads[0].full_rank
+    for line in {tuple(sorted(of_role.items())): None for of_role in sizes.values()}:
+        depths, ranks = zip(*line, strict=True)
+        middles = [(one + other) / 2 for one, other in pairwise(depths)]
+        edges = [depths[0] - 0.5, *middles, depths[-1] + 0.5]
+        axes.stairs(ranks, edges, baseline=None, color=GREY, linewidth=1, label="full rank")
 
 
 def flow_of_ranks_figure(profile: RankProfile) -> Figure:

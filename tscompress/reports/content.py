@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,19 @@ from tscompress.evaluation.comparison import (
     Comparison,
     ModelComparison,
     Ratio,
+    check_contributions,
     compare_results,
 )
-from tscompress.evaluation.results import MEASURES, METRICS, EvaluationResult, relative
+from tscompress.evaluation.results import (
+    MEASURES,
+    METRICS,
+    EvaluationResult,
+    relative,
+    series_text,
+)
 from tscompress.io.text import percent
 from tscompress.plan.plan import Plan
-from tscompress.probing.results import ProbeComparison
+from tscompress.probing.results import ProbeComparison, shared_tasks
 from tscompress.profiling.rank_profile import RankProfile
 from tscompress.reports.costs import Cost, cost_note, cost_rows
 from tscompress.reports.exported import (
@@ -39,7 +46,7 @@ class QualityRow(NamedTuple):
     """Both models on one dataset; pairs are original, compressed."""
 
     dataset: str
-    series_count: int
+    series: str
     wql: tuple[float, float]
     mase: tuple[float, float]
     wql_ratio: Ratio
@@ -128,6 +135,10 @@ def make_report(result: RunResult, recipe: Recipe, others: Sequence[str | Path] 
     DataError
         A score is not finite, or a file cannot be read.
     """
+    if result.probes is not None:  # a model that reads no covariates skipped their tasks
+        original, compressed = result.probes
+        shared = shared_tasks(original, compressed), shared_tasks(compressed, original)
+        result = replace(result, probes=shared)
     comparison = naive = None
     if result.original is not None and result.compressed is not None:
         comparison = compare_results([result.original, result.compressed])
@@ -248,7 +259,7 @@ def _quality_rows(result: RunResult, comparison: Comparison | None) -> Iterable[
         small = ours[dense.dataset]
         yield QualityRow(
             dataset=dense.dataset,
-            series_count=dense.series_count,
+            series=series_text(dense.series_count, dense.windows),
             wql=(dense.WQL, small.WQL),
             mase=(dense.MASE, small.MASE),
             wql_ratio=ratios.WQL,
@@ -354,10 +365,10 @@ def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
         )
     point = None
     if other.original is not None and other.compressed is not None:
-        if _series(other.original) != _series(result.original):
+        if not _same_series(other.original, result.original):
             raise UsageError(
-                f"{str(directory)!r} was evaluated on other series; use the same suite, datasets "
-                "and max_series."
+                f"{str(directory)!r} was evaluated on other series; use the same suite or file, "
+                "datasets, max_series, horizon and windows."
             )
         if _settings(other.original) != _settings(result.original):
             raise UsageError(
@@ -378,8 +389,19 @@ def _settings(scores: EvaluationResult | None) -> list[str]:
     return [] if scores is None or scores.settings is None else scores.settings.words()
 
 
-def _series(scores: EvaluationResult | None) -> dict[str, int]:
-    return {} if scores is None else {row.dataset: row.series_count for row in scores.rows}
+def _same_series(other: EvaluationResult, ours: EvaluationResult | None) -> bool:
+    """Whether two results are for the same labels, as far as these were kept."""
+    if ours is None or _counts(other) != _counts(ours):
+        return False
+    try:
+        check_contributions(ours, other)
+    except UsageError:
+        return False
+    return True
+
+
+def _counts(scores: EvaluationResult) -> dict[str, int]:
+    return {row.dataset: row.series_count for row in scores.rows}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tscompress.evaluation.comparison import ModelComparison, Ratio
+from tscompress.evaluation.comparison import DatasetComparison, ModelComparison, Ratio
+from tscompress.io.text import counted
 from tscompress.probing.results import CovariateChange, ProbeComparison, ProbeResult
 from tscompress.probing.skill import Estimate
 from tscompress.reports.svg import Value, limits_of, ticks
@@ -15,7 +16,8 @@ class ForestRow(NamedTuple):
     """A ratio on a strip; positions in per cent of its width."""
 
     name: str
-    series_count: int | None
+    series: str
+    """``20 series``, ``20 series × 3 windows``; empty for a mean."""
     ratio: Ratio
     at: float
     low: float | None
@@ -33,12 +35,12 @@ class Forest(NamedTuple):
 
 def forest(model: ModelComparison, metric: str, exported: ModelComparison | None = None) -> Forest:
     """Where the ratios of one metric lie on a strip; of the exported model's, the mean."""
-    named: list[tuple[str, int | None, Ratio]] = [
-        (part.dataset, part.series_count, getattr(part, metric)) for part in model.datasets
+    named: list[tuple[str, str, Ratio]] = [
+        (part.dataset, _size(part), getattr(part, metric)) for part in model.datasets
     ]
-    named.append(("geometric mean", None, getattr(model, metric)))
+    named.append(("geometric mean", "", getattr(model, metric)))
     if exported is not None:
-        named.append(("geometric mean, exported", None, getattr(exported, metric)))
+        named.append(("geometric mean, exported", "", getattr(exported, metric)))
     values = [v for _, _, r in named for v in (r.ratio, r.low, r.high) if v is not None and v > 0]
     low, high = limits_of([math.log(value) for value in [*values, 0.995, 1.005]])
 
@@ -50,18 +52,24 @@ def forest(model: ModelComparison, metric: str, exported: ModelComparison | None
     rows = tuple(
         ForestRow(
             name,
-            count,
+            series,
             ratio,
             place(ratio.ratio) or 0.0,
             place(ratio.low),
             place(ratio.high),
-            is_mean=count is None,
+            is_mean=not series,
         )
-        for name, count, ratio in named
+        for name, series, ratio in named
     )
     shown = ticks((math.exp(low), math.exp(high)), 3)
     placed = tuple((at, text) for value, text in shown if (at := place(value)) is not None)
     return Forest(rows, place(1.0) or 0.0, placed)
+
+
+def _size(part: DatasetComparison) -> str:
+    windows = part.windows or 1
+    series = counted(part.series_count // windows, "series")
+    return series if windows == 1 else f"{series} × {counted(windows, 'window')}"
 
 
 class SkillRow(NamedTuple):

@@ -14,13 +14,12 @@ a high < 1                        "better"                                      
 otherwise                         "no measurable loss"                                   good
 ================================  =====================================================  ======
 
-- Few series (:func:`few_series`): good becomes unsure, and "no measurable loss" becomes "no loss
-  seen".
+- Few series (:func:`few_series`), or a single one however many its windows: good becomes unsure,
+  and "no measurable loss" becomes "no loss seen".
 - Datasets whose low > 1 + m are named, the worst with its interval, and good becomes unsure. Beside
   a loss of the mean only those are named whose low is also above the mean's high.
 - Intervals: if the share of outcomes in the 80% interval is further from 80% than the original's,
-  by more than 5 points, both are said and good becomes loss. Few series, or a single one, do not
-  tell.
+  by more than 5 points, both are said and good becomes loss. Few series do not tell.
 - Tasks of the probe that got worse are counted in the first clause, and the level is loss. Without
   such a task, groups of them that got worse together are named; without these, a share of skill
   kept below 95% makes good unsure.
@@ -111,9 +110,8 @@ def make_verdict(
     advice: list[str] = []
     if comparison is not None and original is not None:
         level, quality = _quality(comparison, original, _series(original, own_series))
-        few = any(few_series(original).values())
-        sure = not few and all(row.series_count > 1 for row in original.rows)
-        if fidelity is not None and sure and (coverage := _worse_coverage(fidelity)):
+        few = _few(original)
+        if fidelity is not None and not few and (coverage := _worse_coverage(fidelity)):
             quality += f", {_joint(level)} {coverage}"
             level = "loss" if level == "good" else level
         advice += _quality_advice(level, few)
@@ -157,6 +155,12 @@ def _series(original: EvaluationResult, own: bool) -> str:
     return f"{counted(count, 'series')} of {of}"
 
 
+def _few(original: EvaluationResult) -> bool:
+    """Whether the scores of a dataset rest on few series, or on a single one."""
+    single = any(row.cluster_count == 1 for row in original.rows)
+    return single or any(few_series(original).values())
+
+
 def _quality(comparison: Comparison, original: EvaluationResult, where: str) -> tuple[Level, str]:
     """The first rule that fits; see above."""
     (model,) = comparison.models
@@ -167,7 +171,7 @@ def _quality(comparison: Comparison, original: EvaluationResult, where: str) -> 
         if ratio.low is not None and ratio.high is not None
     }
     most = 1 + comparison.margin
-    few = any(few_series(original).values())
+    few = _few(original)
     unsure = ", too few to be sure" if few else ""
     worse = {metric: ends for metric, ends in known.items() if ends[0] > 1}
     better = {metric: ends for metric, ends in known.items() if ends[1] < 1}
@@ -287,10 +291,13 @@ def _at_most(share: float) -> str:
 
 def _quality_advice(level: Level, few: bool) -> Iterator[str]:
     if level == "unsure" or few:
-        yield (
-            f"{'The scores rest on few series. ' if few else ''}Score more series, or more "
-            "windows of each (`--windows`, `windows:`), for a surer verdict."
+        # More windows of the same series make none of them more.
+        what = (
+            "The scores rest on few series. Score more series"
+            if few
+            else "Score more series, or more windows of each (`--windows`, `windows:`),"
         )
+        yield f"{what} for a surer verdict."
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tscompress.runtime.quantiles import (
     probability_masses,
     weighted,
 )
+from tscompress.runtime.record import Record, positive
 
 #: Quantiles that continue as paths beyond one call.
 _PATHS = DEFAULT_LEVELS
@@ -41,6 +42,11 @@ class Chronos2Forecaster(PatchForecaster):
         "future",
         "future_observed",
     )
+
+    @staticmethod
+    def check_settings(record: Record) -> None:
+        PatchForecaster.check_settings(record)
+        positive(record.settings.get("max_output_patches", 1), "max_output_patches")
 
     @property
     def prediction_length(self) -> int:

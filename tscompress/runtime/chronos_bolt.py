@@ -10,12 +10,18 @@ import numpy as np
 from tscompress.runtime.contexts import stacked, univariate
 from tscompress.runtime.forecaster import PatchForecaster
 from tscompress.runtime.quantiles import DEFAULT_LEVELS, FloatArray, empirical
+from tscompress.runtime.record import Record, positive
 
 
 class ChronosBoltForecaster(PatchForecaster):
     """Forecasts of an exported Chronos-Bolt."""
 
     inputs = ("context", "observed")
+
+    @staticmethod
+    def check_settings(record: Record) -> None:
+        PatchForecaster.check_settings(record)
+        positive(record.settings["prediction_length"], "prediction_length")
 
     def predict(self, contexts: Any, prediction_length: int | None = None) -> FloatArray:
         """The model's own quantiles.

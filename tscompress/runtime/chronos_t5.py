@@ -242,7 +242,13 @@ def _random_numbers(
         return np.random.default_rng(seed).random(shape)
     if seed is not None:
         raise UsageError("seed and uniforms are given; give one of them.")
-    numbers = np.asarray(given, np.float64)
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"uniforms is a {type(given).__name__} that is no array of numbers; give {list(shape)} "
+            "(series, paths, steps) from 0 to below 1."
+        ) from None
     if numbers.shape != shape or not ((numbers >= 0) & (numbers < 1)).all():
         raise UsageError(
             f"uniforms has the shape {numbers.shape}; give {list(shape)} (series, paths, steps) "

@@ -108,18 +108,36 @@ def _task(item: Any, name: str, horizon: int) -> Task:
             f"{' and '.join(_KEYS[1:])} are allowed."
         )
     target = np.atleast_2d(_series(item["target"], name, ndim=2))
-    past, ahead = item.get("past_covariates") or {}, item.get("future_covariates") or {}
-    if extra := sorted(set(ahead) - set(past)):
-        raise UsageError(f"{name} has no past_covariates of {extra[0]!r}; give its past, too.")
-    # Those that are known ahead come last; within both, by name.
-    order = [*sorted(set(past) - set(ahead)), *sorted(ahead)]
+    past, ahead = (_covariates(item, key, name) for key in _KEYS[1:])
+    if extra := ahead.keys() - past.keys():
+        raise UsageError(
+            f"{name} has no past_covariates of {min(extra, key=str)!r}; give its past, too."
+        )
+    try:
+        later = sorted(ahead)
+        # Those that are known ahead come last; within both, by name.
+        order = [*sorted(past.keys() - ahead.keys()), *later]
+    except TypeError:
+        kinds = " and ".join(sorted({type(key).__name__ for key in past}))
+        raise UsageError(f"{name} has covariates with names of {kinds}; give texts.") from None
     rows = [_covariate(past[key], f"{name}, {key}", target.shape[1]) for key in order]
-    known = [_covariate(ahead[key], f"{name}, {key} ahead", horizon) for key in sorted(ahead)]
+    known = [_covariate(ahead[key], f"{name}, {key} ahead", horizon) for key in later]
     context = np.concatenate([target, *(row[None] for row in rows)])
     future = np.full((len(context), horizon), np.nan, np.float32)
     if known:
         future[-len(known) :] = known
     return Task(context, future, len(target))
+
+
+def _covariates(item: Mapping[str, Any], key: str, name: str) -> Mapping[Any, Any]:
+    found = item.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise UsageError(
+            f"{name} has {key} of the type {type(found).__name__}; give a mapping, name to values."
+        )
+    return found
 
 
 def _covariate(values: Any, name: str, steps: int) -> FloatArray:
@@ -132,7 +150,11 @@ def _covariate(values: Any, name: str, steps: int) -> FloatArray:
 def _series(values: Any, name: str, ndim: int) -> FloatArray:
     """Numbers of one or at most ``ndim`` dimensions, with an observed value in each row."""
     found = _numbers(values, name)
-    if not 1 <= found.ndim <= ndim:
+    if not found.ndim:
+        raise DataError(
+            f"{name} is a single number; give each series as an array, and several as a list."
+        )
+    if found.ndim > ndim:
         raise DataError(f"{name} has {found.ndim} dimensions; at most {ndim} are forecast.")
     observed = np.isfinite(np.atleast_2d(found)).any(axis=-1)
     if not found.size or not observed.all():

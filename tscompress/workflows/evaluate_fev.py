@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.evaluation import fev_tasks
 from tscompress.evaluation.results import SEASONAL_NAIVE, Settings
 from tscompress.io.files import (
@@ -17,6 +18,7 @@ from tscompress.io.files import (
 )
 from tscompress.progress import OnProgress, silent
 from tscompress.workflows.evaluate_models import Scored
+from tscompress.workflows.seen_steps import check_unseen, sources_of
 
 _FILES = (fev_tasks.SUMMARIES_FILE,)
 
@@ -45,13 +47,20 @@ def evaluate_fev(
 
     Raises
     ------
+    LeakError
+        A model was fitted to steps that are scored, as far as what it was fitted to can be read.
     TscompressError
         Tasks or a model cannot be used; see :mod:`tscompress.errors`.
     """
     tasks = fev_tasks.load_tasks(path)
     summaries: list[dict[str, Any]] = []
+    scored: list[tuple[EvaluationDataset, int]] = []
     for model in dict.fromkeys([*models, SEASONAL_NAIVE]):
         loaded = None if isinstance(model, str) else model()
+        if loaded is not None and sources_of(loaded):
+            scored = scored or [one for task in tasks for one in fev_tasks.scored_windows(task)]
+            for window, needed in scored:
+                check_unseen(loaded, window, needed)
         shown = fev_tasks.model_name(SEASONAL_NAIVE if loaded is None else loaded.name)
         if any(summary["model_name"] == shown for summary in summaries):
             shown = f"{shown} (2)"

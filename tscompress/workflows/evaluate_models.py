@@ -119,7 +119,7 @@ def evaluate_models(
     Raises
     ------
     LeakError
-        A model was fitted to the steps of a file that are scored.
+        A model was fitted to steps that are scored, of a file or a suite.
     TscompressError
         A model, or data, cannot be used; see :mod:`tscompress.errors`.
     """

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tscompress.checkpoints.given import AnyModel, loaded_of
+from tscompress.checkpoints.given import (
+    AnyModel,
+    in_float32,
+    loaded_of,
+    places_of,
+    stored_in,
+)
 from tscompress.checkpoints.integrity import source_files
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.checkpoints.provenance import hashes
@@ -135,12 +142,29 @@ def export(
     check_packages()
     target = user_path(output)
     given = model if isinstance(model, str | Path) else None
-    inputs = [given, onnxruntime_web]
+    inputs: list[str | Path | None] = [given, onnxruntime_web]
     check_output(target, force=force, inputs=inputs)
-    loaded = loaded_of(model, revision=revision, argument="model", exported=False)
-    inputs.append(loaded.directory)
+    loaded = in_float32(loaded_of(model, revision=revision, argument="model", exported=False))
+    inputs += places_of(loaded)
+    check_output(target, force=force, inputs=inputs)
+    source = _source(loaded, loaded.directory if given is not None else stored_in(loaded))
     if page:
-        return _export_page(loaded, target, precision, onnxruntime_web, force=force, inputs=inputs)
+        return _export_page(
+            loaded, target, precision, source, onnxruntime_web, force=force, inputs=inputs
+        )
+    return _export(loaded, target, precision, source, force=force, inputs=inputs)
+
+
+def _export(
+    loaded: LoadedModel,
+    target: Path,
+    precision: Precision,
+    recorded_source: Mapping[str, Any],
+    *,
+    force: bool = False,
+    inputs: Sequence[str | Path | None] = (),
+) -> ExportResult:
+    """Write the directory of a model in float32; ``recorded_source`` is as of :func:`_source`."""
     pipeline = loaded.forecaster  # refused here if it does not forecast
     sources = adapter_of(loaded.family).graph_sources(loaded.model)
     graphs = {file: onnx_graph(source, precision) for file, source in sources.items()}
@@ -151,7 +175,7 @@ def export(
             name=target.name,
             family=loaded.family,
             config=loaded.config,
-            source=_source(loaded),
+            source=recorded_source,
             precision=precision,
             inputs={file: tuple(source.inputs) for file, source in sources.items()},
             parameters=sum(one.numel() for one in loaded.model.parameters()),
@@ -170,15 +194,16 @@ def _export_page(
     loaded: LoadedModel,
     target: Path,
     precision: Precision,
+    recorded_source: Mapping[str, Any],
     onnxruntime_web: str | Path | None,
     *,
     force: bool,
-    inputs: list[str | Path | None],
+    inputs: Sequence[str | Path | None],
 ) -> ExportResult:
     check_family(loaded.family)
     engine = find_engine(onnxruntime_web)
     with tempfile.TemporaryDirectory() as folder:
-        done = export(loaded, Path(folder, "graph"), precision=precision)
+        done = _export(loaded, Path(folder, "graph"), precision, recorded_source)
         forecaster = load_exported(done.directory)
         assert isinstance(forecaster, PatchForecaster)  # check_family refuses others
         with new_directory(target, force=force, inputs=inputs) as directory:
@@ -186,10 +211,21 @@ def _export_page(
     return replace(done, directory=target, page=sizes)
 
 
-def _source(loaded: LoadedModel) -> dict[str, Any]:
-    known = loaded.directory is not None and loaded.directory.is_dir()
-    files = source_files(loaded.directory) if known and loaded.directory is not None else []
-    return {"model": loaded.source, "revision": loaded.revision, "sha256": hashes(files)}
+def _source(loaded: LoadedModel, directory: Path | None) -> dict[str, Any]:
+    """The record of what is exported.
+
+    Parameters
+    ----------
+    directory
+        Whose files hold the weights of ``loaded``; None: no files are known to.
+    """
+    if directory is None:
+        known = {"model": loaded.source, "revision": loaded.revision, "sha256": dict[str, str]()}
+        return {**known, "changed": True} if places_of(loaded) else known
+    source, revision = loaded.source, loaded.revision
+    if directory not in (loaded.directory, user_path(source or ".")):  # it was saved since
+        source, revision = str(directory), None
+    return {"model": source, "revision": revision, "sha256": hashes(source_files(directory))}
 
 
 def _check_difference(difference: float, precision: str, compared: str) -> None:

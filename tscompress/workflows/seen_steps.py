@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.evaluation_sets import EvaluationDataset
-from tscompress.data.fingerprints import label_fingerprints
+from tscompress.data.fingerprints import Fingerprints, label_fingerprints
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.read import read_file
 from tscompress.data.streaming import iterate_series
@@ -24,12 +24,21 @@ from tscompress.workflows.recipe import Recipe, load_recipe
 from tscompress.workflows.save import RECIPE_FILE, CompressedModel
 
 
-def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | None) -> str | None:
-    """Refuse a model that was calibrated, or recovered, on steps that a file is scored on.
+def check_unseen(
+    loaded: LoadedModel, dataset: EvaluationDataset, needed: int, path: Path | None = None
+) -> str | None:
+    """Refuse a model that was calibrated, or recovered, on steps that a dataset is scored on.
 
     The series that it was fitted to are read again, by the records of the model or beside its
     weights; a file that lies elsewhere by now is known by its hash. The history before the steps
     that are scored may be among it.
+
+    Parameters
+    ----------
+    needed
+        Steps from the first that is scored to the end of each series.
+    path
+        The file that the dataset is from, where it is one.
 
     Returns
     -------
@@ -41,6 +50,7 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
     LeakError
     """
     notes = []
+    known: Fingerprints | None = None
     scored_file = None if path is None else sha256_of(path)
     for fitted in sources_of(loaded):
         copy = path if path is not None and fitted.sha256 == scored_file else None
@@ -50,9 +60,11 @@ def check_unseen(loaded: LoadedModel, dataset: EvaluationDataset, path: Path | N
                 "file by now: whether it held the steps that are scored is not known"
             )
             continue
-        seen = _seen(copy or fitted.source, fitted.series, dataset, path)
+        held_out = fitted.series.hold_out >= needed
+        same = path if not held_out else None  # held out, its series are alike by their history
+        known = known or label_fingerprints(dataset)
+        seen = _seen(copy or fitted.source, fitted.series, known, same)
         if seen:
-            needed = dataset.horizon * dataset.windows
             raise LeakError(
                 f"{loaded.name!r} was fitted to steps of {fitted.source!r} that are scored, of "
                 f"{seen:,} series; scores would mean nothing. Compress it with --hold-out "
@@ -87,15 +99,11 @@ def sources_of(loaded: LoadedModel) -> list[FittedSource]:
     return each_once(found)
 
 
-def _seen(
-    source: str | Path, form: GivenSeries, dataset: EvaluationDataset, path: Path | None
-) -> int:
-    """How many series of a source hold steps that are scored."""
+def _seen(source: str | Path, form: GivenSeries, known: Fingerprints, path: Path | None) -> int:
+    """How many series of a source hold steps that are scored; all of the file ``path`` do."""
     file = user_path(source)
-    held_out = form.hold_out >= dataset.horizon * dataset.windows
-    if path is not None and file.resolve() == path.resolve() and not held_out:
+    if path is not None and file.resolve() == path.resolve():
         return len(read_file(path, form).series)  # series too smooth to be recognised among them
-    known = label_fingerprints(dataset)
     try:
         return sum(known.recognise(values) for values in iterate_series(source, form))
     except DataError:  # it has changed since

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tscompress.errors import UsageError
 from tscompress.io.downloads import fetched, has_integrity
+from tscompress.io.files import user_path
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 #: As the npm registry publishes it for this version.
@@ -68,7 +69,7 @@ def find_engine(tarball: str | Path | None = None) -> Engine:
     DownloadError
         The registry cannot be reached, or gives another file.
     """
-    return _engine_in(_fetched() if tarball is None else _given(Path(tarball).expanduser()))
+    return _engine_in(_fetched() if tarball is None else _given(user_path(tarball)))
 
 
 def notices() -> dict[str, bytes]:
