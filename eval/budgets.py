@@ -31,6 +31,7 @@ models from `--models`. Delete both after a change of the library or of `--devic
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,8 +99,15 @@ class Trial:
     narrower_width: float = NARROWER_WIDTH
 
     @property
+    def label(self) -> str:
+        """The arm, and its width if that is another: rows and models of two widths are two."""
+        if self.arm != NARROWER or self.narrower_width == NARROWER_WIDTH:
+            return self.arm
+        return f"{self.arm}: {self.narrower_width:g}"
+
+    @property
     def key(self) -> Key:
-        return str(self.budget), self.arm
+        return str(self.budget), self.label
 
     @property
     def schedule(self) -> PlannedSchedule:
@@ -151,14 +159,14 @@ def measure(
     """The table: a row for every trial, and those that it had before; costs come at the end."""
     found = {(row["budget"], row["arm"]): row for row in rows_of(table, ("SQL", "own skill"))}
     paths = {
-        trial.key: models / "-".join(trial.key).replace(",", "").replace(" ", "-")
+        trial.key: models / re.sub("[,:]", "", "-".join(trial.key)).replace(" ", "-")
         for trial in trials
     }
     for trial in trials:
         small = compressed(bed, trial, windows, paths[trial.key])
         if trial.key not in found:
             plan = Plan.load(paths[trial.key] / "plan.json")
-            row = {"model": bed.model, "budget": trial.key[0], "arm": trial.arm}
+            row = {"model": bed.model, "budget": trial.key[0], "arm": trial.label}
             row |= {"sizes": sizes_text(plan), **bed.row(small.forecaster, str(trial.key))}
             found[trial.key] = row | {"loss": bed.loss_rise(small)}
             console.print(rounded(found[trial.key]))
@@ -237,7 +245,7 @@ def main() -> None:
     )
     parser.add_argument("--arm", action="append", choices=ARMS, help="default: all")
     parser.add_argument(
-        "--width", type=float, default=NARROWER_WIDTH,
+        "--width", type=float,
         help=f"of '{NARROWER}': share of the stream, default {NARROWER_WIDTH}",
     )  # fmt: skip
     parser.add_argument("--draw", type=int, default=0, help="of the calibration series: a seed")
@@ -249,6 +257,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.draw == HELD_OUT.seed:
         parser.error(f"--draw {HELD_OUT.seed} is that of the held-out windows; take another.")
+    arms = arguments.arm or ARMS
+    if arguments.width is not None and NARROWER not in arms:
+        parser.error(f"--width is of the arm '{NARROWER}'; add it, or leave out the width.")
+    width = NARROWER_WIDTH if arguments.width is None else arguments.width
     suffix = "" if arguments.planned_on == MIXED else f"-{arguments.planned_on}"
     suffix += f"-{arguments.planned_series}" if arguments.planned_series else ""
     suffix += f"-draw{arguments.draw}" if arguments.draw else ""
@@ -258,8 +270,7 @@ def main() -> None:
         arguments.model, arguments.max_series, calibration=calibration, device=arguments.device
     )
     budgets = arguments.budget or [parse_budget(text) for text in BUDGETS]
-    arms = arguments.arm or ARMS
-    trials = [Trial(budget, arm, arguments.width) for budget in budgets for arm in arms]
+    trials = [Trial(budget, arm, width) for budget in budgets for arm in arms]
     windows = planning_windows(bed, arguments.planned_on, arguments.planned_series)
     stem, console = f"{arguments.output}-{name}", Console()
     models = arguments.models / name

@@ -98,6 +98,31 @@ def test_a_row_that_is_missing_is_measured(
     assert again["arm"].tolist() == ["by layer", "uniform"]  # what is not asked for stays
 
 
+def test_rows_and_models_of_another_width_are_others(
+    budgets: Any, bed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "costs_of", unmeasured)
+    table, windows = tmp_path / "b.csv", budgets.planning_windows(bed, "mixed")
+    budget = parse_budget("parameters=0.6")
+    for width in (budgets.NARROWER_WIDTH, 0.75):
+        trial = budgets.Trial(budget, budgets.NARROWER, width)
+        frame = budgets.measure(bed, [trial], windows, tmp_path, table, QUIET)
+        frame.to_csv(table, index=False)
+    assert [sizes.split(",")[0] for sizes in frame["sizes"]] == ["d_model 18", "d_model 15"]
+    assert frame["arm"].nunique() == 2
+    assert budgets.Trial(budget, "uniform", 0.75).key == budgets.Trial(budget, "uniform").key
+
+
+def test_a_width_without_its_arm_is_refused(
+    budgets: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--output", "o", "--models", "m", "--arm", "uniform", "--width", "0.75"]
+    monkeypatch.setattr("sys.argv", ["budgets.py", *options])
+    with pytest.raises(SystemExit):
+        budgets.main()
+    assert "--width" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_real_windows_hold_no_synthetic_series(budgets: Any, bed: Any) -> None:
     """Another mixture of synthetic series draws other windows, but of real ones the same."""
 

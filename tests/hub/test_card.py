@@ -239,12 +239,17 @@ def test_the_model_that_an_embedding_is_from_is_shown_by_name(
     assert read_checkpoint_record(made).local_paths == [theirs]
 
 
+def grown_from(start: str | Path, output: Path) -> Path:
+    made = pretrain(tiny_recipe("chronos-bolt", start_from=str(start)), output)
+    assert made is not None
+    return made
+
+
 def test_a_grown_model_names_what_it_was_grown_from(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     theirs = str(checkpoints["chronos-bolt"])
-    made = pretrain(tiny_recipe("chronos-bolt", start_from=theirs), tmp_path / "run")
-    assert made is not None
+    made = grown_from(theirs, tmp_path / "run")
     card = make_card(made)
     assert "start_from: chronos-bolt\n" in card.text
     assert "Grown from `chronos-bolt`" in card.text
@@ -282,8 +287,7 @@ def test_a_start_is_of_the_hub_only_if_it_came_from_there(
         cached_model(stored, "runs/bolt", tmp_path / "hub")
         snapshot = tmp_path / "hub/models--runs--bolt/snapshots" / COMMIT
         monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
-    made = pretrain(tiny_recipe("chronos-bolt", start_from="runs/bolt"), tmp_path / "run")
-    assert made is not None
+    made = grown_from("runs/bolt", tmp_path / "run")
     recorded = json.loads((made / "provenance.json").read_text())["pretraining"]
     shutil.rmtree("runs", ignore_errors=True)
     if place == "directory":  # now a stranger's model of that name is in the cache
@@ -304,10 +308,7 @@ def test_a_start_without_a_record_of_its_commit_is_local(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """As earlier versions wrote it."""
-    theirs = str(checkpoints["chronos-bolt"])
-    made = pretrain(tiny_recipe("chronos-bolt", start_from=theirs), tmp_path / "run")
-    assert made is not None
-    record = read_checkpoint_record(made)
+    record = read_checkpoint_record(grown_from(checkpoints["chronos-bolt"], tmp_path / "run"))
     assert record.pretraining is not None
     recipe = record.pretraining.model_copy(update={"start_from": "someone/else"})
     for trained in ({"start_from": "someone/else"}, {}, None):

@@ -637,16 +637,17 @@ def test_an_export_that_cannot_be_is_refused_before_the_model_is_read(
     assert list(tmp_path.iterdir()) == []
 
 
+def univariate_recipe(checkpoint: Path, output: Path, **changes: Any) -> Recipe:
+    return small_recipe(
+        checkpoint, output, schedule=None, fold=FoldConfig(univariate=True), **changes
+    )
+
+
 def test_covariate_tasks_of_a_model_that_will_read_none_are_refused_first(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    recipe = small_recipe(
-        checkpoints["chronos-2"],
-        tmp_path / "out",
-        schedule=None,
-        fold=FoldConfig(univariate=True),
-        probe=ProbeConfig(tasks=("response",), num_series=2),
-    )
+    probe = ProbeConfig(tasks=("response",), num_series=2)
+    recipe = univariate_recipe(checkpoints["chronos-2"], tmp_path / "out", probe=probe)
     with pytest.raises(UsageError) as refused:
         run(recipe)
     assert "univariate" in str(refused.value)
@@ -656,11 +657,9 @@ def test_covariate_tasks_of_a_model_that_will_read_none_are_refused_first(
 def test_covariate_tasks_that_a_univariate_model_skips_are_not_in_its_report(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    recipe = small_recipe(
+    recipe = univariate_recipe(
         checkpoints["chronos-2"],
         tmp_path / "out",
-        schedule=None,
-        fold=FoldConfig(univariate=True),
         probe=ProbeConfig(num_series=2),
         profile=None,
         evaluation=None,

@@ -327,7 +327,9 @@ class ResponseComparison(BaseModel):
             lost.sort(key=lambda one: one.slope[1] - one.slope[0])
             more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
             shares = {"size": self.slope_kept, "gain in accuracy": self.gain_kept}
-            known = [f"{_much(kept)} of its {of}" for of, kept in shares.items() if kept]
+            known = [
+                f"{_much(kept)} of its {of}" for of, kept in shares.items() if kept is not None
+            ]
             kept = f", {' and '.join(known)} is kept" if known else ""
             return [
                 f"response to covariates was lost{kept}: "
