@@ -23,6 +23,7 @@ from tscompress.probing.results import (
     load_probes,
     probe_content,
 )
+from tscompress.probing.skill import estimate
 from tscompress.probing.tables import probe_tables
 from tscompress.probing.tasks import TASKS, ProbeTask, seasonal_naive
 from tscompress.workflows.recipe import Recipe, load_recipe
@@ -90,6 +91,33 @@ def test_one_series_has_no_interval_and_a_flat_task_is_refused() -> None:
     flat = ProbeTask(name="flat", process=Structural(), context_length=20)
     with pytest.raises(UsageError, match="'flat' cannot distinguish"):
         mixture(flat, 1.0)
+
+
+def test_draws_that_are_not_defined_widen_an_interval() -> None:
+    """They took it away, and what had none was taken as sure."""
+    draws = np.linspace(0, 1, 1000)
+    whole = estimate(0.5, draws)
+    assert (whole.low, whole.high) == (pytest.approx(0.025), pytest.approx(0.975))
+    few, many = draws.copy(), draws.copy()
+    few[500:510] = np.nan
+    many[400:600] = np.nan
+    some, most = estimate(0.5, few), estimate(0.5, many)
+    assert some.low == pytest.approx(0.015, abs=1e-3)
+    assert some.high == pytest.approx(0.985, abs=1e-3)
+    assert (most.low, most.high) == (0, 1)
+    assert estimate(0.5, np.full(1000, np.nan)).low is None
+
+
+def test_a_random_walk_has_an_interval() -> None:
+    """In some resamples its best constant is perfect."""
+    walk = TASKS["random-walk"].model_copy(update={"num_series": 8})
+    score = mixture(walk, 0.6)
+    assert not np.isfinite(score.draws()).all()
+    assert score.skill.low is not None
+    assert score.skill.low < score.skill.value
+    result = ProbeResult(model="m", seed=0, tasks=(score, mixture(TASKS["period-4"], 0.7)))
+    assert result.overall().low is not None
+    assert result.groups()["stochastic"].high is not None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -342,6 +342,16 @@ def test_given_series_are_embedded_and_run(bolt: LoadedModel) -> None:
     assert any("fewer positions than they are wide" in line for line in result.findings())
 
 
+@pytest.mark.parametrize("given", [np.stack, iter])
+def test_series_are_an_array_or_come_one_by_one(
+    bolt: LoadedModel, given: Callable[..., object]
+) -> None:
+    series = [np.sin(np.arange(60.0) / rate) for rate in (3, 5, 7)]
+    result = profile(bolt, series=given(series), calibration=None)  # type: ignore[arg-type]
+    assert result.embedding == profile(bolt, series=series, calibration=None).embedding
+    assert result.embedding[-1].name == "given series"
+
+
 @pytest.mark.parametrize("family", LANGUAGE_MODELS)
 def test_language_models_are_profiled_without_inputs(
     language_models: dict[str, Path], family: str

@@ -90,8 +90,15 @@ def _skill(losses: Array, best: Array, constant: Array) -> Array:
 
 
 def estimate(value: float, draws: Array) -> Estimate:
-    """A value with the middle 95% of its draws ``[R]``, if all of them are finite."""
-    if not np.isfinite(draws).all():
+    """A value with the middle 95% of its draws ``[R]``; no interval if no draw is defined.
+
+    Draws that are not, as of series on which the best constant is perfect, may lie anywhere: they
+    count as the lowest of the others for the lower end, and as the highest for the upper one.
+    """
+    defined = np.isfinite(draws)
+    if not defined.any():
         return Estimate(value=value)
-    low, high = np.quantile(draws, [0.025, 0.975])
+    lowest, highest = draws[defined].min(), draws[defined].max()
+    low = np.quantile(np.where(defined, draws, lowest), 0.025)
+    high = np.quantile(np.where(defined, draws, highest), 0.975)
     return Estimate(value=value, low=float(low), high=float(high))

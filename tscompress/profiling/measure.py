@@ -29,7 +29,7 @@ from tscompress.compression.calibration import (
     calibration_batches,
     check_calibration,
 )
-from tscompress.data.series import LabelledSeries, read_series
+from tscompress.data.series import LabelledSeries, given_series, read_series
 from tscompress.data.synthetic import FloatArray
 from tscompress.errors import FactorizationError, UsageError
 from tscompress.families.base import EmbeddingTable
@@ -112,8 +112,8 @@ def profile(
     loaded = loaded_of(
         model, name=name, revision=revision, device=device, dtype=dtype, exported=False
     )
-    if isinstance(series, str | Path):
-        series = read_series(series)
+    if series is not None:
+        series = given_series(series)
     corpus = None if calibration is None else _corpus_name(calibration, series)
     if series is None and calibration is not None and calibration.source not in OWN_SOURCES:
         series = read_series(calibration.source)
