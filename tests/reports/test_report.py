@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -488,6 +489,27 @@ def test_a_checkpoint_of_another_run(directory: Path) -> None:
         rewrite_report(directory)
 
 
+def test_a_checkpoint_with_the_plan_of_the_run_and_other_weights(directory: Path) -> None:
+    """As a recovery leaves it."""
+    path = directory / "chronos-bolt-fold" / "provenance.json"
+    record = json.loads(path.read_text())
+    record["sha256"]["model.safetensors"] = "0" * 64
+    path.write_text(json.dumps(record))
+    rewritten = directory / "report.html"
+    with pytest.raises(UsageError, match="from another run") as caught:
+        rewrite_report(directory, force=True)
+    assert "\n" not in str(caught.value)
+    assert not rewritten.exists()
+    path.unlink()
+    with pytest.raises(UsageError, match="from another run"):
+        rewrite_report(directory, force=True)
+    report = directory / "report.json"
+    older = json.loads(report.read_text())
+    del older["sha256"]  # which reports did not always have
+    report.write_text(json.dumps(older))
+    assert rewrite_report(directory) == rewritten
+
+
 def test_more_runs_in_the_figure(walked: Run, directory: Path, tmp_path: Path) -> None:
     result, recipe = walked
     other = tmp_path / "slower"
@@ -605,6 +627,45 @@ def test_a_table_of_models_in_the_figure(walked: Run, directory: Path, tmp_path:
     page = Page(text)
     assert "half the layers: by loss" in page.prose
     assert "1 of them loses more than 10%" in page.prose
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({}, None, ""),
+        ({"evaluation": {"batch_size": 3}}, None, ""),
+        ({"model": "another"}, UsageError, "is of 'another', this run of"),
+        ({"revision": "v2"}, UsageError, "@v2', this run of"),
+        ({"evaluation": {"suite": "offline-frequencies"}}, UsageError, "other suite than this run"),
+        ({"evaluation": {"max_series": 2}}, UsageError, "with other max_series than this run"),
+        ({"no_such_key": 1}, DataError, "no_such_key"),
+    ],
+)
+def test_a_sweep_of_another_model_or_suite_is_not_compared(
+    walked: Run,
+    directory: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    error: type[Exception] | None,
+    says: str,
+) -> None:
+    _, recipe = walked
+    assert recipe.evaluation is not None
+    evaluation = recipe.evaluation.model_dump(mode="json") | changes.get("evaluation", {})
+    grid = [{"method": "fold", "rank": [8]}]
+    content = {"model": recipe.model, "output": "out", "grid": grid}
+    content |= {**changes, "evaluation": evaluation}
+    table = tmp_path / "sweep.csv"
+    table.write_text(SWEEP)
+    (tmp_path / "sweep.yaml").write_text(json.dumps(content))  # JSON is YAML
+    if error is None:
+        text = rewrite_report(directory, compare=[table]).read_text()
+        assert "fold, d_kv 8" in Page(text).prose
+        return
+    with pytest.raises(error, match=says) as caught:
+        rewrite_report(directory, compare=[table])
+    assert "\n" not in str(caught.value)
+    assert not (directory / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tscompress.evaluation.comparison import (
 )
 from tscompress.evaluation.fidelity import Calibration, DatasetFidelity, Fidelity
 from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
-from tscompress.io.text import counted, listed, percent
+from tscompress.io.text import counted, listed, percent, rounded_count
 from tscompress.plan.layer_plans import HiddenPlan
 from tscompress.plan.plan import Plan
 from tscompress.probing.results import (
@@ -492,3 +492,24 @@ def test_singulars_and_lists() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b"]) == "a and b"
     assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00k"),
+        (9_996, "10.0k"),
+        (99_960, "100k"),
+        (999_400, "999k"),
+        (999_700, "1.00M"),
+        (8_650_000, "8.65M"),
+        (999_900_000, "1.00B"),
+        (1_200_000_000, "1.20B"),
+    ],
+)
+def test_a_rounded_count_has_three_digits_and_the_unit_that_it_rounds_to(
+    count: int, says: str
+) -> None:
+    assert rounded_count(count) == says

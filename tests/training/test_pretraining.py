@@ -18,7 +18,7 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, 
 from forked import Program
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from shared_fixtures import tiny_recipe
+from shared_fixtures import Command, tiny_recipe
 
 from tscompress.data.batch import ForecastBatch
 from tscompress.data.multivariate import GroupsConfig
@@ -207,6 +207,22 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     before = weights(model)
     assert pretrain(recipe, tmp_path, resume=True) == model
     assert_equal(before, weights(model))
+
+
+@pytest.mark.parametrize("key", ["start_from", "embedding_from"])
+def test_a_model_that_is_read_is_not_replaced(command: Command, tmp_path: Path, key: str) -> None:
+    model = pretrain(short("chronos-bolt", steps=1), tmp_path)
+    assert model is not None
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = short("chronos-bolt", steps=1, **{key: str(model)})
+    with pytest.raises(OutputExistsError, match="model' is the input"):
+        pretrain(again, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    recipe = tmp_path / "again.yaml"
+    recipe.write_text(again.model_dump_json())  # JSON is YAML
+    outcome = command("pretrain", recipe, "--output", tmp_path, "--force")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "model' is the input" in outcome.err
 
 
 def test_seeds_differ(tmp_path: Path) -> None:

@@ -148,6 +148,13 @@ def test_the_page_says_how_to_make_it_again(checkpoints: dict[str, Path], tmp_pa
     assert "## Cost" not in text
 
 
+@pytest.mark.parametrize("given", ["recipes/demo.yaml", Path("recipes/demo.yaml"), {}, None])
+def test_what_is_no_recipe_is_refused_in_a_line(given: Any) -> None:
+    with pytest.raises(UsageError, match="give a Recipe, as tscompress") as caught:
+        run(given)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_walk_does_not_replace_a_checkpoint_unasked(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -314,6 +314,48 @@ def test_series_of_a_recovery_in_memory_are_recorded(
         evaluate_models(config(sales), lambda: load(tmp_path / "recovered"))
 
 
+@pytest.mark.parametrize("as_path", [True, False])
+def test_series_of_a_recovery_after_a_method_that_reads_none_are_recorded(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path, as_path: bool
+) -> None:
+    """`svd` does not calibrate, so that the recovery alone was fitted to them."""
+    form = GivenSeries.model_validate(COLUMNS)
+    small = tscompress.compress(
+        checkpoints["chronos-bolt"],
+        method="svd",
+        rank=4,
+        series=sales if as_path else read_series(sales, form),
+        recover=RecoveryConfig(steps=1, series_format=form),
+    )
+    tscompress.save(small, tmp_path / "small")
+    (found,) = recorded_sources(tmp_path / "small")
+    assert (found.source, found.series) == (str(sales), form)
+    for model in (small, tmp_path / "small"):
+        with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+            tscompress.evaluate(model, sales, horizon=SCORED // 2, windows=2, **COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("owner/name", "datasets of the Hub are not looked at again"),
+        ("owner/name:daily", "datasets of the Hub are not looked at again"),
+        ("folder/gone.csv", "another file by now"),
+    ],
+)
+def test_a_note_says_why_a_source_is_not_looked_at(
+    compressed: Callable[[int], Path], sales: Path, source: str, says: str
+) -> None:
+    output, notes = compressed(SCORED), []
+    record = output / "provenance.json"
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps({**content, "fitted_to": [{"source": source}]}))
+    evaluate_models(config(sales), lambda: load(output), on_note=notes.append)
+    (note,) = notes
+    assert repr(source) in note
+    assert says in note
+
+
 def test_damaged_records_name_nothing(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"fitted_to": 3}', '{"fitted_to": [{"source": 3}]}', "{}"):
         (tmp_path / "provenance.json").write_text(text)

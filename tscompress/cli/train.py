@@ -193,7 +193,7 @@ def pretrain(
     chosen = load_pretrain_recipe(recipe)
     if watch_ranks:
         chosen = chosen.model_copy(update={"watch_ranks": True})
-    inputs = recipe, chosen.embedding_from
+    inputs = recipe, chosen.embedding_from, chosen.start_from
     if not resume:
         check_output(output, force=force, inputs=inputs, writes=RUN_FILES, in_place=True)
     check_pretraining_output(chosen, output, inputs)

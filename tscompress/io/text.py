@@ -59,8 +59,9 @@ def percent(share: float, digits: int | None = None) -> str:
 
 def rounded_count(count: int) -> str:
     """``950``, ``73.4k``, ``8.65M``, ``1.20B``: three digits."""
+    rounded = float(f"{count:.3g}")  # it may be as large as the next unit
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            value = count / size
-            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
+        if rounded >= size:
+            digits = 2 if rounded < 10 * size else 1 if rounded < 100 * size else 0
+            return f"{count / size:.{digits}f}{unit}"
     return str(count)

@@ -34,7 +34,7 @@ from tscompress.reports.exported import (
     exported_point,
     exported_rows,
 )
-from tscompress.reports.points import TABLE_SUFFIX, Point, table_points
+from tscompress.reports.points import TABLE_SUFFIX, Point, check_table_is_of, table_points
 from tscompress.reports.terms import MEANINGS, spelled_out
 from tscompress.reports.verdict import Verdict, make_verdict
 from tscompress.workflows.recipe import Recipe
@@ -343,6 +343,7 @@ def _points(
         yield graph
     for path in map(Path, others):
         if path.suffix == TABLE_SUFFIX:
+            check_table_is_of(path, recipe)
             yield from table_points(path, recipe.model)
         else:
             yield _other_point(path, result, recipe)

@@ -13,11 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from tscompress.errors import DataError, UsageError
+from tscompress.errors import DataError, RecipeError, UsageError
 from tscompress.evaluation.comparison import Ratio
 from tscompress.evaluation.intervals import pareto_front
 from tscompress.evaluation.results import METRICS
+from tscompress.io.text import listed
 from tscompress.io.untrusted import single_line
+from tscompress.workflows.recipe import Recipe, with_columns
+from tscompress.workflows.sweep import RECIPE_FILE as SWEEP_FILE
+from tscompress.workflows.sweep import TABLE_FILE as SWEEP_TABLE
+from tscompress.workflows.sweep_points import load_sweep_recipe
 
 TABLE_SUFFIX = ".csv"
 #: Cost to the names that its column may have.
@@ -30,6 +35,8 @@ _COSTS = {
 }
 #: Value of ``method`` or ``kind`` in the row of the original.
 _ORIGINAL = ("original", "dense")
+#: Fields of an evaluation that leave its scores comparable.
+_NO_SCORE = {"batch_size", "seed", "root"}
 
 
 class Point(NamedTuple):
@@ -47,7 +54,8 @@ def table_points(path: Path, model: str) -> list[Point]:
     Parameters
     ----------
     model
-        The original of the table, checked if the table records one.
+        The original of the table, checked if it has a column ``model``; that of a sweep has none,
+        see :func:`check_table_is_of`.
 
     Raises
     ------
@@ -86,6 +94,47 @@ def table_points(path: Path, model: str) -> list[Point]:
         )
         for _, row in frame[~frame[kinds].isin(_ORIGINAL)].iterrows()
     ]
+
+
+def check_table_is_of(path: Path, recipe: Recipe) -> None:
+    """Refuse the table of a sweep that is of another model, or scored otherwise, than a run.
+
+    What it is of is in the recipe beside it; a table without one is not checked.
+
+    Raises
+    ------
+    UsageError
+        The model, its revision, or what it was scored on differs.
+    DataError
+        The recipe beside the table is damaged.
+    """
+    beside = path.with_name(SWEEP_FILE)
+    if path.name != SWEEP_TABLE or not path.is_file() or not beside.is_file():
+        return
+    try:
+        swept = load_sweep_recipe(beside)
+    except RecipeError as error:
+        raise DataError(str(error)) from None
+    if (swept.model, swept.revision) != (recipe.model, recipe.revision):
+        theirs, ours = (_revised(one.model, one.revision) for one in (swept, recipe))
+        raise UsageError(
+            f"{str(path)!r} is of {theirs!r}, this run of {ours!r}; compare models made of the "
+            "same original."
+        )
+    if recipe.scored_on is None:
+        return
+    scored = with_columns(swept.evaluation, swept.series).model_dump(exclude=_NO_SCORE)
+    ours_scored = recipe.scored_on.model_dump(exclude=_NO_SCORE)
+    others = [name for name, value in scored.items() if value != ours_scored[name]]
+    if others:
+        raise UsageError(
+            f"{str(path)!r} was evaluated with other {listed(others)} than this run; evaluate both "
+            "alike."
+        )
+
+
+def _revised(model: str, revision: str | None) -> str:
+    return model if revision is None else f"{model}@{revision}"
 
 
 def front(points: Sequence[Point], metric: str, cost: str) -> set[str]:

@@ -41,14 +41,16 @@ RUN_FILES = (LOG_FILE, RANKS_LOG, *(f"{CHECKPOINT}/{name}" for name in STATE_FIL
 def check_pretraining_output(
     recipe: PretrainRecipe, output: Path, inputs: Iterable[str | Path | None] = ()
 ) -> None:
-    """Refuse an output where a pretraining would replace what none wrote, or one of ``inputs``.
+    """Refuse an output where a pretraining would replace what none wrote, or an input.
+
+    Inputs are the models that the recipe names, and ``inputs`` besides.
 
     Raises
     ------
     OutputExistsError, OutputError
         As :func:`tscompress.io.files.check_output`.
     """
-    inputs = tuple(inputs)
+    inputs = *inputs, recipe.embedding_from, recipe.start_from
     for name in RUN_FILES:
         check_file(output / name, force=True, inputs=inputs)
     for name in (MODEL, *map(snapshot_name, sorted(recipe.snapshot_steps))):

@@ -92,7 +92,8 @@ def pretrain(
     UsageError
         There are several processes.
     OutputExistsError
-        The output holds a log, a checkpoint or a model that no pretraining wrote.
+        The output holds a log, a checkpoint or a model that no pretraining wrote, or that the
+        recipe reads.
     ModelLoadError
         ``embedding_from`` cannot be read.
     DivergenceError

@@ -249,7 +249,7 @@ def _compress_loaded_(
         recipe=recipe if plan is None else None,
         calibration=record,
         recovery=recovery,
-        fitted_to=(*fitted, *recovery_sources(recipe.recover, recipe.series)),
+        fitted_to=(*fitted, *recovery_sources(recipe.recover, recipe.series, series)),
     )
 
 

@@ -82,12 +82,26 @@ def calibration_sources(
     return [FittedSource(source=source, series=recipe.series, sha256=sha256)]
 
 
-def recovery_sources(config: RecoveryConfig | None, form: GivenSeries) -> list[FittedSource]:
-    """What a recovery trains on; ``form`` is that of the recipe."""
+def recovery_sources(
+    config: RecoveryConfig | None,
+    form: GivenSeries,
+    series: Sequence[FloatArray] | str | Path | None = None,
+) -> list[FittedSource]:
+    """What a recovery trains on.
+
+    Parameters
+    ----------
+    form
+        That of the recipe.
+    series
+        What a caller gave in addition to the series of ``config``.
+    """
     if config is None:
         return []
     read_as = config.series_format or form
-    return [FittedSource(source=source, series=read_as) for source in config.series]
+    found = [FittedSource(source=source, series=read_as) for source in config.series]
+    given = given_source(series, read_as)
+    return found if given is None else [*found, given]
 
 
 def with_source(recipe: Recipe, given: FittedSource | None) -> Recipe:

@@ -28,7 +28,7 @@ from tscompress.workflows.compress import (
     finish_recovery,
     recovery_directory,
 )
-from tscompress.workflows.fitted_to import given_source, recovery_sources
+from tscompress.workflows.fitted_to import recovery_sources
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save
 
@@ -58,11 +58,9 @@ def recover_loaded_(
     finally:
         cast_parameters_(smaller.model, smaller.stored_dtype)
     recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
-    form = result.config.series_format or DEFAULT_FORMAT
-    given = given_source(series, form)
-    fitted = [*smaller.fitted_to, *recovery_sources(result.config, form)]
-    fitted += [] if given is None else [given]
-    return replace(smaller, recipe=recipe, recovery=result, fitted_to=tuple(fitted))
+    trained_on = recovery_sources(result.config, DEFAULT_FORMAT, series)
+    fitted = (*smaller.fitted_to, *trained_on)
+    return replace(smaller, recipe=recipe, recovery=result, fitted_to=fitted)
 
 
 def recover_checkpoint(

@@ -25,6 +25,7 @@ from tscompress.evaluation.metrics import Quantiles
 from tscompress.evaluation.results import EvaluationResult
 from tscompress.evaluation.typical_series import EXAMPLES, ForecastExample, typical_examples
 from tscompress.exporting.packages import check_packages
+from tscompress.io.arguments import check_type
 from tscompress.io.files import check_file, check_output, user_path
 from tscompress.io.making_way import claimed, undo_killed
 from tscompress.plan.plan import Plan
@@ -122,6 +123,7 @@ def run(
     TscompressError
         One of its subclasses; the output is as before, except for a recovery to resume.
     """
+    check_type("recipe", recipe, (Recipe,), "a Recipe, as tscompress.load_recipe reads it")
     with finishing_run(
         recipe, force=force, device=device, on_series=on_series, on_progress=on_progress
     ) as result:

@@ -193,7 +193,7 @@ def load_run(directory: str | Path) -> tuple[RunResult, Recipe]:
         raise DataError(f"{str(path)!r} is not what `tscompress run` writes; run it again.")
     recipe, plan = _parsed(content, path)
     checkpoint = directory / Path(str(content.get("checkpoint") or "-")).name
-    _check_checkpoint(checkpoint, plan)
+    _check_checkpoint(checkpoint, plan, content.get("sha256"))
     scores = _scores(directory)
     baseline, graph_scores = directory / BASELINE_FILE, directory / EXPORTED_FILE
     exported = _exported(content, path)
@@ -249,13 +249,32 @@ def _parsed(content: dict[str, Any], path: Path) -> tuple[Recipe, Plan]:
         raise DataError(str(error)) from None
 
 
-def _check_checkpoint(checkpoint: Path, plan: Plan) -> None:
-    """Refuse a checkpoint with another plan than the run's."""
+def _check_checkpoint(checkpoint: Path, plan: Plan, sha256: Any) -> None:
+    """Refuse a checkpoint with another plan than the run's, or with other files.
+
+    Parameters
+    ----------
+    sha256
+        Of the files that the run measured; None in reports of before they were recorded.
+
+    Raises
+    ------
+    UsageError
+    DataError
+        ``provenance.json`` cannot be read.
+    """
     path = checkpoint / PLAN_FILE
-    if path.is_file() and Plan.load(path) != plan:
+    if not path.is_file():
+        return
+    if Plan.load(path) != plan:
         raise UsageError(
             f"{str(checkpoint.parent)!r} is incomplete: {RUN_FILE} has another plan than "
             f"{checkpoint.name}, so that run did not finish; run it again with --force."
+        )
+    if sha256 is not None and (read_provenance(checkpoint) or {}).get("sha256") != sha256:
+        raise UsageError(
+            f"{str(checkpoint)!r} is from another run: it has other files than those that "
+            f"{RUN_FILE} has measurements of; run it again with --force."
         )
 
 

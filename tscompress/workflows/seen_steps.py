@@ -9,10 +9,12 @@ from tscompress.data.evaluation_sets import EvaluationDataset
 from tscompress.data.fingerprints import Fingerprints, label_fingerprints
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.reading.read import read_file
+from tscompress.data.reading.tables import kind_of
 from tscompress.data.streaming import iterate_series
 from tscompress.errors import DataError, LeakError
 from tscompress.io.files import user_path
 from tscompress.io.hashing import sha256_of
+from tscompress.io.network import is_repo_id
 from tscompress.workflows.fitted_to import (
     FittedSource,
     calibration_sources,
@@ -43,7 +45,7 @@ def check_unseen(
     Returns
     -------
     str or None
-        Notes, a line for each source that cannot be read any more.
+        Notes, a line for each source that cannot be read any more, or is of the Hub.
 
     Raises
     ------
@@ -56,8 +58,8 @@ def check_unseen(
         copy = path if path is not None and fitted.sha256 == scored_file else None
         if copy is None and not _is_there(fitted):
             notes.append(
-                f"{fitted.source!r}, to which {loaded.name} was fitted, is not there, or another "
-                "file by now: whether it held the steps that are scored is not known"
+                f"{fitted.source!r}, to which {loaded.name} was fitted, {_why_unread(fitted)}: "
+                "whether it held the steps that are scored is not known"
             )
             continue
         held_out = fitted.series.hold_out >= needed
@@ -79,6 +81,15 @@ def _is_there(fitted: FittedSource) -> bool:
     if not path.is_file() or fitted.sha256 is None:
         return path.exists()
     return sha256_of(path) == fitted.sha256
+
+
+def _why_unread(fitted: FittedSource) -> str:
+    """Why a source that is not there as it was is not looked at again."""
+    repository, _, _ = fitted.source.partition(":")
+    is_file = fitted.sha256 is not None or user_path(fitted.source).exists()
+    if is_file or kind_of(fitted.source) or "/" not in repository or not is_repo_id(repository):
+        return "is not there, or another file by now"
+    return "is not there, and datasets of the Hub are not looked at again"
 
 
 def sources_of(loaded: LoadedModel) -> list[FittedSource]:
