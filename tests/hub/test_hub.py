@@ -434,8 +434,55 @@ def test_a_graph_of_other_weights_goes_with_the_commit(
     assert onnx_in(repository, revision) == {}
     files = repository.files(revision)
     assert files["config.json"] == (made["chronos-t5-fold"] / "config.json").read_bytes()
-    # There is nothing left to remove.
+    # There is no graph left to remove, but a file that a Bolt has not.
+    removed = json.loads(command("push", bolt, repo_id, "--json", *options).out)["removed"]
+    assert removed == ["generation_config.json"]
     assert json.loads(command("push", bolt, repo_id, "--json", *options).out)["removed"] == []
+
+
+@pytest.fixture(scope="module")
+def in_shards(command: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folded Chronos-Bolt in several files of weights."""
+    output = tmp_path_factory.mktemp("shards") / "small"
+    outcome = command("compress", "amazon/chronos-bolt", "--rank", 4, *CALIBRATE,
+                      "--max-shard-size", "20kB", "--output", output)  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    return output
+
+
+def test_files_of_an_earlier_checkpoint_go_with_the_commit(
+    command: Client, hub: HubServer, bolt: Path, in_shards: Path, repo_id: str
+) -> None:
+    """Loaders read one file of weights before shards."""
+    assert command("push", bolt, repo_id).code == 0
+    repository = hub.repositories[repo_id]
+    repository.commit("main", {"notes.txt": b"mine"})
+    outcome = command("push", in_shards, repo_id, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["removed"] == [WEIGHTS]
+    shards = set(contents(in_shards))
+    assert len([name for name in shards if name.endswith(".safetensors")]) > 1
+    stored = set(repository.files()) - {".gitattributes"}
+    assert stored == shards | {"notes.txt", "README.md"}
+
+    (bolt / "recipe.yaml").unlink()
+    record = json.loads((bolt / "provenance.json").read_text())
+    del record["sha256"]["recipe.yaml"]
+    (bolt / "provenance.json").write_text(json.dumps(record))
+    assert command("push", bolt, repo_id).code == 0
+    stored = set(repository.files()) - {".gitattributes"}
+    assert stored == set(contents(bolt)) | {"notes.txt", "README.md"}
+
+
+def test_weights_of_others_stay_with_a_note(
+    command: Client, hub: HubServer, bolt: Path, in_shards: Path, repo_id: str
+) -> None:
+    assert command("push", bolt, repo_id).code == 0
+    hub.repositories[repo_id].commit("main", {WEIGHTS: b"other weights"})
+    outcome = command("push", in_shards, repo_id)
+    assert outcome.code == 0, outcome.err
+    assert f"{WEIGHTS} in '{repo_id}' is none that tscompress wrote and stays" in outcome.err
+    assert hub.repositories[repo_id].files()[WEIGHTS] == b"other weights"
 
 
 def test_files_of_others_in_onnx_stay(

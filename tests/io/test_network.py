@@ -7,7 +7,7 @@ from huggingface_hub import constants
 
 from tscompress.errors import HubError, UsageError
 from tscompress.io.hub_errors import Push, push_errors_in_words
-from tscompress.io.network import check_endpoint
+from tscompress.io.network import check_endpoint, one_line
 
 
 def test_an_address_that_cannot_be_used_is_named_without_its_password(
@@ -30,3 +30,8 @@ def test_the_page_of_pull_requests_is_named_without_a_password(
     ):
         raise TimeoutError
     assert "secret" not in str(refused.value)
+
+
+def test_a_line_has_no_passwords_of_addresses() -> None:
+    line = one_line("413 for url 'https://me:sec@ret@hub.invalid/api', \n mail a@b.invalid")
+    assert line == "413 for url 'https://hub.invalid/api', mail a@b.invalid"

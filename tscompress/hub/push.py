@@ -24,7 +24,7 @@ from tscompress.hub.contents import (
     refuse_secrets,
     verified,
 )
-from tscompress.hub.earlier_onnx import WOULD_REMOVE
+from tscompress.hub.earlier_files import WOULD_REMOVE
 from tscompress.hub.onnx_files import onnx_files
 from tscompress.hub.origin import CheckpointRecord, read_checkpoint_record
 from tscompress.hub.upload import Upload
@@ -52,8 +52,8 @@ class PushResult:
     left_behind
         Other files in the directory, which are not uploaded.
     removed
-        Files that the commit removed from the repository: of ``onnx/``, those that tscompress wrote
-        there of other weights. Unknown before a push.
+        Files that the commit removed from the repository: those that tscompress wrote there of an
+        earlier checkpoint, or in ``onnx/`` of other weights. Unknown before a push.
     notes
         Notes for the user, one sentence each.
     commit, url

@@ -17,7 +17,7 @@ from huggingface_hub import (
 from tscompress.errors import HubError
 from tscompress.hub.card import CARD_FILE
 from tscompress.hub.contents import Contents
-from tscompress.hub.earlier_onnx import EarlierOnnx, earlier_onnx
+from tscompress.hub.earlier_files import EarlierFiles, earlier_files
 from tscompress.io.hub_errors import Push, push_errors_in_words
 from tscompress.io.network import (
     bounded_requests,
@@ -88,7 +88,7 @@ class Upload:
     def _commit(self, api: HfApi, repo_id: str) -> Uploaded:
         """Upload and commit; a commit whose answer was lost is found, not repeated."""
         additions: list[CommitOperationAdd] = []
-        earlier: list[EarlierOnnx] = []  # of each attempt
+        earlier: list[EarlierFiles] = []  # of each attempt
 
         def send() -> CommitInfo:
             found = earlier[-1]
@@ -106,7 +106,7 @@ class Upload:
             self.contents.check_state()
             # Again for each attempt: what a commit has removed cannot be removed once more.
             earlier.append(
-                with_retries(lambda: earlier_onnx(api, repo_id, self.branch, self.contents))
+                with_retries(lambda: earlier_files(api, repo_id, self.branch, self.contents))
             )
             # Again for each attempt: the Hub then reports which files it has already.
             records = {CARD_FILE: self.card.encode(), **self.contents.records}

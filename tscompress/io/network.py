@@ -284,10 +284,10 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def one_line(text: object) -> str:
-    """A message without line breaks and without the user's token."""
+    """A message on one line, without the user's token and without passwords in addresses."""
     from huggingface_hub import get_token
 
-    line = " ".join(str(text).split())
+    line = re.sub(r"(?<=://)[^/\s'\"]*@", "", " ".join(str(text).split()))
     token = get_token()
     return line.replace(token, "***") if token else line
 
