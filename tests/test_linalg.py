@@ -312,17 +312,6 @@ def test_values_of_degenerate_moments_are_finite(moment_rank: int, sweeps: int) 
             assert torch.isfinite(factor).all()
 
 
-@pytest.mark.parametrize("sweeps", [0, 1, 4])
-def test_values_that_were_never_seen_take_what_is_left(sweeps: int) -> None:
-    """Of 12 dimensions 6 are seen: 9 keep these, and the largest 3 of the others."""
-    W, seen = random_matrix(40, 12, 0), random_matrix(12, 6, 1)
-    P, out = linalg.fold_values(W, seen @ seen.T, 1, 9, sweeps)
-    unseen = torch.linalg.svd(seen).U[:, 6:]
-    torch.testing.assert_close(out @ P[0] @ seen, W @ seen, rtol=1e-5, atol=1e-5)
-    kept = (out @ P[0] @ unseen).square().sum() / (W @ unseen).square().sum()
-    assert 0.5 < kept < 1
-
-
 def test_redundant_heads_are_fitted_together() -> None:
     """Three heads all say the same four things; one number of each can say more than three SVDs."""
     shared = random_matrix(200, 4, 0) * torch.tensor([1.0, 0.8, 0.6, 0.4])

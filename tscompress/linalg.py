@@ -14,9 +14,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-#: Directions of less energy, relative to the largest, count as without.
-_RTOL = 1e-9
-
 
 def singular_values(W: Tensor) -> Tensor:
     """Singular values of ``W`` ``[..., m, n]``, descending, float64 ``[..., min(m, n)]``."""
@@ -213,8 +210,7 @@ def fold_values(
     c ``[H k]`` has the attention-weighted values of all heads. Head h keeps P_h c_h, ``[rank]``,
     and the output matrix becomes W_O'. Starts from the truncated SVD of each W_O^h C_hh^{1/2}. Each
     sweep then minimises E |W_O c - W_O' P c|^2 over W_O' and over each P_h in turn, with the others
-    fixed. Redundancy across heads is used, and the error never grows. Directions of c_h without
-    energy, as of fewer rows than k, stay as the SVDs have them.
+    fixed. Redundancy across heads is used, and the error never grows.
 
     Parameters
     ----------
@@ -245,7 +241,6 @@ def fold_values(
     if not refit or float(C.diagonal().sum()) <= 0:
         return P, out.flatten(1)
     inverses = [_pseudo_inverse(C[head, head]) for head in heads] if sweeps else []
-    unseen = [_null_space(C[head, head]) for head in heads] if sweeps else []
     WC = W @ C
     EC, change = torch.empty_like(WC), torch.empty_like(WC)  # fresh pages would cost more
     for _ in range(sweeps):
@@ -257,7 +252,6 @@ def fold_values(
             gram = _pseudo_inverse(out[:, h].T @ out[:, h])
             without = EC[:, head] + out[:, h] @ (P[h] @ C[head, head])
             better = gram @ (out[:, h].T @ without) @ inverses[h]
-            better += P[h] @ unseen[h] @ unseen[h].T
             EC -= torch.mm(out[:, h], (better - P[h]) @ C[head], out=change)
             P[h] = better
     block = _block_diagonal(P)
@@ -296,15 +290,8 @@ def _block_diagonal(P: Tensor) -> Tensor:
 
 
 def _pseudo_inverse(C: Tensor) -> Tensor:
-    inverse: Tensor = torch.linalg.pinv(C, rtol=_RTOL, hermitian=True)
+    inverse: Tensor = torch.linalg.pinv(C, rtol=1e-9, hermitian=True)
     return inverse
-
-
-def _null_space(C: Tensor) -> Tensor:
-    """Orthonormal directions ``[n, m]`` that :func:`_pseudo_inverse` leaves out."""
-    energy, directions = torch.linalg.eigh(C)
-    unseen: Tensor = directions[:, energy.abs() <= _RTOL * energy.abs().max()]
-    return unseen
 
 
 def least_squares(T: Tensor, C: Tensor, W: Tensor, damping: float = 1e-6) -> Tensor:
