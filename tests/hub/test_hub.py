@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -483,6 +484,22 @@ def test_weights_of_others_stay_with_a_note(
     assert outcome.code == 0, outcome.err
     assert f"{WEIGHTS} in '{repo_id}' is none that tscompress wrote and stays" in outcome.err
     assert hub.repositories[repo_id].files()[WEIGHTS] == b"other weights"
+
+
+def test_a_record_in_a_repository_cannot_name_the_card(
+    command: Client, hub: HubServer, bolt: Path, repo_id: str
+) -> None:
+    """A commit that removes and adds one file is refused."""
+    assert command("push", bolt, repo_id).code == 0
+    repository = hub.repositories[repo_id]
+    files = repository.files()
+    record = json.loads(files["provenance.json"])
+    record["sha256"] |= {"README.md": hashlib.sha256(files["README.md"]).hexdigest(), "../x": "0"}
+    repository.commit("main", {"provenance.json": json.dumps(record).encode()})
+    outcome = command("push", bolt, repo_id, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["removed"] == []
+    assert repository.files() == files
 
 
 def test_files_of_others_in_onnx_stay(

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi
 
 from tscompress.checkpoints.names import PROVENANCE_FILE, WEIGHTS_FILE
 from tscompress.errors import CorruptCheckpointError, UnsupportedModelError
-from tscompress.hub.card import ONNX_FOLDER
+from tscompress.hub.card import CARD_FILE, ONNX_FOLDER
 from tscompress.hub.contents import Contents
 from tscompress.hub.onnx_files import made_of
 from tscompress.io.hashing import sha256_of
@@ -57,9 +57,9 @@ def earlier_files(
     """Look at the files of a repository beside ``contents``, which are about to go up."""
     info = api.model_info(repo_id, revision=revision, files_metadata=True)
     there = _Repository(api, repo_id, info.sha, {s.rfilename: s for s in info.siblings or ()})
-    parts = earlier_checkpoint(there, contents), earlier_onnx(there, contents)
-    stale, notes = (sum((part[i] for part in parts), ()) for i in (0, 1))
-    return EarlierFiles(stale, notes, info.sha)
+    stale, notes = earlier_checkpoint(there, contents)
+    stale_onnx, notes_on_onnx = earlier_onnx(there, contents)
+    return EarlierFiles(stale + stale_onnx, notes + notes_on_onnx, info.sha)
 
 
 class _Repository(NamedTuple):
@@ -86,6 +86,7 @@ class _Repository(NamedTuple):
         return found
 
 
+#: What is stale, and notes.
 _Found = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -95,10 +96,11 @@ def earlier_checkpoint(there: _Repository, contents: Contents) -> _Found:
     if PROVENANCE_FILE in there.files:
         with suppress(UnreadableFileError, KeyError, TypeError, ValueError):
             recorded = dict(read_json(there.local(PROVENANCE_FILE))["sha256"])
-    absent = {name: hashed for name, hashed in recorded.items() if name not in contents.sizes}
+    sent = {CARD_FILE, *contents.sizes}
+    absent = {name: sha256 for name, sha256 in recorded.items() if name not in sent}
     unchanged = there.unchanged(absent)
     stale = tuple(name for name, same in unchanged.items() if same)
-    weights = WEIGHTS_FILE in there.files and WEIGHTS_FILE not in (*contents.sizes, *stale)
+    weights = WEIGHTS_FILE in there.files and WEIGHTS_FILE not in sent.union(stale)
     note = (
         f"{WEIGHTS_FILE} in {there.repo_id!r} is none that tscompress wrote and stays: loaders "
         "read it before the shards that were pushed; delete it there"
