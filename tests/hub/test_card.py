@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hub_server import card_problems
@@ -336,6 +337,20 @@ def test_the_original_is_the_one_that_both_records_name(fold: Path) -> None:
     assert metadata(make_card(fold))["base_model"] == "someone/else"
 
 
+def test_a_recipe_says_that_its_series_were_given_in_memory(
+    original: Path, fold: Path, tmp_path: Path
+) -> None:
+    series = [np.sin(np.arange(64) / step) for step in range(2, 6)]
+    small = tscompress.compress(original, rank=4, series=series)
+    directory = tscompress.save(small, tmp_path / "small")
+    said = "this recipe alone calibrates on others."
+    first, second = (directory / "recipe.yaml").read_text().splitlines()[:2]
+    assert first == f"# Calibrated on series given in memory; {said}"
+    assert second == f"model: {original}"
+    assert f"Its calibration series were given in memory: {said}" in make_card(directory).text
+    assert said not in make_card(fold).text + (fold / "recipe.yaml").read_text()
+
+
 def test_the_licence_is_that_of_the_very_weights(
     fold: Path, original: Path, tmp_path: Path
 ) -> None:
@@ -371,6 +386,7 @@ def test_scores_are_metadata_and_a_table(saved: dict[str, Path], tmp_path: Path)
         assert low == pytest.approx(1.1)
         assert high == pytest.approx(1.1)
     card = make_card(saved["fold"], "me/small", scores=scores)
+    assert make_card(saved["fold"], "me/small", scores=tmp_path / "scores.json").text == card.text
     (index,) = metadata(card)["model-index"]
     assert index["name"] == "small"
     values = {
@@ -405,6 +421,7 @@ def test_scores_of_the_model_alone(saved: dict[str, Path], tmp_path: Path) -> No
     assert len(metadata(card)["model-index"][0]["results"]) == 2
     assert "original was not evaluated beside it" in card.text
     assert "ratio to the original" not in card.text
+    assert "| dataset | series | MASE | WQL |\n|---|--:|--:|--:|\n" in card.text
     # Ratios without intervals, where the series were not kept.
     both = CardScores.of(result("a", 1.1, series=False), result("b", 1.0, series=False))
     assert both.intervals == {}
@@ -445,6 +462,9 @@ def test_latencies_come_with_their_hardware(saved: dict[str, Path], tmp_path: Pa
     assert "| latency, median (ms) | 120 | 60 | 0.500 (0.480–0.530) |" in text
     assert "| parameters (M) | 8 | 0.03109 | 0.250 |" in text
     assert "Latencies hold for the hardware" in text
+    assert make_card(saved["fold"], bench=str(tmp_path / "bench.json")).text == text
+    with pytest.raises(UsageError, match=r"bench is 3; give the JSON of bench"):
+        make_card(saved["fold"], bench=3)  # type: ignore[arg-type]
     alone = {**content, "models": content["models"][1:]}
     text = make_card(saved["fold"], bench=alone).text
     assert "| latency, median (ms) | – | 60 | – |" in text
@@ -485,6 +505,9 @@ def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> No
         make_card(saved["fold"], bench=swapped)
     with pytest.raises(UsageError, match=f"{made.parameters:,} parameters"):
         make_card(saved["svd"], bench=content)
+    several = {**content, "models": [*content["models"], content["models"][1]]}
+    with pytest.raises(UsageError, match="of 3 models; a card has"):
+        make_card(saved["fold"], bench=several)
     backwards = CardScores.of(result("large", 1.0), result("small", 1.1))
     with pytest.raises(UsageError, match="'large' against 'small'"):
         make_card(saved["fold"], "me/small", scores=backwards)
@@ -496,6 +519,29 @@ def test_measurements_of_another_model_are_refused(saved: dict[str, Path]) -> No
         "the scores are of a model called 'small'; check that it is this one",
         "the latencies are of a model called 'other'; check that it is this one",
     ]
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "/data/chronos-bolt", "chronos-bolt (2)"])
+def test_what_is_called_the_original_is_the_original(saved: dict[str, Path], name: str) -> None:
+    content = bench_content(saved["fold"])
+    content["models"][0]["name"] = name
+    scores = CardScores.of(result("chronos-bolt-fold", 1.1), result(name, 1.0))
+    text = make_card(saved["fold"], scores=scores, bench=content).text
+    assert "Geometric mean over the datasets of the ratio to the original" in text
+    assert "| dataset | series | MASE | original | ratio | WQL | original | ratio |" in text
+    assert "| | original | this model | ratio |" in text
+    assert "not evaluated beside it" not in text
+
+
+def test_another_model_is_not_called_the_original(saved: dict[str, Path]) -> None:
+    content = bench_content(saved["fold"])
+    content["models"][0]["name"] = "nano"
+    scores = CardScores.of(result("chronos-bolt-fold", 1.1), result("seasonal-naive", 1.0))
+    text = make_card(saved["fold"], scores=scores, bench=content).text
+    assert "Geometric mean over the datasets of the ratio to `seasonal-naive`" in text
+    assert "| dataset | series | MASE | `seasonal-naive` | ratio |" in text
+    assert "| | `nano` | this model | ratio |" in text
+    assert "- The original was not evaluated beside it." in text
 
 
 @pytest.mark.parametrize("options", [{"rank": 4}, {"method": "svd", "rank": 3}], ids=str)

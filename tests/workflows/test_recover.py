@@ -16,6 +16,7 @@ from shared_fixtures import Command, assert_refused
 
 from tscompress.api import compress
 from tscompress.errors import OutputExistsError
+from tscompress.hub.origin import read_checkpoint_record
 from tscompress.io.making_way import claimed, journal_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows import compress as compressing
@@ -93,6 +94,22 @@ def test_where_another_process_trains_no_recipe_is_run(
         with claimed_elsewhere([work]):
             outcome = command(*arguments, "--force")
             assert_refused(outcome, 2, f"another process writes to '{work}'")
+
+
+def test_a_recovery_names_the_original_of_a_student_without_a_recipe(
+    student: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    pulled = Path(copytree(student, tmp_path / "pulled"))
+    (pulled / "recipe.yaml").unlink()  # as it is in a cache of the Hub
+    teacher, config = str(checkpoints["chronos-bolt"]), RecoveryConfig.model_validate(RECOVER)
+    for once, again in (("pulled", "once"), ("once", "twice")):
+        recover_checkpoint(str(tmp_path / once), teacher, tmp_path / again, config)
+        record = json.loads((tmp_path / again / "provenance.json").read_text())
+        assert record["source"]["model"] == str(tmp_path / once)
+        assert record["original"] == json.loads((student / "provenance.json").read_text())["source"]
+        base = read_checkpoint_record(tmp_path / again).base
+        assert base is not None
+        assert base.source == teacher
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -39,6 +39,8 @@ from tscompress.hub.card_scores import (
     check_bench_is_of,
     check_scores_are_of,
     parse_bench,
+    read_bench,
+    read_scores,
     scores_of_run,
 )
 from tscompress.hub.origin import (
@@ -48,11 +50,13 @@ from tscompress.hub.origin import (
     read_checkpoint_record,
     without_paths,
 )
+from tscompress.io.arguments import check_type
 from tscompress.io.files import user_path, write_text_atomically
 from tscompress.io.hashing import sha256_of
 from tscompress.io.network import bounded_requests, network_errors
 from tscompress.io.own_outputs import is_marked, mark_of
 from tscompress.io.untrusted import UnreadableFileError, regular_file, single_line
+from tscompress.workflows.save import GIVEN_SERIES
 
 CARD_FILE = "README.md"
 #: Where exported files are in a repository.
@@ -60,6 +64,8 @@ ONNX_FOLDER = "onnx"
 TASK = "time-series-forecasting"
 _LICENCE_KEYS = ("license", "license_name", "license_link")
 _MAX_CARD_BYTES = 2**20
+ScoresOrFile = CardScores | str | Path | None
+BenchOrFile = Mapping[str, Any] | str | Path | None
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,8 @@ def make_card(
     directory: str | Path,
     repo_id: str | None = None,
     *,
-    scores: CardScores | None = None,
-    bench: Mapping[str, Any] | None = None,
+    scores: ScoresOrFile = None,
+    bench: BenchOrFile = None,
     licence: Mapping[str, str] | None = None,
 ) -> ModelCard:
     """The card of a checkpoint that :func:`tscompress.save` wrote.
@@ -97,7 +103,8 @@ def make_card(
     repo_id
         Where it will be; the directory's name by default.
     scores, bench
-        Measurements; by default those of ``tscompress run`` above the directory.
+        Measurements, or files of ``evaluate`` and ``bench --json``; by default those of
+        ``tscompress run`` above the directory.
     licence
         ``license`` and perhaps ``license_name`` and ``license_link``; by default the original's,
         where its own card can be read without a network.
@@ -115,9 +122,22 @@ def make_card(
 
 
 def measured_of(
-    checkpoint: CheckpointRecord, scores: CardScores | None, bench: Mapping[str, Any] | None
+    checkpoint: CheckpointRecord, scores: ScoresOrFile, bench: BenchOrFile
 ) -> tuple[CardScores | None, Mapping[str, Any] | None]:
-    """The given measurements, else those that ``tscompress run`` wrote above the directory."""
+    """The given measurements, else those that ``tscompress run`` wrote above the directory.
+
+    Raises
+    ------
+    UsageError
+        They are of another type.
+    DataError
+        A file is not what ``evaluate`` or ``bench`` writes.
+    """
+    paths, nothing = (str, Path), type(None)
+    check_type("scores", scores, (CardScores, *paths, nothing), "scores.json, or a CardScores")
+    check_type("bench", bench, (Mapping, *paths, nothing), "the JSON of bench, or what it holds")
+    scores = read_scores(scores) if isinstance(scores, paths) else scores
+    bench = read_bench(bench) if isinstance(bench, paths) else bench
     if checkpoint.plan is not None:
         scores = scores if scores is not None else scores_of_run(checkpoint)
         bench = bench if bench is not None else bench_of_run(checkpoint)
@@ -128,8 +148,8 @@ def card_of(
     checkpoint: CheckpointRecord,
     repo_id: str | None = None,
     *,
-    scores: CardScores | None = None,
-    bench: Mapping[str, Any] | None = None,
+    scores: ScoresOrFile = None,
+    bench: BenchOrFile = None,
     licence: Mapping[str, str] | None = None,
     onnx: OnnxFacts | None = None,
 ) -> ModelCard:
@@ -143,6 +163,7 @@ def card_of(
     if costs is not None:
         check_bench_is_of(checkpoint, costs)
     base, start = checkpoint.base, checkpoint.start
+    calibration = checkpoint.provenance.get("calibration") or {}
     above = base or start
     how = "pretraining" if base is None or checkpoint.plan is None else checkpoint.plan.method
     data = ModelCardData(
@@ -161,13 +182,16 @@ def card_of(
         "start": start,
         "name": name,
         "scores": scores,
+        "scores_against": _against(checkpoint, None if scores is None else scores.against),
         "bench": costs,
+        "bench_against": _against(checkpoint, None if costs is None else costs.models[0].name),
         "costs": [] if costs is None else _cost_rows(costs),
         "onnx": onnx,
         "compared": "" if onnx is None else adapter_of(checkpoint.family).compared_values,
         "onnx_folder": ONNX_FOLDER,
         "licence": licence.get("license_name") or licence.get("license"),
         "recipe": _shown_recipe(checkpoint),
+        "on_given_series": calibration.get("source") == GIVEN_SERIES,
         "bare": lambda source: bare_name(source) if is_local_path(source) else source,
         "metrics": METRICS,
     }
@@ -185,8 +209,8 @@ def write_card(
     directory: str | Path,
     repo_id: str | None = None,
     *,
-    scores: CardScores | None = None,
-    bench: Mapping[str, Any] | None = None,
+    scores: ScoresOrFile = None,
+    bench: BenchOrFile = None,
     licence: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
@@ -260,6 +284,23 @@ def _eval_results(scores: CardScores) -> list[EvalResult]:
         for row in scores.rows
         for metric in METRICS
     ]
+
+
+@dataclass(frozen=True)
+class _Against:
+    """What measurements of this model are held against: the original, or another by its name."""
+
+    is_original: bool
+    sentence: str
+    column: str
+
+
+def _against(checkpoint: CheckpointRecord, name: str | None) -> _Against:
+    if name is None or checkpoint.is_original(name):
+        return _Against(True, "the original", "original")
+    shown = bare_name(name) if is_local_path(name) else name
+    cell = single_line(shown).replace("|", "\\|")
+    return _Against(False, f"`{single_line(shown)}`", f"`{cell}`")
 
 
 def _shown_recipe(checkpoint: CheckpointRecord) -> str | None:
@@ -343,7 +384,7 @@ def licence_of(checkpoint: CheckpointRecord, *, fetch: bool = False) -> dict[str
     elif is_reference(base.source):
         path = reference_directory(base.source) / CARD_FILE
     elif Path(base.source).is_dir():
-        recorded = checkpoint.provenance["source"].get("sha256") or {}
+        recorded = checkpoint.source.get("sha256") or {}
         present = {file.name: sha256_of(file) for file in weight_files(Path(base.source))}
         path = (
             Path(base.source) / CARD_FILE

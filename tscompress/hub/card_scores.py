@@ -297,12 +297,17 @@ def check_scores_are_of(checkpoint: CheckpointRecord, name: str, scores: CardSco
 
 
 def check_bench_is_of(checkpoint: CheckpointRecord, bench: Bench) -> None:
-    """Refuse latencies of a model with another number of parameters.
+    """Refuse latencies of a model with another number of parameters, or of more than two models.
 
     Raises
     ------
     UsageError
     """
+    if len(bench.models) > 2:
+        raise UsageError(
+            f"the latencies are of {len(bench.models)} models; a card has those of this model and "
+            "of one that it is held against: bench these two, without --share-cross-attention."
+        )
     first, last = bench.models[0], bench.models[-1]
     if last.parameters is None or last.parameters == checkpoint.parameters:
         return

@@ -27,7 +27,7 @@ from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.workflows.save import RECIPE_FILE
+from tscompress.workflows.save import ORIGINAL, RECIPE_FILE
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 #: Keys of recipes and of provenance.json whose values may be local paths.
@@ -111,15 +111,32 @@ class CheckpointRecord:
         return sorted(found)
 
     @property
+    def source(self) -> Mapping[str, Any]:
+        """The record of the original: ``model``, ``revision`` and perhaps ``sha256``."""
+        found = self.provenance.get(ORIGINAL)
+        if isinstance(found, Mapping) and {"model", "revision"} <= found.keys():
+            return found
+        source: Mapping[str, Any] = self.provenance["source"]
+        return source
+
+    @property
     def base(self) -> Original | None:
-        """The original; from the recipe, because a recovery records its student as the source."""
+        """The original; a recovery records its student as the source, the original beside it."""
         if self.pretraining is not None:
             return None
-        source = self.provenance["source"]
+        source = self.source
         found = (source["model"], source["revision"])
         if self.recipe is not None:
             found = (self.recipe.model, self.recipe.revision)
         return _original(str(found[0]), found[1])
+
+    def is_original(self, name: str | None) -> bool:
+        """Whether measurements that name a model mean the original; None: they name none."""
+        base = self.base
+        if base is None:
+            return False
+        known = {"original", bare_name(base.source)}
+        return name is None or bare_name(name).removesuffix(" (2)") in known
 
     @property
     def start(self) -> Original | None:

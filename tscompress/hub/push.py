@@ -14,8 +14,16 @@ from typing import Any
 from tscompress.errors import (
     UsageError,
 )
-from tscompress.hub.card import CARD_FILE, card_by_hand, card_of, licence_of, measured_of
-from tscompress.hub.card_scores import CardScores, about_measurements
+from tscompress.hub.card import (
+    CARD_FILE,
+    BenchOrFile,
+    ScoresOrFile,
+    card_by_hand,
+    card_of,
+    licence_of,
+    measured_of,
+)
+from tscompress.hub.card_scores import about_measurements
 from tscompress.hub.contents import (
     about_local_paths,
     check_forecast,
@@ -91,8 +99,8 @@ def push(
     create_pr: bool = False,
     dry_run: bool = False,
     message: str | None = None,
-    scores: CardScores | None = None,
-    bench: Mapping[str, Any] | None = None,
+    scores: ScoresOrFile = None,
+    bench: BenchOrFile = None,
     onnx: str | Path | None = None,
     force: bool = False,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
@@ -121,7 +129,8 @@ def push(
     message
         Of the commit.
     scores, bench
-        For the card; by default those that ``tscompress run`` wrote above the directory.
+        For the card, or files of ``evaluate`` and ``bench --json``; by default those that
+        ``tscompress run`` wrote above the directory.
     onnx
         A directory that :func:`tscompress.export` made of this checkpoint, to go up as ``onnx/``.
         What an earlier push left there goes in the same commit, if tscompress wrote it, it is as it

@@ -61,7 +61,7 @@ from tscompress.workflows.recipe import (
     labels_of,
     summary_of,
 )
-from tscompress.workflows.save import CompressedModel, check_smaller, save
+from tscompress.workflows.save import GIVEN_SERIES, CompressedModel, check_smaller, save
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _compress_loaded_(
     given = given_source(series, recipe.series)
     record: dict[str, Any] = {}
     if batches:
-        source = None if series is None else "given series" if given is None else given.source
+        source = None if series is None else GIVEN_SERIES if given is None else given.source
         record = _calibration_record(recipe, source, summary, batches)
     original = _copy(loaded) if recipe.recover is not None else loaded
     if method == "fold":

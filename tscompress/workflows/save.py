@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,29 @@ from tscompress.workflows.fitted_to import FITTED_TO, FittedSource, as_record, r
 from tscompress.workflows.recipe import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"
+#: Key of ``provenance.json``, of what was compressed before: its original, as in ``source``.
+ORIGINAL = "original"
+#: What a record has as the source of calibration series that were arrays: no recipe names these.
+GIVEN_SERIES = "given series"
+_ON_GIVEN_SERIES = (
+    "# Calibrated on series given in memory; this recipe alone calibrates on others.\n"
+)
 RECOVERY_LOG_FILE, RECOVERY_FIGURE_FILE = "recovery.jsonl", "recovery.png"
 
 
 @dataclass(repr=False)
 class CompressedModel(LoadedModel):
-    """A compressed model with the record of its compression."""
+    """A compressed model with the record of its compression.
+
+    Attributes
+    ----------
+    original
+        Of a checkpoint that was compressed before: what its ``provenance.json`` says of its
+        original. None: ``source`` is the original.
+    """
 
     recipe: Recipe | None = None
+    original: dict[str, Any] | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
     recovery: RecoveryResult | None = None
     fitted_to: tuple[FittedSource, ...] = ()
@@ -108,7 +124,9 @@ def save(
         if compressed.recipe is not None:
             resolved = {"output": str(output), "revision": compressed.revision}
             recipe = compressed.recipe.model_copy(update=resolved)
-            write_text_atomically(directory / RECIPE_FILE, recipe.to_yaml())
+            given = compressed.calibration.get("source") == GIVEN_SERIES
+            text = (_ON_GIVEN_SERIES if given else "") + recipe.to_yaml()
+            write_text_atomically(directory / RECIPE_FILE, text)
         _write_provenance(compressed, directory)
         if compressed.recovery is not None:
             _write_log(compressed.recovery, directory)
@@ -173,6 +191,7 @@ def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
         dtype=str(compressed.stored_dtype).removeprefix("torch."),
         calibration=compressed.calibration,
         recovery=None if compressed.recovery is None else compressed.recovery.record(),
+        **({} if compressed.original is None else {ORIGINAL: compressed.original}),
         **{FITTED_TO: as_record(compressed.fitted_to)},
     )
 
@@ -194,19 +213,29 @@ def as_compressed(loaded: LoadedModel) -> CompressedModel:
     path = loaded.directory / RECIPE_FILE
     recipe = load_recipe(path) if path.is_file() else None
     known["revision"] = loaded.revision if recipe is None else recipe.revision
+    provenance = _provenance_of(loaded.directory)
+    calibration = provenance.get("calibration")
     return CompressedModel(
         **known,
         recipe=recipe,
-        calibration=_calibration_of(loaded.directory),
+        original=_original_in(provenance),
+        calibration=calibration if isinstance(calibration, dict) else {},
         fitted_to=recorded_sources(loaded.directory),
     )
 
 
-def _calibration_of(directory: Path) -> dict[str, Any]:
-    """The calibration recorded in a checkpoint; empty if there is none."""
+def _provenance_of(directory: Path) -> dict[str, Any]:
+    """The record of a checkpoint; empty if there is none."""
     try:
         provenance = read_json(directory / PROVENANCE_FILE)
     except (FileNotFoundError, UnreadableFileError):
         return {}
-    found = provenance.get("calibration") if isinstance(provenance, dict) else None
-    return found if isinstance(found, dict) else {}
+    return provenance if isinstance(provenance, dict) else {}
+
+
+def _original_in(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a record says of the original; of a recovered student, what the student's said."""
+    found = provenance.get(ORIGINAL, provenance.get("source"))
+    if not isinstance(found, dict) or not isinstance(found.get("model"), str):
+        return None
+    return {key: found.get(key) for key in ("model", "revision", "family", "sha256")}
