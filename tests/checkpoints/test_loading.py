@@ -541,6 +541,24 @@ def test_a_hub_id_becomes_its_snapshot_and_commit(
     assert asked["allow_patterns"] == ["*.json", "*.safetensors"]
 
 
+def test_a_cached_commit_is_found_without_a_network(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface_hub looks up a branch in its cache, and asks the Hub what a commit holds."""
+    folder, commit = tmp_path / "hub" / "models--someone--model", "0123456789" * 4
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copytree(copy, folder / "snapshots" / commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert load("someone/model").revision == commit
+    assert load("someone/model", revision=commit).revision == commit
+    with pytest.raises(OfflineError):
+        load("someone/model", revision=commit[::-1])
+    with pytest.raises(OfflineError):
+        load("someone/model", revision="v9")
+
+
 def test_a_checkpoint_is_opened_as_it_is_now(copy: Path) -> None:
     """Whatever was opened there before, and whatever has become of that."""
     first = load(copy)

@@ -31,7 +31,12 @@ from tscompress.errors import (
     UsageError,
     VerificationError,
 )
-from tscompress.evaluation.results import DatasetScore, EvaluationResult, SeriesContributions
+from tscompress.evaluation.results import (
+    DatasetScore,
+    EvaluationResult,
+    SeriesContributions,
+    Settings,
+)
 from tscompress.hub.card import card_by_hand, card_of, licence_of, make_card, write_card
 from tscompress.hub.card_scores import (
     CardScores,
@@ -405,6 +410,13 @@ def test_scores_are_metadata_and_a_table(saved: dict[str, Path], tmp_path: Path)
     assert re.search(r"\| monash_m1_yearly \| 20 \| 0\.\d{4} \| 0\.\d{4} \| 1\.1000 \|", card.text)
 
 
+def test_settings_of_an_evaluation_are_told(saved: dict[str, Path]) -> None:
+    settings = Settings(cross_learning=True, sort_quantiles=True, batch_size=8)
+    found = result("small", 1.1).model_copy(update={"settings": settings})
+    text = make_card(saved["fold"], scores=CardScores.of(found)).text
+    assert "suite `offline`, cross-learning in batches of 8, sorted quantiles; WQL and" in text
+
+
 def test_windows_are_not_counted_as_series(saved: dict[str, Path]) -> None:
     found = result("small", 1.1)
     rows = tuple(row.model_copy(update={"windows": 5}) for row in found.rows)
@@ -460,6 +472,10 @@ def test_latencies_come_with_their_hardware(saved: dict[str, Path], tmp_path: Pa
     text = make_card(saved["fold"], bench=read_bench(tmp_path / "bench.json")).text
     assert "32 series × 512 steps, horizon 64, on cpu (x86_64, 2 threads), torch 2.13.0" in text
     assert "| latency, median (ms) | 120 | 60 | 0.500 (0.480–0.530) |" in text
+    work = {**content["workload"], "num_samples": 20, "cross_learning": True}
+    models = [{**model, "dtype": "bfloat16"} for model in content["models"]]
+    other = make_card(saved["fold"], bench={**content, "workload": work, "models": models}).text
+    assert "horizon 64, 20 sample paths, cross-learning, bfloat16, on cpu" in other
     assert "| parameters (M) | 8 | 0.03109 | 0.250 |" in text
     assert "Latencies hold for the hardware" in text
     assert make_card(saved["fold"], bench=str(tmp_path / "bench.json")).text == text

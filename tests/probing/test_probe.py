@@ -10,6 +10,7 @@ import pytest
 from shared_fixtures import ROOT
 
 import tscompress
+from tscompress.checkpoints.load import load
 from tscompress.cli import app as cli
 from tscompress.data.evaluation_sets import QUANTILE_LEVELS
 from tscompress.errors import DataError, TscompressError, UsageError
@@ -88,6 +89,10 @@ def test_seasonal_naive_skill_is_that_of_the_tasks() -> None:
 def test_one_series_has_no_interval_and_a_flat_task_is_refused() -> None:
     alone = TASKS["period-7"].model_copy(update={"num_series": 1})
     assert mixture(alone, 0.5).skill.low is None
+    with pytest.raises(UsageError, match="'random-walk' cannot distinguish models: for its 1 ser"):
+        probe("reference/bolt-nano", num_series=1, on_task=lambda *_: pytest.fail("forecast"))
+    with pytest.raises(UsageError, match="'random-walk' cannot distinguish"):
+        ProbeConfig(num_series=1).check_reads(load("reference/bolt-nano").forecaster)
     flat = ProbeTask(name="flat", process=Structural(), context_length=20)
     with pytest.raises(UsageError, match="'flat' cannot distinguish"):
         mixture(flat, 1.0)

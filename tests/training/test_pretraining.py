@@ -234,6 +234,11 @@ def test_seeds_differ(tmp_path: Path) -> None:
     assert second is not None
     assert again is not None
     assert_equal(weights(first), weights(again))
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    pretrain(short("chronos-bolt", steps=1), tmp_path / "more")
+    assert torch.equal(torch.rand(2), expected)  # the caller's generator is as it was
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
     assert not torch.equal(weights(first)[name], weights(second)[name])
 

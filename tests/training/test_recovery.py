@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -184,7 +185,10 @@ def test_pinball_agrees_with_the_training_loss_of_chronos(checkpoints: dict[str,
     target = batch.target.nan_to_num()
     output = bolt.model(context=batch.context, target=target.clone())
     with torch.no_grad():
-        losses = distillation_of(bolt, bolt)(bolt.model, dataclasses.replace(batch, target=target))
+        teacher = load(checkpoints["chronos-bolt"])
+        losses = distillation_of(teacher, bolt)(
+            bolt.model, dataclasses.replace(batch, target=target)
+        )
     torch.testing.assert_close(losses.truth.mean(), output.loss.detach() / target.shape[1])
 
 
@@ -792,10 +796,18 @@ def test_divergence_is_one_line_and_leaves_the_best_weights(
         return dataclasses.replace(losses, truth=losses.truth * factor)
 
     monkeypatch.setattr(Distillation, "__call__", diverging)
+    # A default rate is lowered to what the student's distance allows; that one was used.
+    monkeypatch.setattr("tscompress.training.recovery.rate_by_distance", lambda *_: 1e-9)
     what = "not finite at step 1" if when == "training" else "at step 3 the forecast loss on held"
     with pytest.raises(DivergenceError, match=rf"{what}.*lower learning_rate \(0.003\)"):
         recover_(student, teacher, short())
     assert_equal(before, weights(student))
+    calls = 0
+    with pytest.raises(DivergenceError) as refused:
+        recover_(student, teacher, short(learning_rate=None))
+    rate = re.search(r"lower learning_rate \(([^)]*)\)", str(refused.value))
+    assert rate is not None
+    assert 0 < float(rate[1]) < 1e-6
     assert not any(p.grad is not None for p in student.model.parameters())
 
 
@@ -985,6 +997,39 @@ def test_a_run_of_other_batches_is_not_resumed(
     with pytest.raises(RecipeError) as refused:
         recover_(student, teacher, short(steps=1), directory=tmp_path, resume=True)
     assert f"recovery_scheme 1, not {scheme}" in str(refused.value)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_run_on_other_series_is_not_resumed(
+    bolt: Callable[[], Any], tmp_path: Path, as_file: bool
+) -> None:
+    file, run = tmp_path / "own.csv", tmp_path / "run"
+    config = short(steps=1, series=(str(file),) if as_file else ())
+
+    def given(level: float) -> list[Any] | None:
+        values = level + np.random.default_rng(0).normal(size=(12, 80))
+        file.write_text("y\n" + "".join(f"{value}\n" for value in values[0]))
+        return None if as_file else [*values]
+
+    first = given(0.0)
+    recover_(*bolt(), config, series=first, directory=run)
+    assert can_resume(*bolt(), config, run, first)
+    recover_(*bolt(), config, series=first, directory=run, resume=True)
+    other = given(1.0)
+    assert not can_resume(*bolt(), config, run, other)
+    with pytest.raises(RecipeError, match="is of a run with other series; resume with the same"):
+        recover_(*bolt(), config, series=other, directory=run, resume=True)
+
+
+def test_a_model_is_not_its_own_teacher(bolt: Callable[[], Any]) -> None:
+    student, _ = bolt()
+    with pytest.raises(UsageError, match="student and teacher are one model"):
+        recover_(student, student, short(steps=1))
+
+
+def test_a_recovery_without_any_loss_is_refused(bolt: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError, match="nothing to learn: truth_weight of chronos-bolt is 0"):
+        recover_(*bolt(), short(steps=1, teacher_weight=0))
 
 
 def test_unfit_checkpoints_are_refused_on_resume(bolt: Callable[[], Any], tmp_path: Path) -> None:

@@ -10,18 +10,22 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from other_process import claimed_elsewhere
+from safetensors.torch import load_file
 from shared_fixtures import Command, assert_refused
 
 from tscompress.api import compress
+from tscompress.data.reading.format import GivenSeries
 from tscompress.errors import OutputExistsError
+from tscompress.hub.card import make_card
 from tscompress.hub.origin import read_checkpoint_record
 from tscompress.io.making_way import claimed, journal_of
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.workflows import compress as compressing
 from tscompress.workflows.compress import compress_checkpoint, recovery_directory
-from tscompress.workflows.recipe import Recipe
+from tscompress.workflows.recipe import Recipe, load_recipe
 from tscompress.workflows.recover import recover_checkpoint
 from tscompress.workflows.run import WORK, run
 from tscompress.workflows.save import save
@@ -110,6 +114,71 @@ def test_a_recovery_names_the_original_of_a_student_without_a_recipe(
         base = read_checkpoint_record(tmp_path / again).base
         assert base is not None
         assert base.source == teacher
+
+
+def test_the_recipe_of_a_recovery_replays_it(
+    student: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """It reads files in its own way, and comes after another one."""
+    file, teacher = tmp_path / "c.csv", str(checkpoints["chronos-bolt"])
+    days = [f"2024-01-{day:02d}" for day in range(1, 31)]
+    file.write_text("item_id,timestamp,target\n" + "".join(f"a,{day},{day[-1]}\n" for day in days))
+    config = RecoveryConfig.model_validate({**RECOVER, "series": [str(file)]})
+    recover_checkpoint(str(student), teacher, tmp_path / "once", config)
+    config = RecoveryConfig.model_validate(RECOVER)
+    recover_checkpoint(str(tmp_path / "once"), teacher, tmp_path / "twice", config)
+    recover_checkpoint(str(tmp_path / "twice"), teacher, tmp_path / "thrice", config)
+    recipe = load_recipe(tmp_path / "once" / "recipe.yaml")
+    assert recipe.recover is not None
+    assert recipe.recover.series_format == GivenSeries()
+    records = [
+        json.loads((tmp_path / name / "provenance.json").read_text())
+        for name in ("once", "twice", "thrice")
+    ]
+    earlier = [record["recovery"] for record in records]
+    assert "earlier_recoveries" not in records[0]
+    assert records[1]["earlier_recoveries"] == earlier[:1]
+    assert records[2]["earlier_recoveries"] == earlier[:2]
+    text = make_card(tmp_path / "thrice").text
+    assert "distilled from the original, 3 times; the recipe has the last;" in text
+    assert "distilled from the original; `prov" in make_card(tmp_path / "once").text
+
+
+def test_a_recipe_names_the_file_that_its_recovery_was_given(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    file, columns = tmp_path / "c.csv", {"id_column": "shop", "time_column": "day"}
+    days = [f"2024-01-{day:02d}" for day in range(1, 31)]
+    file.write_text("shop,day,sold\n" + "".join(f"a,{day},{day[-1]}\n" for day in days))
+    recipe = recipe_of(checkpoints["chronos-bolt"], tmp_path / "small", series=columns)
+    compress_checkpoint(recipe, series=str(file))
+    saved = load_recipe(tmp_path / "small" / "recipe.yaml")
+    assert saved.recover is not None
+    assert saved.recover.series == (str(file),)
+    assert saved.recover.series_format == GivenSeries.model_validate(columns)
+    compress_checkpoint(saved.model_copy(update={"output": str(tmp_path / "again")}))
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("small", "again")]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_a_recovery_records_the_commit_of_its_student(
+    student: Path, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, commit = tmp_path / "cache" / ("b" * 40), "a" * 40
+    copytree(student, snapshot)
+    for name in ("recipe.yaml", "provenance.json"):  # its original is of the Hub, too
+        text = (snapshot / name).read_text().replace(str(checkpoints["chronos-bolt"]), "me/large")
+        text = text.replace('"revision": null', f'"revision": "{commit}"')
+        (snapshot / name).write_text(text.replace("revision: null", f"revision: {commit}"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    teacher, config = str(checkpoints["chronos-bolt"]), RecoveryConfig.model_validate(RECOVER)
+    recover_checkpoint("me/small", teacher, tmp_path / "out", config)
+    record = json.loads((tmp_path / "out" / "provenance.json").read_text())
+    assert (record["source"]["model"], record["source"]["revision"]) == ("me/small", "b" * 40)
+    assert (record["original"]["model"], record["original"]["revision"]) == ("me/large", commit)
+    base = read_checkpoint_record(tmp_path / "out").base
+    assert base is not None
+    assert (base.hub_id, base.revision) == ("me/large", commit)
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -23,6 +23,7 @@ from tscompress.compression.fold_config import FoldConfig
 from tscompress.data.evaluation_sets import EvaluationDataset, LongFormat
 from tscompress.data.fingerprints import label_fingerprints
 from tscompress.data.leakage import guarded
+from tscompress.data.reading.format import GivenSeries
 from tscompress.data.suites import load_suite
 from tscompress.data.training_collections import training_series
 from tscompress.errors import LeakError, OutputExistsError, TscompressError, UsageError
@@ -54,7 +55,7 @@ from tscompress.workflows.recipe import (
     load_recipe,
 )
 from tscompress.workflows.run import RunResult, finishing_run, run
-from tscompress.workflows.run_files import load_run
+from tscompress.workflows.run_files import is_same_original, load_run
 
 
 def small_recipe(model: Path, output: Path, **changes: object) -> Recipe:
@@ -146,6 +147,48 @@ def test_the_page_says_how_to_make_it_again(checkpoints: dict[str, Path], tmp_pa
     assert load_recipe(tmp_path / "again.yaml") == recipe
     assert "## Forecast quality" not in text
     assert "## Cost" not in text
+
+
+def test_the_record_of_a_run_has_the_commit_of_its_original(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / ("a" * 40)
+    shutil.copytree(checkpoints["chronos-bolt"], snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    recipe = small_recipe(Path("me/bolt"), tmp_path / "out", profile=None, bench=None)
+    page = write_report(run(recipe), recipe)
+    assert load_run(tmp_path / "out")[1].revision == "a" * 40
+    assert f"revision: {'a' * 40}" in page.read_text()
+    commit, other = (recipe.model_copy(update={"revision": one * 40}) for one in "ab")
+    branch = recipe.model_copy(update={"revision": "v2"})
+    assert is_same_original(commit, recipe)
+    assert is_same_original(branch, commit)
+    assert not is_same_original(commit, other)
+    assert not is_same_original(branch, recipe)
+
+
+def test_a_profile_beside_svd_reads_series_as_the_recipe_says(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    days = pd.date_range("2024-01-01", periods=60)
+    values = np.random.default_rng(0).normal(50, 9, 60).round(2)
+    file = tmp_path / "sales.csv"
+    pd.DataFrame({"store": "a", "when": days, "sold": values}).to_csv(file, index=False)
+    columns = {"id_column": "store", "time_column": "when", "target_column": "sold"}
+    recipe = small_recipe(
+        checkpoints["chronos-bolt"],
+        tmp_path / "out",
+        method="svd",
+        series=GivenSeries.model_validate({**columns, "hold_out": 7}),
+        calibration=CalibrationConfig(source=str(file), context_length=32),
+        evaluation=EvaluationConfig(
+            suite=str(file), long_format=LongFormat.model_validate({"horizon": 7, **columns})
+        ),
+        bench=None,
+    )
+    result = run(recipe)
+    assert result.profile is not None
+    assert result.compressed is not None
 
 
 @pytest.mark.parametrize("given", ["recipes/demo.yaml", Path("recipes/demo.yaml"), {}, None])

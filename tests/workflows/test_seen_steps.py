@@ -190,13 +190,24 @@ def test_steps_of_a_fev_task_that_were_calibrated_on_are_not_scored(
     path = tmp_path / "tasks.yaml"
     path.write_text(yaml.safe_dump({"tasks": [task]}))
 
+    notes: list[str] = []
+
     def evaluated(model: Path) -> list[dict[str, Any]]:
         scored = [lambda: load(model)]
-        return evaluate_fev(str(path), scored, batch_size=4, seed=0, num_samples=None)
+        settings: dict[str, Any] = {"batch_size": 4, "seed": 0, "num_samples": None}
+        return evaluate_fev(str(path), scored, **settings, on_note=notes.append)
 
     with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
         evaluated(compressed(0))
-    assert len(evaluated(compressed(SCORED))) == 2
+    held_out = compressed(SCORED)
+    assert len(evaluated(held_out)) == 2
+    assert notes == []
+    for name in ("recipe.yaml", "provenance.json"):
+        record = held_out / name
+        record.write_text(record.read_text().replace(str(sales), str(tmp_path / "gone.csv")))
+    assert len(evaluated(held_out)) == 2
+    (note,) = notes
+    assert "gone.csv" in note
 
 
 def test_a_source_whose_series_repeat_may_be_scored_where_it_was_held_out(
@@ -314,6 +325,31 @@ def test_series_of_a_recovery_in_memory_are_recorded(
         evaluate_models(config(sales), lambda: load(tmp_path / "recovered"))
 
 
+def test_a_file_that_grew_between_calibration_and_recovery_is_recorded_twice(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path
+) -> None:
+    model, file = checkpoints["chronos-bolt"], tmp_path / "sales.csv"
+    table = pd.read_csv(sales)
+    table[table["day"] < "2024-03-01"].to_csv(file, index=False)
+    small = tscompress.compress(
+        model, rank=4, series=read_series(file, GivenSeries.model_validate(COLUMNS)),
+        calibration=CalibrationConfig(context_length=48),
+    )  # fmt: skip
+    tscompress.save(small, tmp_path / "small")
+    grown = sales.read_bytes()
+    file.write_bytes(grown)
+    form = GivenSeries.model_validate(COLUMNS)
+    settings = RecoveryConfig(steps=1, series=(str(file),), series_format=form)
+    done = tscompress.recover(tmp_path / "small", model, settings)
+    file.write_bytes(grown.replace(b"s0,", b"s9,"))  # once more before it is saved
+    tscompress.save(done, tmp_path / "recovered")
+    first, second = recorded_sources(tmp_path / "recovered")
+    assert first.sha256 != second.sha256 == sha256(grown).hexdigest()
+    for recovered in (done, tmp_path / "recovered"):
+        with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
+            tscompress.evaluate(recovered, sales, horizon=SCORED // 2, windows=2, **COLUMNS)
+
+
 @pytest.mark.parametrize("as_path", [True, False])
 def test_series_of_a_recovery_after_a_method_that_reads_none_are_recorded(
     checkpoints: dict[str, Path], sales: Path, tmp_path: Path, as_path: bool
@@ -333,6 +369,20 @@ def test_series_of_a_recovery_after_a_method_that_reads_none_are_recorded(
     for model in (small, tmp_path / "small"):
         with pytest.raises(LeakError, match=f"--hold-out {SCORED}"):
             tscompress.evaluate(model, sales, horizon=SCORED // 2, windows=2, **COLUMNS)
+
+
+def test_an_exact_cut_was_fitted_to_nothing(
+    checkpoints: dict[str, Path], sales: Path, tmp_path: Path
+) -> None:
+    content = {
+        "model": str(checkpoints["chronos-bolt"]), "output": str(tmp_path / "small"),
+        "schedule": None, "fold": {"single_token": True}, "series": COLUMNS,
+        "calibration": {"source": str(sales)},
+    }  # fmt: skip
+    compress_checkpoint(validate(Recipe, content, source="test"))
+    notes: list[str] = []
+    assert evaluate_models(config(sales), lambda: load(tmp_path / "small"), on_note=notes.append)
+    assert not notes
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def bench(
                     memory=memory_of(pipeline, paths.get(name), workload)
                     if measure_memory
                     else None,
+                    dtype=_dtype(pipeline),
                 )
                 for name, pipeline in named.items()
             ),
@@ -144,6 +145,13 @@ def bench(
             device_name=_device_name(workload),
             torch_version=torch.__version__,
         )
+
+
+def _dtype(pipeline: BaseChronosPipeline) -> str | None:
+    model = pipeline.inner_model
+    if isinstance(model, ExportedModel):
+        return None
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def _cache_bytes(pipeline: BaseChronosPipeline, workload: Workload) -> int | None:

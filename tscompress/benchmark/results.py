@@ -30,7 +30,13 @@ class Run:
 
 @dataclass(frozen=True)
 class ModelBench:
-    """Measurements of one model; ``None`` where there is none."""
+    """Measurements of one model; ``None`` where there is none.
+
+    Attributes
+    ----------
+    dtype
+        Of its weights, in which it computes, such as ``float32``; None of an exported model.
+    """
 
     name: str
     latencies_ms: tuple[float, ...]
@@ -41,6 +47,7 @@ class ModelBench:
     bytes_on_disk: int | None = None
     macs: int | None = None
     memory: MemoryUse | None = None
+    dtype: str | None = None
 
     @property
     def latency_ms(self) -> float:
@@ -120,6 +127,11 @@ class BenchResult:
             for model in self.models
         ]
         return f"BenchResult({'; '.join(found)})"
+
+    @property
+    def dtypes(self) -> list[str]:
+        """In which the models compute, each once."""
+        return list(dict.fromkeys(model.dtype for model in self.models if model.dtype))
 
     def ratios(self, name: str) -> dict[str, float]:
         """``name`` / first model, for every measure that both have and that has a ratio.

@@ -20,9 +20,16 @@ def bench_table(result: BenchResult) -> Table:
     workload = result.workload
     table = Table(
         title=f"{workload.batch_size} series × {workload.context_length} steps, "
-        f"horizon {workload.horizon}, {'cross-learning, ' * workload.cross_learning}"
-        f"{workload.device}, "
-        f"{counted(result.threads, 'thread')}, {counted(workload.repeats, 'round')}"
+        f"horizon {workload.horizon}, "
+        + ", ".join(
+            [
+                *workload.words(),
+                *result.dtypes,
+                workload.device,
+                counted(result.threads, "thread"),
+                counted(workload.repeats, "round"),
+            ]
+        )
     )
     first, *others = result.models
     table.add_column("per predict call")

@@ -49,6 +49,11 @@ class Workload(BaseModel):
         """The same on another device, of which the type counts."""
         return self.model_copy(update={"device": torch.device(device).type})
 
+    def words(self) -> list[str]:
+        """What is unlike the default, of the forecast."""
+        samples = [] if self.num_samples is None else [counted(self.num_samples, "sample path")]
+        return [*samples, *(["cross-learning"] if self.cross_learning else [])]
+
 
 def make_workload(fields: Mapping[str, Any]) -> Workload:
     """Validate ``fields`` into a workload.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tscompress.io.hashing import git_hash_of, sha256_of
 from tscompress.io.hub_errors import no_hub, reading_errors_in_words
 from tscompress.io.network import (
     bounded_requests,
+    is_commit,
     is_network,
     is_passing,
     network_errors,
@@ -93,12 +95,29 @@ def is_reference(source: str) -> bool:
 def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
     from huggingface_hub import constants, snapshot_download
 
-    def fetch() -> Path:
+    def fetch(*, cached: bool = False) -> Path:
         patterns = ["*.json", "*.safetensors"]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                source, revision=revision, allow_patterns=patterns, local_files_only=cached
+            )
+        )
+
+    def fetch_or_cached() -> Path:
+        """A commit whose files are cached is asked for all the same, and may be offline."""
+        try:
+            return fetch()
+        except network_errors() as error:
+            if not (is_network(error) or isinstance(error, FileNotFoundError)):
+                raise
+            if not is_commit(revision):
+                raise
+            with suppress(*network_errors()):
+                return fetch(cached=True)
+            raise
 
     with bounded_requests(constants.HF_HUB_ETAG_TIMEOUT), reading_errors_in_words(source, revision):
-        directory = with_retries(fetch, retry_on=_worth_another_look)
+        directory = with_retries(fetch_or_cached, retry_on=_worth_another_look)
         if damaged := _remove_damaged_files(directory, source):
             try:
                 directory = fetch()

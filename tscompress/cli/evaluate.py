@@ -302,6 +302,7 @@ def _evaluate_fev(context: typer.Context) -> None:
             cross_learning=given["cross_learning"],
             as_univariate=given["as_univariate"],
             on_progress=advance,
+            on_note=say_note if processes.is_main else lambda note: None,
         )
     processes.leave()
     if not processes.is_main:

@@ -75,12 +75,13 @@ def label_fingerprints(dataset: EvaluationDataset) -> Fingerprints:
     that is in the recent history of the same series, as of an exact season, tells nothing.
     """
     tails, ends, histories = [], [], []
+    contexts = dataset.contexts  # all of them are cut each time
     for index, values in enumerate(dataset.series):
         asked = len(_observed(values[-dataset.horizon :]))
         tails.append(_observed(values)[-asked - _WINDOW_DIFFERENCES - 1 :])
         ends.append(tails[-1][-asked - _WINDOW_DIFFERENCES :])
         first = index - index % dataset.windows
-        histories.append(dataset.contexts[first][-_RECENT:])
+        histories.append(contexts[first][-_RECENT:])
     hashes = window_fingerprints(tails)
     if len(np.intersect1d(window_fingerprints(ends), window_fingerprints(histories))):
         of_each = [_new_windows(*parts) for parts in zip(tails, ends, histories, strict=True)]

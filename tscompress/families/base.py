@@ -534,7 +534,10 @@ class ForecastFamily(JointForecasts, Exportable, Openable, LayeredFamily):
         raise NotImplementedError(f"{self.name} models are not pretrained here.")
 
     def stock_loss(self, model: nn.Module, batch: Windows) -> Tensor:
-        """The loss of the official training code ``[]``, a mean over observed target steps.
+        """The loss of the official training code ``[]``, over observed target steps.
+
+        A mean over levels of Chronos-2 and over steps; that of Chronos-Bolt sums over the steps
+        that it forecasts at once, 64 of them: its loss and gradients are as much larger.
 
         Families that draw samples have a loss on tokens instead
         (:class:`tscompress.training.pretrain_losses.TokenLoss`).

@@ -22,7 +22,8 @@ from tscompress.evaluation.results import (
 )
 from tscompress.hub.origin import CheckpointRecord, read_record
 from tscompress.io.files import user_path
-from tscompress.io.untrusted import first_problem
+from tscompress.io.text import counted
+from tscompress.io.untrusted import first_problem, single_line
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class CardScores:
         95% confidence interval of each ratio, where it was measured.
     model, against
         Names of the two models in the results; None if the file does not record them.
+    settings
+        Of the evaluation, what is unlike the default.
     """
 
     rows: tuple[CardScore, ...]
@@ -73,6 +76,7 @@ class CardScores:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     model: str | None = None
     against: str | None = None
+    settings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         ratios = [f"{metric} × {value:.3f}" for metric, value in self.ratios.items()]
@@ -101,8 +105,9 @@ class CardScores:
             )
             for row in result.rows
         )
+        settings = () if result.settings is None else tuple(result.settings.words())
         if original is None:
-            return cls(rows, result.suite, model=result.model)
+            return cls(rows, result.suite, model=result.model, settings=settings)
         ratios = relative(result, original)
         return cls(
             rows,
@@ -111,6 +116,7 @@ class CardScores:
             _intervals(result, original),
             result.model,
             original.model,
+            settings,
         )
 
 
@@ -147,6 +153,8 @@ class _BenchedWorkload(pydantic.BaseModel):
     context_length: int
     horizon: int
     device: str
+    num_samples: int | None = None
+    cross_learning: bool = False
 
 
 class _BenchedModel(pydantic.BaseModel):
@@ -159,6 +167,7 @@ class _BenchedModel(pydantic.BaseModel):
     peak_memory_bytes: _Amount | None = None
     ratios: dict[str, _Amount] = {}
     latency_ratio_interval: tuple[_Positive, _Positive] | None = None
+    dtype: str | None = None
 
 
 class Bench(pydantic.BaseModel):
@@ -169,6 +178,15 @@ class Bench(pydantic.BaseModel):
     device_name: str
     torch_version: str
     models: tuple[_BenchedModel, ...] = pydantic.Field(min_length=1)
+
+    @property
+    def settings(self) -> list[str]:
+        """What is unlike the default, and the dtypes that the models compute in."""
+        samples = self.workload.num_samples
+        said = [] if samples is None else [counted(samples, "sample path")]
+        together = ["cross-learning"] if self.workload.cross_learning else []
+        dtypes = dict.fromkeys(single_line(one.dtype) for one in self.models if one.dtype)
+        return [*said, *together, *dtypes]
 
 
 def read_bench(path: str | Path) -> dict[str, Any]:

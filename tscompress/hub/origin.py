@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +21,13 @@ from tscompress.checkpoints.names import PLAN_FILE, PROVENANCE_FILE
 from tscompress.data.reading.tables import kind_of
 from tscompress.errors import CorruptCheckpointError, DataError, UsageError, VerificationError
 from tscompress.io.files import user_path
-from tscompress.io.network import is_repo_id
+from tscompress.io.network import is_commit, is_repo_id
 from tscompress.io.untrusted import UnreadableFileError, read_json, single_line
 from tscompress.plan.plan import Plan
 from tscompress.training.pretrain_recipe import PRETRAIN_FILE, PretrainRecipe
 from tscompress.workflows.recipe import Recipe, load_pretrain_recipe, load_recipe
-from tscompress.workflows.save import ORIGINAL, RECIPE_FILE
+from tscompress.workflows.save import EARLIER, ORIGINAL, RECIPE_FILE
 
-_COMMIT = re.compile("[0-9a-f]{40}")
 #: Keys of recipes and of provenance.json whose values may be local paths.
 _PATH_KEYS = (
     "model", "output", "source", "series", "suite", "root", "teacher", "embedding_from",
@@ -120,6 +118,13 @@ class CheckpointRecord:
         return source
 
     @property
+    def recoveries(self) -> int:
+        """How many times it was recovered."""
+        earlier = self.provenance.get(EARLIER)
+        before = len(earlier) if isinstance(earlier, list) else 0
+        return before + bool(self.provenance.get("recovery"))
+
+    @property
     def base(self) -> Original | None:
         """The original; a recovery records its student as the source, the original beside it."""
         if self.pretraining is not None:
@@ -152,7 +157,7 @@ class CheckpointRecord:
 
 def _original(source: str, revision: object) -> Original:
     """Of the Hub only with a commit: a name alone may be that of a directory that is gone."""
-    if not _COMMIT.fullmatch(str(revision)) or not is_repo_id(source):
+    if not is_commit(revision) or not is_repo_id(source):
         return Original(source, None, None)
     return Original(source, source, str(revision))
 

@@ -305,6 +305,11 @@ def is_branch_name(text: str) -> bool:
     )
 
 
+def is_commit(revision: object) -> bool:
+    """Whether a revision is the whole name of a commit, and no branch or tag."""
+    return re.fullmatch("[0-9a-f]{40}", str(revision)) is not None
+
+
 def is_repo_id(text: str) -> bool:
     """Whether huggingface_hub takes it for the id of a repository."""
     from huggingface_hub.errors import HFValidationError

@@ -23,7 +23,7 @@ from tscompress.families.registry import adapter_of_pipeline
 from tscompress.io.arguments import check_counts, check_list, check_type
 from tscompress.probing.forecasts import Forecaster
 from tscompress.probing.processes import Array
-from tscompress.probing.regressions import ResponseTask
+from tscompress.probing.regressions import Regressions, ResponseTask
 from tscompress.probing.responses import Medians, ResponseScore, median, score_response
 from tscompress.probing.results import Example, ProbeResult, TaskScore
 from tscompress.probing.skill import Estimate, Losses, estimate
@@ -69,10 +69,12 @@ class ProbeConfig(BaseModel):
     def check_reads(self, pipeline: BaseChronosPipeline, *, univariate: bool = False) -> None:
         """UsageError if a task was chosen, by name or in a file, that the model cannot read.
 
+        Or if the series of one, as they are drawn, cannot distinguish models.
         Nor may it have covariates if the model is to become ``univariate``.
         """
         battery = self.tasks is None and self.tasks_file is None
-        _readable(self.chosen(), pipeline, battery=battery)
+        readable = _readable(self.chosen(), pipeline, battery=battery)
+        _drawn(_sized(readable, pipeline, self.num_series), self.seed)
         unread = [task.name for task in self.chosen() if task.covariates]
         if univariate and unread and not battery:
             raise UsageError(
@@ -149,18 +151,17 @@ def probe(
         raise UsageError(f"seed is {seed}; it must not be negative.")
     loaded = loaded_of(model, name=name, revision=revision, device=device, dtype=dtype)
     pipeline, name = loaded.forecaster, loaded.name
-    draws = adapter_of_pipeline(pipeline).draws_samples
     readable = _readable(chosen, pipeline, battery=tasks is None and tasks_file is None)
     skipped = tuple(task.name for task in chosen if task not in readable)
-    if draws and num_series is None:
-        readable = tuple(_halved(task) for task in readable)
+    readable = _sized(readable, pipeline, num_series)
+    drawn = _drawn(readable, seed)
     forecaster = Forecaster(pipeline, name, seed, batch_size, num_samples)
     scores = []
-    for task in readable:
-        scores.append(_score(forecaster, task, seed))
+    for task, one in zip(readable, drawn, strict=True):
+        scores.append(_score(forecaster, task, one))
         on_task(scores[-1], len(scores), len(readable))
     paths = None
-    if draws:
+    if adapter_of_pipeline(pipeline).draws_samples:
         own: Any = pipeline.inner_model
         paths = num_samples or int(own.config.chronos_config["num_samples"])
     return ProbeResult(
@@ -219,6 +220,15 @@ def _readable(
     return tuple(task for task in tasks if not task.covariates)
 
 
+def _sized(
+    tasks: Sequence[AnyTask], pipeline: BaseChronosPipeline, num_series: int | None
+) -> tuple[AnyTask, ...]:
+    """The tasks with the number of series that a model is probed on unless it was given."""
+    if num_series is None and adapter_of_pipeline(pipeline).draws_samples:
+        return tuple(map(_halved, tasks))
+    return tuple(tasks)
+
+
 def _halved(task: AnyTask) -> AnyTask:
     """A task of the battery with half of its series; other tasks unchanged."""
     if TASKS.get(task.name) != task:
@@ -226,18 +236,53 @@ def _halved(task: AnyTask) -> AnyTask:
     return task.model_copy(update={"num_series": task.num_series // 2})
 
 
-def _score(forecaster: Forecaster, task: AnyTask, seed: int) -> TaskScore | ResponseScore:
-    """Draw the series of a task, forecast them, and score the forecasts."""
+def _drawn(tasks: Sequence[AnyTask], seed: int) -> list[Drawn | Regressions]:
+    """The series of each task, before any is forecast.
+
+    Raises
+    ------
+    UsageError
+        They cannot distinguish models.
+    """
+    drawn: list[Drawn | Regressions] = [task.draw(seed) for task in tasks]
+    for task, one in zip(tasks, drawn, strict=True):
+        if isinstance(task, ProbeTask) and isinstance(one, Drawn):
+            _bounds(task, one)
+    return drawn
+
+
+def _bounds(task: ProbeTask, drawn: Drawn) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Losses of each series of the best possible forecast, and of the best constant one.
+
+    Raises
+    ------
+    UsageError
+        The second are no worse than the first.
+    """
+    constant = np.broadcast_to(drawn.constant[:, None], drawn.label.shape)
+    losses = _losses(task, drawn.best, drawn.label), _losses(task, _certain(constant), drawn.label)
+    if sum(losses[1]) <= sum(losses[0]):
+        raise UsageError(
+            f"the task {task.name!r} cannot distinguish models: for its {task.num_series} series "
+            "no forecast is better than a constant; give it more series, or more of a pattern."
+        )
+    return losses
+
+
+def _score(
+    forecaster: Forecaster, task: AnyTask, drawn: Drawn | Regressions
+) -> TaskScore | ResponseScore:
+    """Forecast the series of a task, and score the forecasts."""
     if isinstance(task, ResponseTask):
-        return _respond(forecaster, task, seed)
-    drawn = task.draw(seed)
+        assert isinstance(drawn, Regressions)
+        return _respond(forecaster, task, drawn)
+    assert isinstance(drawn, Drawn)
     given = forecaster.quantiles(task, drawn.context, drawn.covariates, drawn.known)
     alone = forecaster.quantiles(task, drawn.context) if task.covariates else None
     return score_task(task, drawn, given, alone)
 
 
-def _respond(forecaster: Forecaster, task: ResponseTask, seed: int) -> ResponseScore:
-    drawn = task.draw(seed)
+def _respond(forecaster: Forecaster, task: ResponseTask, drawn: Regressions) -> ResponseScore:
     shuffled = drawn.shuffled()
     given, shifted, moved, moved_shifted = (
         median(forecaster.quantiles(task, drawn.context, covariates, covariates.shape[1]))
@@ -263,19 +308,14 @@ def score_task(
         The best constant forecast of the series is no worse than the best possible one.
     """
     naive = seasonal_naive(drawn.context, task.season_length, task.horizon)
-    constant = np.broadcast_to(drawn.constant[:, None], drawn.label.shape)
+    best, constant = _bounds(task, drawn)
     losses = Losses(
         model=_losses(task, quantiles, drawn.label),
-        best=_losses(task, drawn.best, drawn.label),
-        constant=_losses(task, _certain(constant), drawn.label),
+        best=best,
+        constant=constant,
         seasonal_naive=_losses(task, _certain(naive), drawn.label),
         without_covariates=None if alone is None else _losses(task, alone, drawn.label),
     )
-    if sum(losses.constant) <= sum(losses.best):
-        raise UsageError(
-            f"the task {task.name!r} cannot distinguish models: for its {task.num_series} series "
-            "no forecast is better than a constant; give it more series, or more of a pattern."
-        )
     found = calibration(quantiles, drawn.label)
     return TaskScore(
         task=task,

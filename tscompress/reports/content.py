@@ -39,7 +39,7 @@ from tscompress.reports.terms import MEANINGS, spelled_out
 from tscompress.reports.verdict import Verdict, make_verdict
 from tscompress.workflows.recipe import Recipe
 from tscompress.workflows.run import RunResult
-from tscompress.workflows.run_files import load_run, read_provenance
+from tscompress.workflows.run_files import is_same_original, load_run, read_provenance
 
 
 class QualityRow(NamedTuple):
@@ -359,7 +359,7 @@ def _point(name: str, kind: str, result: RunResult, comparison: Comparison | Non
 
 def _other_point(directory: Path, result: RunResult, recipe: Recipe) -> Point:
     other, theirs = load_run(directory)
-    if (theirs.model, theirs.revision) != (recipe.model, recipe.revision):
+    if not is_same_original(theirs, recipe):
         raise UsageError(
             f"{str(directory)!r} compressed {theirs.model!r}, this run {recipe.model!r}; compare "
             "runs of the same original."

@@ -63,10 +63,10 @@ def cost_note(bench: BenchResult | None) -> str:
     spread = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
     work = bench.workload
     where = f"{bench.device_name}, {counted(bench.threads, 'thread')}, torch {bench.torch_version}"
+    settings = ", ".join([*work.words(), *bench.dtypes, counted(work.repeats, "round")])
     count = "Both" if len(bench.models) == 2 else "The three"
     return (
         f"{count} models took turns in one process on {work.device} ({where}), batch "
         f"{work.batch_size}, context {work.context_length}, horizon {work.horizon}, "
-        f"{'cross-learning, ' * work.cross_learning}"
-        f"{counted(work.repeats, 'round')}; the latency ratio{spread} is of medians."
+        f"{settings}; the latency ratio{spread} is of medians."
     )

@@ -20,6 +20,7 @@ from tscompress.evaluation.results import METRICS
 from tscompress.io.text import listed
 from tscompress.io.untrusted import single_line
 from tscompress.workflows.recipe import Recipe, with_columns
+from tscompress.workflows.run_files import is_same_original
 from tscompress.workflows.sweep import RECIPE_FILE as SWEEP_FILE
 from tscompress.workflows.sweep import TABLE_FILE as SWEEP_TABLE
 from tscompress.workflows.sweep_points import load_sweep_recipe
@@ -115,7 +116,7 @@ def check_table_is_of(path: Path, recipe: Recipe) -> None:
         swept = load_sweep_recipe(beside)
     except RecipeError as error:
         raise DataError(str(error)) from None
-    if (swept.model, swept.revision) != (recipe.model, recipe.revision):
+    if not is_same_original(swept, recipe):
         theirs, ours = (_revised(one.model, one.revision) for one in (swept, recipe))
         raise UsageError(
             f"{str(path)!r} is of {theirs!r}, this run of {ours!r}; compare models made of the "

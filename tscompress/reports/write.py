@@ -41,6 +41,7 @@ from tscompress.workflows.run_files import (
     FIGURE_FILE,
     PROFILE_DIRECTORY,
     load_run,
+    measured_recipe,
     save_run,
     written_before,
 )
@@ -64,6 +65,7 @@ def write_report(result: RunResult, recipe: Recipe) -> Path:
     DataError
         A score is not finite.
     """
+    recipe = measured_recipe(result, recipe)
     report = make_report(result, recipe)
     directory = result.directory
     save_run(result, recipe)

@@ -146,12 +146,18 @@ def distillation_of(teacher: LoadedModel, student: LoadedModel) -> Distillation:
 
 
 def check_comparable(teacher: LoadedModel, student: LoadedModel) -> None:
-    """Refuse a teacher of another family, forecast or width (before slicing).
+    """Refuse a teacher of another family, forecast or width (before slicing), or the student.
 
     Raises
     ------
     UsageError
     """
+    shared = {*map(id, teacher.model.parameters())} & {*map(id, student.model.parameters())}
+    if shared:
+        raise UsageError(
+            "student and teacher are one model, as compress changes a loaded model in place; load "
+            "the original again, as the teacher."
+        )
 
     def facts(loaded: LoadedModel) -> dict[str, object]:
         model: Any = loaded.model

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -117,7 +116,6 @@ class _Run:
         self.recipe, self.output, self.resumed = recipe, output, resume
         self.checkpoint = output / CHECKPOINT
         parts = check_resumable(recipe, self.checkpoint) if resume else []
-        set_seed(recipe.seed)
         # Otherwise a second run in a process keeps the precision of the first.
         AcceleratorState._reset_state()
         cpu = not torch.cuda.is_available()
@@ -125,9 +123,11 @@ class _Run:
         precision = recipe.precision or training_precision(device)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
         config, self.plan = design(recipe)
-        self.model = fresh_model(recipe, config, self.plan)
-        if not resume:  # a checkpoint has it
-            start_(self.model, recipe)
+        with torch.random.fork_rng(devices=[]):  # the caller's generators stay as they are
+            torch.manual_seed(recipe.seed)
+            self.model = fresh_model(recipe, config, self.plan)
+            if not resume:  # a checkpoint has it
+                start_(self.model, recipe)
         for parameter in embedding_of(self.model).values():
             parameter.requires_grad_(not recipe.freeze_embedding)
         optimizer = make_optimizer(

@@ -46,7 +46,7 @@ from tscompress.training.recovery_state import (
     OnRecovery,
     RecoveryProgress,
     RecoveryResult,
-    model_digests,
+    run_digests,
 )
 
 _LOG_EVERY = 10
@@ -98,7 +98,8 @@ def recover_(
     config = asked.resolved(student, teacher, series_given=series is not None)
     check_comparable(teacher, student)
     grouped = not (is_univariate(student.model) or is_univariate(teacher.model))
-    run = _Run(student, teacher, config, directory, report)
+    digests = {} if directory is None else run_digests(student, teacher, config, series)
+    run = _Run(student, teacher, config, directory, digests, report)
     if asked.learning_rate is None:
         run.rate_by_distance = rate_by_distance(student.family, config.optimizer)
     with ExitStack() as stack:
@@ -119,11 +120,11 @@ class _Run:
         teacher: LoadedModel,
         config: RecoveryConfig,
         directory: Path | None,
+        digests: dict[str, str],
         report: OnRecovery,
     ) -> None:
         self.config, self.report = config, report
         self.student, self.teacher = student, teacher
-        digests = model_digests(student, teacher) if directory is not None else {}
         self._teacher_dtype = next(teacher.model.parameters()).dtype
         grouped = group_size(student.family, student.model) > 1
         self.accelerator = _accelerator(student.model, config, grouped=grouped)
@@ -301,6 +302,7 @@ class _Run:
         distance = state.get("teacher_before", state["before"])  # not in checkpoints of before
         bounded = min(rate, self.rate_by_distance * distance) or rate
         self.config = self.config.model_copy(update={"learning_rate": bounded})
+        self.held_out.config = self.config
 
     def _learning_rate(self) -> float:
         """Warm-up, then a cosine to 0 (Loshchilov and Hutter, 2017)."""

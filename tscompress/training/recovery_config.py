@@ -11,6 +11,7 @@ from tscompress.checkpoints.load import LoadedModel
 from tscompress.data.reading.format import GivenSeries
 from tscompress.data.synthetic import HALF_PATTERNS, CorpusConfig
 from tscompress.data.training_collections import TRAINING_COLLECTIONS
+from tscompress.errors import UsageError
 from tscompress.families.registry import adapter_of
 from tscompress.io.removed_options import without_removed
 from tscompress.training.loop import Precision, training_precision
@@ -195,7 +196,13 @@ class RecoveryConfig(BaseModel):
             )
             for bucket in buckets
         )
-        return self.model_copy(update=known)
+        resolved = self.model_copy(update=known)
+        if resolved.teacher_weight == resolved.truth_weight == 0:
+            raise UsageError(
+                f"every weight is 0, so there is nothing to learn: truth_weight of "
+                f"{loaded.family} is 0 unless it is given; give it, or a teacher_weight."
+            )
+        return resolved
 
 
 def rate_by_distance(family: str, optimizer: OptimizerName) -> float:

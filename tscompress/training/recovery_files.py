@@ -24,6 +24,7 @@ from tscompress.training.checkpoint import (
 from tscompress.training.recovery_config import RecoveryConfig
 from tscompress.training.recovery_state import (
     CHECKPOINT,
+    OTHER,
     RecoveryProgress,
     differing_settings,
     recorded_digests,
@@ -68,7 +69,7 @@ class RecoveryFiles:
     directory
         None: nothing is written.
     config, models
-        Settings and :func:`~tscompress.training.recovery_state.model_digests` of the run, which a
+        Settings and :func:`~tscompress.training.recovery_state.run_digests` of the run, which a
         checkpoint must have to be resumed from.
     scheme
         The family's ``recovery_scheme``, likewise.
@@ -172,8 +173,8 @@ class RecoveryFiles:
         for role, digest in recorded_digests(record).items():
             if digest != self.models[role]:
                 raise RecipeError(
-                    f"{checkpoint} is of a run with another {role}; resume with the same models, "
-                    "or start afresh."
+                    f"{checkpoint} is of a run with {OTHER[role]}; resume with the same models and "
+                    "series, or start afresh."
                 )
 
 

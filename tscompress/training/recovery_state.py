@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tscompress.checkpoints.digests import model_digest
 from tscompress.checkpoints.load import LoadedModel
+from tscompress.data.synthetic import FloatArray
 from tscompress.families.registry import adapter_of
+from tscompress.io.files import user_path
+from tscompress.io.hashing import sha256_of
 from tscompress.io.own_outputs import TRAINING_DIRECTORY
 from tscompress.training.checkpoint import STATE_FILE, read_training_record
 from tscompress.training.rank_watch import Row
@@ -29,6 +35,10 @@ _FREE_ON_RESUME = frozenset(
         "watch_ranks",
     }
 )
+
+
+#: What differs if the hash of a run does.
+OTHER = {"student": "another student", "teacher": "another teacher", "series": "other series"}
 
 
 @dataclass(frozen=True)
@@ -130,19 +140,26 @@ def has_checkpoint(directory: Path) -> bool:
     return (directory / CHECKPOINT / STATE_FILE).exists()
 
 
+Given = Sequence[FloatArray] | str | Path | None
+
+
 def can_resume(
-    student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, directory: Path
+    student: LoadedModel,
+    teacher: LoadedModel,
+    config: RecoveryConfig,
+    directory: Path,
+    series: Given = None,
 ) -> bool:
-    """Whether ``directory`` holds a checkpoint of this very run: models and settings are the same.
+    """Whether ``directory`` holds a checkpoint of this very run: all but how long is the same.
 
     Raises
     ------
     CorruptCheckpointError
         The checkpoint is damaged.
     """
-    return (
-        has_checkpoint(directory) and differences_from(directory, config, teacher, student) is None
-    )
+    if not has_checkpoint(directory):
+        return False
+    return differences_from(directory, config, teacher, student, series) is None
 
 
 def differences_from(
@@ -150,10 +167,12 @@ def differences_from(
     config: RecoveryConfig,
     teacher: LoadedModel,
     student: LoadedModel | None = None,
+    series: Given = None,
 ) -> str | None:
     """Why a run cannot resume from the checkpoint in ``directory``; None: it can.
 
-    Without a ``student``, only differences that are known before compression.
+    Without a ``student``, only differences that are known before compression. ``series`` are those
+    that a caller gave beside ``config``.
 
     Raises
     ------
@@ -172,20 +191,38 @@ def differences_from(
             found.pop(name, None)  # it follows whether series were given
     for name, (stored, ours) in found.items():
         return f"{name} {stored}, not {ours}"
-    for role, digest in model_digests(student or teacher, teacher).items():
-        if (role == "teacher" or student is not None) and digest != recorded_digests(record)[role]:
-            return f"another {role}"
+    stored = recorded_digests(record)
+    for role, digest in run_digests(student or teacher, teacher, config, series).items():
+        if (role != "student" or student is not None) and digest != stored.get(role, digest):
+            return OTHER[role]
     return None
 
 
-def model_digests(student: LoadedModel, teacher: LoadedModel) -> dict[str, str]:
-    """Hashes of the models of a run, before it changes them."""
+def run_digests(
+    student: LoadedModel, teacher: LoadedModel, config: RecoveryConfig, series: Given
+) -> dict[str, str]:
+    """Hashes of what a run learns with, before it changes it: of :data:`OTHER`'s keys."""
     models = {"student": student, "teacher": teacher}
-    return {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
+    found = {role: model_digest(loaded.forecaster) for role, loaded in models.items()}
+    return {**found, "series": _series_digest([*config.series, series])}
+
+
+def _series_digest(sources: Iterable[Given]) -> str:
+    """Of values and files their content; of a directory and of the Hub's datasets the name."""
+    digest = hashlib.sha256()
+    for source in sources:
+        if isinstance(source, str | Path):
+            path = user_path(source)
+            digest.update((sha256_of(path) if path.is_file() else str(source)).encode())
+        elif source is not None:
+            for values in source:
+                numbers = np.ascontiguousarray(values, dtype=np.float64)
+                digest.update(f"{numbers.shape}".encode() + numbers.tobytes())
+    return digest.hexdigest()
 
 
 def recorded_digests(record: dict[str, str]) -> dict[str, str]:
-    """SHA-256 of student and teacher, as a checkpoint records them."""
+    """What :func:`run_digests` was, as a checkpoint records it; earlier ones without series."""
     found: dict[str, str] = json.loads(record.get("models", "{}"))
     return found
 

@@ -50,6 +50,7 @@ from tscompress.workflows.fitted_to import (
     calibration_sources,
     given_source,
     recovery_sources,
+    with_hash,
     with_source,
 )
 from tscompress.workflows.fold_sizes import chosen_fold_plan, named_fold_plan, width_of
@@ -197,7 +198,8 @@ def _compress_loaded_(
     _check_original(loaded)
     recipe = _with_format(recipe)
     if recipe.recover is not None and directory is not None and not force:
-        _check_unfinished(directory, differences_from(directory, recipe.recover, loaded))
+        early = differences_from(directory, recipe.recover, loaded, series=series)
+        _check_unfinished(directory, early)
     return_memory()  # of the stored weights, which were converted to float32
     method = method_of(recipe, plan)
     fits = calibrates(recipe, plan)
@@ -222,9 +224,10 @@ def _compress_loaded_(
     loaded.plan = _calibrated_on(loaded.plan, summary)
     recovery = None
     if recipe.recover is not None:
-        stopped = directory is not None and can_resume(loaded, original, recipe.recover, directory)
+        run = loaded, original, recipe.recover
+        stopped = directory is not None and can_resume(*run, directory, series)
         if directory is not None and not force:
-            differs = differences_from(directory, recipe.recover, original, loaded)
+            differs = differences_from(directory, recipe.recover, original, loaded, series)
             _check_unfinished(directory, differs)
         recovery = recover_(
             loaded,
@@ -241,6 +244,7 @@ def _compress_loaded_(
     if loaded.plan.uniform_sizes is None:
         keep_structure_(loaded.model, loaded.forecaster, loaded.plan, loaded.config)
     known = {field.name: getattr(loaded, field.name) for field in fields(LoadedModel)}
+    trained = recovery_sources(recipe.recover, recipe.series, series)
     recipe = with_source(recipe, given)
     fitted = calibration_sources(recipe, calibrated) if batches else []
     return CompressedModel(
@@ -249,7 +253,7 @@ def _compress_loaded_(
         recipe=recipe if plan is None else None,
         calibration=record,
         recovery=recovery,
-        fitted_to=(*fitted, *recovery_sources(recipe.recover, recipe.series, series)),
+        fitted_to=(*fitted, *map(with_hash, trained)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ def evaluate_fev(
     cross_learning: bool = False,
     as_univariate: bool = False,
     on_progress: OnProgress = silent,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> list[dict[str, Any]]:
     """fev's summaries of its tasks for each model and for seasonal naive.
 
@@ -45,6 +46,9 @@ def evaluate_fev(
     models
         Each is loaded when its turn comes. A second one of the same name gets the suffix ``(2)``.
 
+    on_note
+        Called once with each note on what a model was fitted to and cannot be looked at again.
+
     Raises
     ------
     LeakError
@@ -55,12 +59,15 @@ def evaluate_fev(
     tasks = fev_tasks.load_tasks(path)
     summaries: list[dict[str, Any]] = []
     scored: list[tuple[EvaluationDataset, int]] = []
+    notes: set[str] = set()
     for model in dict.fromkeys([*models, SEASONAL_NAIVE]):
         loaded = None if isinstance(model, str) else model()
         if loaded is not None and sources_of(loaded):
             scored = scored or [one for task in tasks for one in fev_tasks.scored_windows(task)]
             for window, needed in scored:
-                check_unseen(loaded, window, needed)
+                if (note := check_unseen(loaded, window, needed)) and note not in notes:
+                    notes.add(note)
+                    on_note(note)
         shown = fev_tasks.model_name(SEASONAL_NAIVE if loaded is None else loaded.name)
         if any(summary["model_name"] == shown for summary in summaries):
             shown = f"{shown} (2)"

@@ -105,15 +105,37 @@ def recovery_sources(
 
 
 def with_source(recipe: Recipe, given: FittedSource | None) -> Recipe:
-    """The recipe that calibrates on the file which was given beside ``recipe``."""
+    """The recipe that calibrates, and recovers, on the file which was given beside ``recipe``."""
     if given is None:
         return recipe
     calibration = recipe.calibration.model_copy(update={"source": given.source})
-    recover = recipe.recover
-    if recover is not None and recover.series and recover.series_format is None:
-        recover = recover.model_copy(update={"series_format": recipe.series})
+    recover = recipe.recover and trained_on(recipe.recover, recipe.series, given)
     update = {"calibration": calibration, "series": given.series, "recover": recover}
     return recipe.model_copy(update=update)
+
+
+def trained_on(
+    config: RecoveryConfig, form: GivenSeries, given: FittedSource | None = None
+) -> RecoveryConfig:
+    """A recovery's settings as a recipe replays them, whose own format of series is another.
+
+    Parameters
+    ----------
+    form
+        How its series were read, unless it says.
+    given
+        What a caller gave beside them. Read in another way than these it stays out: a recipe has
+        one format for all.
+    """
+    read_as = config.series_format or form
+    if given is not None and given.source not in config.series:
+        if not config.series:
+            read_as = given.series
+        if read_as == given.series:
+            config = config.model_copy(update={"series": (*config.series, given.source)})
+    if not config.series:
+        return config
+    return config.model_copy(update={"series_format": read_as})
 
 
 def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
@@ -130,25 +152,23 @@ def recorded_sources(directory: Path) -> tuple[FittedSource, ...]:
 
 
 def as_record(sources: Iterable[FittedSource]) -> list[dict[str, Any]]:
-    """Plain data for ``provenance.json``, each source once, and files with their hashes.
-
-    Those that have none yet, such as of a recovery, are hashed here.
-    """
-    named = map(_with_hash, each_once(sources))
+    """Plain data for ``provenance.json``, each source once, and files with their hashes."""
+    named = each_once(map(with_hash, sources))
     return [one.model_dump(mode="json", exclude_defaults=True) for one in named]
 
 
 def each_once(sources: Iterable[FittedSource]) -> list[FittedSource]:
-    """Without repetitions; of the same source, the one whose hash is known."""
-    found: dict[tuple[str, GivenSeries], FittedSource] = {}
-    for one in sources:
-        known = found.setdefault((one.source, one.series), one)
-        if known.sha256 is None:
-            found[one.source, one.series] = one
-    return list(found.values())
+    """Without repetitions; of a source whose content is known, without the mention of it alone.
+
+    The same file may have had other content when it was read again.
+    """
+    once = list(dict.fromkeys(sources))
+    known = {(one.source, one.series) for one in once if one.sha256 is not None}
+    return [one for one in once if one.sha256 or (one.source, one.series) not in known]
 
 
-def _with_hash(one: FittedSource) -> FittedSource:
+def with_hash(one: FittedSource) -> FittedSource:
+    """The same with the hash of what the file holds now, unless it has one, or is no file."""
     path = user_path(one.source)
     if one.sha256 is not None or not path.is_file():
         return one

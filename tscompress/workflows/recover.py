@@ -28,7 +28,12 @@ from tscompress.workflows.compress import (
     finish_recovery,
     recovery_directory,
 )
-from tscompress.workflows.fitted_to import recovery_sources
+from tscompress.workflows.fitted_to import (
+    given_source,
+    recovery_sources,
+    trained_on,
+    with_hash,
+)
 from tscompress.workflows.recipe import series_files
 from tscompress.workflows.save import CompressedModel, as_compressed, save
 
@@ -57,9 +62,11 @@ def recover_loaded_(
         )
     finally:
         cast_parameters_(smaller.model, smaller.stored_dtype)
-    recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": result.config})
-    trained_on = recovery_sources(result.config, DEFAULT_FORMAT, series)
-    fitted = (*smaller.fitted_to, *trained_on)
+    given = given_source(series, DEFAULT_FORMAT)
+    replayed = trained_on(result.config, DEFAULT_FORMAT, given)
+    recipe = smaller.recipe and smaller.recipe.model_copy(update={"recover": replayed})
+    sources = map(with_hash, recovery_sources(result.config, DEFAULT_FORMAT, series))
+    fitted = (*smaller.fitted_to, *sources)
     return replace(smaller, recipe=recipe, recovery=result, fitted_to=fitted)
 
 

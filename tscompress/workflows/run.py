@@ -167,7 +167,8 @@ def finishing_run(
         check_recovery_directory(work, inputs)
     if recipe.probe is not None:
         recipe.probe.chosen()  # check it before the work
-    given = None if recipe.method == "svd" else calibration_series(recipe)
+    reads = recipe.method != "svd" or recipe.profile is not None
+    given = calibration_series(recipe) if reads else None
     on_series(summary_of(given))
     for summary in other_summaries(recipe):
         on_series(summary)

@@ -14,7 +14,7 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,6 +25,7 @@ from tscompress.evaluation.fidelity import Fidelity
 from tscompress.evaluation.results import SCORES_FILE, EvaluationResult, load_results, relative
 from tscompress.evaluation.typical_series import ForecastExample
 from tscompress.io.files import write_text_atomically
+from tscompress.io.network import is_commit
 from tscompress.io.own_outputs import table_csv
 from tscompress.io.results import results_json
 from tscompress.io.untrusted import UnreadableFileError, first_problem, read_json
@@ -53,6 +54,18 @@ FILES = (
     RUN_FILE, SCORES_FILE, BASELINE_FILE, EXPORTED_FILE, FIDELITY_FILE, FORECASTS_FILE, PROBE_FILE,
     FIGURE_FILE, *_TABLES, *(f"{PROFILE_DIRECTORY}/{name}" for name in _PROFILE_FILES),
 )  # fmt: skip
+
+
+class _Original(Protocol):
+    """What a recipe of a run and one of a sweep say of their original."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+
 _EXAMPLES = TypeAdapter(tuple[ForecastExample, ...])
 _BENCH = TypeAdapter(BenchResult)
 _EXPORTED = TypeAdapter(ExportResult)
@@ -230,6 +243,23 @@ def read_provenance(checkpoint: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise DataError(f"{str(path)!r} is not what `tscompress compress` writes.")
     return content
+
+
+def measured_recipe(result: RunResult, recipe: Recipe) -> Recipe:
+    """The recipe of a run with the commit of the original, where that came from the Hub."""
+    source = (read_provenance(result.checkpoint) or {}).get("source")
+    if not isinstance(source, dict) or source.get("model") != recipe.model:
+        return recipe
+    revision = source.get("revision")
+    return recipe.model_copy(update={"revision": revision}) if is_commit(revision) else recipe
+
+
+def is_same_original(one: _Original, other: _Original) -> bool:
+    """Whether two recipes compress the same model; of a commit and a branch that is not known."""
+    revisions = one.revision, other.revision
+    if one.model != other.model:
+        return False
+    return revisions[0] == revisions[1] or is_commit(revisions[0]) != is_commit(revisions[1])
 
 
 def _read(path: Path) -> Any:

@@ -37,6 +37,8 @@ from tscompress.workflows.recipe import Recipe, load_recipe
 RECIPE_FILE = "recipe.yaml"
 #: Key of ``provenance.json``, of what was compressed before: its original, as in ``source``.
 ORIGINAL = "original"
+#: Of what was recovered more than once: the records of all recoveries but the last, in order.
+EARLIER = "earlier_recoveries"
 #: What a record has as the source of calibration series that were arrays: no recipe names these.
 GIVEN_SERIES = "given series"
 _ON_GIVEN_SERIES = (
@@ -54,10 +56,13 @@ class CompressedModel(LoadedModel):
     original
         Of a checkpoint that was compressed before: what its ``provenance.json`` says of its
         original. None: ``source`` is the original.
+    earlier_recoveries
+        The records of those that it had by then.
     """
 
     recipe: Recipe | None = None
     original: dict[str, Any] | None = None
+    earlier_recoveries: tuple[dict[str, Any], ...] = ()
     calibration: dict[str, Any] = field(default_factory=dict)
     recovery: RecoveryResult | None = None
     fitted_to: tuple[FittedSource, ...] = ()
@@ -122,7 +127,9 @@ def save(
     with new_directory(output, force=force, inputs=[compressed.directory]) as directory:
         _write_model(compressed, plan, directory, max_shard_size)
         if compressed.recipe is not None:
-            resolved = {"output": str(output), "revision": compressed.revision}
+            resolved: dict[str, str | None] = {"output": str(output)}
+            if compressed.original is None:  # else the revision is that of the student
+                resolved |= {"revision": compressed.revision}
             recipe = compressed.recipe.model_copy(update=resolved)
             given = compressed.calibration.get("source") == GIVEN_SERIES
             text = (_ON_GIVEN_SERIES if given else "") + recipe.to_yaml()
@@ -191,9 +198,15 @@ def _write_provenance(compressed: CompressedModel, directory: Path) -> None:
         dtype=str(compressed.stored_dtype).removeprefix("torch."),
         calibration=compressed.calibration,
         recovery=None if compressed.recovery is None else compressed.recovery.record(),
-        **({} if compressed.original is None else {ORIGINAL: compressed.original}),
+        **_before(compressed),
         **{FITTED_TO: as_record(compressed.fitted_to)},
     )
+
+
+def _before(compressed: CompressedModel) -> dict[str, Any]:
+    """What the record of a checkpoint that was recovered again keeps of the one before."""
+    kept = {ORIGINAL: compressed.original, EARLIER: [*compressed.earlier_recoveries]}
+    return {key: value for key, value in kept.items() if value}
 
 
 def as_compressed(loaded: LoadedModel) -> CompressedModel:
@@ -212,13 +225,13 @@ def as_compressed(loaded: LoadedModel) -> CompressedModel:
     known["plan"] = loaded.plan or Plan.load(loaded.directory / PLAN_FILE)
     path = loaded.directory / RECIPE_FILE
     recipe = load_recipe(path) if path.is_file() else None
-    known["revision"] = loaded.revision if recipe is None else recipe.revision
     provenance = _provenance_of(loaded.directory)
     calibration = provenance.get("calibration")
     return CompressedModel(
         **known,
         recipe=recipe,
         original=_original_in(provenance),
+        earlier_recoveries=tuple(_recoveries_in(provenance)),
         calibration=calibration if isinstance(calibration, dict) else {},
         fitted_to=recorded_sources(loaded.directory),
     )
@@ -239,3 +252,10 @@ def _original_in(provenance: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(found, dict) or not isinstance(found.get("model"), str):
         return None
     return {key: found.get(key) for key in ("model", "revision", "family", "sha256")}
+
+
+def _recoveries_in(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of all recoveries, in order."""
+    earlier = provenance.get(EARLIER)
+    found = [*(earlier if isinstance(earlier, list) else []), provenance.get("recovery")]
+    return [one for one in found if isinstance(one, dict)]

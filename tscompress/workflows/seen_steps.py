@@ -105,7 +105,7 @@ def sources_of(loaded: LoadedModel) -> list[FittedSource]:
         recipe = load_recipe(path) if path.is_file() else None
         found = [*recorded_sources(directory)]
     if recipe is not None:
-        found += calibration_sources(recipe)
+        found += calibration_sources(recipe) if recipe.calibrates else []
         found += recovery_sources(recipe.recover, recipe.series)
     return each_once(found)
 
