@@ -158,6 +158,14 @@ def test_a_suite_counts_each_dataset_once() -> None:
     assert yearly.ratio == pytest.approx(math.sqrt(ratios[0] * ratios[2]))
     assert monthly.ratio == pytest.approx(ratios[1])
     assert found.shift[4] == pytest.approx(np.mean([part.shift[4] for part in found.datasets]))
+    # A dataset whose series have no seasonal error has no shift, and counts for none.
+    flat = found.datasets[0].model_copy(update={"shift": (math.nan,) * 9})
+    rest = summarize([flat, *found.datasets[1:]])
+    assert rest.shift[4] == pytest.approx(np.mean([part.shift[4] for part in found.datasets[1:]]))
+    assert Fidelity.model_validate_json(rest.model_dump_json()).shift == pytest.approx(rest.shift)
+    assert math.isnan(summarize([flat]).shift[4])
+    (table, *_) = fidelity_tables(summarize([flat]))
+    assert [*table.columns[1].cells] == ["–"]
     assert len(found.worst) == 10
     severities = [one.severity for one in found.worst]
     assert severities == sorted(severities, reverse=True)

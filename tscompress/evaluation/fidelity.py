@@ -21,6 +21,7 @@ from tscompress.data.evaluation_sets import QUANTILE_LEVELS, EvaluationDataset, 
 from tscompress.errors import DataError, UsageError
 from tscompress.evaluation.calibration import Calibration, calibration
 from tscompress.evaluation.metrics import (
+    MEDIAN,
     Band,
     Quantiles,
     band,
@@ -36,6 +37,7 @@ CONTEXT_BUCKETS = (32, 64, 128, 256, 512, 1024)
 WORST_SERIES = 10
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 
+_UNDEFINED = np.full(len(QUANTILE_LEVELS), math.nan)
 Vector = tuple[float, ...]
 #: NaN where there is no value; null in JSON, which has no NaN.
 Gaps = tuple[
@@ -105,8 +107,9 @@ class DatasetFidelity(BaseModel):
     series_count: int
     ratio: float
     """Of WQL."""
-    shift: Vector
-    """Mean |compressed − original| of each quantile, in units of the series' seasonal errors."""
+    shift: Gaps
+    """Mean |compressed − original| of each quantile, in units of the series' seasonal errors; NaN
+    where no series has one."""
     original: Calibration
     compressed: Calibration
     drift: tuple[float | None, ...]
@@ -123,7 +126,7 @@ class Fidelity(Result):
     command: ClassVar[str] = "tscompress evaluate --output"
 
     datasets: tuple[DatasetFidelity, ...]
-    shift: Vector
+    shift: Gaps
     drift: Gaps
     """Geometric means over the datasets that reach a step; NaN where none has a loss."""
     frequencies: tuple[GroupRatio, ...]
@@ -213,7 +216,7 @@ def dataset_fidelity(
         freq=dataset.freq.split("-")[0],
         series_count=len(dataset.series),
         ratio=float(totals[1].sum() / totals[0].sum()),
-        shift=_floats(moved.mean(axis=(0, 2)) if len(moved) else np.zeros(len(QUANTILE_LEVELS))),
+        shift=_floats(moved.mean(axis=(0, 2)) if len(moved) else _UNDEFINED),
         original=calibration(original, dataset.labels),
         compressed=calibration(compressed, dataset.labels),
         drift=tuple(_ratio(after, before) for before, after in zip(*steps, strict=True)),
@@ -316,12 +319,18 @@ def summarize(parts: Sequence[DatasetFidelity]) -> Fidelity:
     everyone = (series for part in parts for series in part.worst)
     return Fidelity(
         datasets=tuple(parts),
-        shift=_floats(np.mean([part.shift for part in parts], axis=0)),
+        shift=_floats(_mean_shift(parts)),
         drift=tuple(math.nan if (mean := _known_mean(r)) is None else mean for r in drift),
         frequencies=_merged(by_frequency),
         contexts=_merged(by_length),
         worst=tuple(heapq.nlargest(WORST_SERIES, everyone, key=lambda one: one.severity)),
     )
+
+
+def _mean_shift(parts: Sequence[DatasetFidelity]) -> npt.NDArray[Any]:
+    """Of the datasets that have one."""
+    shifts = [part.shift for part in parts if math.isfinite(part.shift[MEDIAN])]
+    return np.mean(shifts, axis=0) if shifts else _UNDEFINED
 
 
 #: Called with the quantiles ``[N, 9, horizon]`` of original and compressed model, of a dataset.

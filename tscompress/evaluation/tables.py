@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich import box
@@ -141,7 +141,7 @@ def _calibration_table(fidelity: Fidelity) -> Table:
         show_footer=True,
     )
     table.add_column("dataset", footer="mean", no_wrap=True)
-    table.add_column("shift", justify="right", footer=f"{fidelity.shift[MEDIAN]:.4f}")
+    table.add_column("shift", justify="right", footer=_shift(fidelity.shift))
     for header, value in measures:
         both = [
             np.mean([value(getattr(part, side)) for part in fidelity.datasets])
@@ -154,8 +154,14 @@ def _calibration_table(fidelity: Fidelity) -> Table:
             f"{percent(value(part.original), 1)} → {percent(value(part.compressed), 1)}"
             for _, value in measures
         ]
-        table.add_row(part.dataset, f"{part.shift[MEDIAN]:.4f}", *cells)
+        table.add_row(part.dataset, _shift(part.shift), *cells)
     return table
+
+
+def _shift(of_levels: Sequence[float]) -> str:
+    """That of the median; a dash where no series has a seasonal error."""
+    median = of_levels[MEDIAN]
+    return "–" if math.isnan(median) else f"{median:.4f}"
 
 
 def _group_table(fidelity: Fidelity) -> Table:
